@@ -28,7 +28,7 @@ def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
     if not server.confined:
         return server
     assert server.cwd is not None
-    command = tuple(_absolute(word, server.cwd) for word in server.command)
+    command = tuple(_resolve_word(word, server.cwd) for word in server.command)
     memory = server.resources.memory << 20
     limits = replace(SERVER_LIMITS, memory=memory) if memory else SERVER_LIMITS
     return replace(server, command=command, walls=Walls(workdir, (server.cwd, *server.shows), uid, limits))
@@ -74,6 +74,6 @@ class Workdir:
         self._root = self._made = None
 
 
-def _absolute(word: str, folder: Path) -> str:
+def _resolve_word(word: str, folder: Path) -> str:
     """A file of the folder by its whole path: the program begins in another one."""
     return str(folder / word) if word and os.path.exists(folder / word) else word

@@ -39,7 +39,7 @@ def contained(server: Server) -> Contained:
         program, "run", "--rm", "--interactive", "--pull", "never", "--name", name,
         "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_held(server),
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_build_limits(server),
     ]  # fmt: skip
     variables = pass_variables(server.env)
     command = (*words, *variables.words, server.image, *server.command)
@@ -61,7 +61,7 @@ def require_images(servers: Sequence[Server]) -> None:
             ) from None
 
 
-def _held(server: Server) -> list[str]:
+def _build_limits(server: Server) -> list[str]:
     """The engine's words for what it may use."""
     words: list[str] = []
     if server.resources.cores:

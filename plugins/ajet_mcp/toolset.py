@@ -120,10 +120,10 @@ class Toolset:
         recorded = replay.tools() if replay is not None else None
         try:
             if recorded is None:
-                await opened._open(servers, limits or Limits())
+                await opened._open_servers(servers, limits or Limits())
             else:
-                opened._take(recorded)
-                opened._serve = partial(opened._open, servers, limits or Limits())
+                opened._take_recorded(recorded)
+                opened._serve = partial(opened._open_servers, servers, limits or Limits())
             if pin is not None:
                 opened.told = pin(opened.told)
         except BaseException:
@@ -137,7 +137,7 @@ class Toolset:
         return [name for name, place in self.places.items() if place.browsed]
 
     @property
-    def _offered(self) -> list[str]:
+    def _list_offered(self) -> list[str]:
         return [each["function"]["name"] for each in self.told]
 
     @property
@@ -154,21 +154,21 @@ class Toolset:
         lost: EnvironmentFailure | None = None
         try:
             if place is None:
-                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._offered)}", "unknown_tool")
-            given = _read(arguments, place.tool)
+                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._list_offered)}", "unknown_tool")
+            given = _parse_arguments(arguments, place.tool)
             if place.session is None:
-                await _hold(given, place.tool)
+                await _check_arguments(given, place.tool)
             again = self._replay(name, given) if self._replay is not None else None
             if again is not None:
-                return self._repeated(again, given, call_id, started)
+                return self._replay_use(again, given, call_id, started)
             if place.session is None:
-                place = await self._live(name)
+                place = await self._find_live_tool(name)
             sent, condensed = given, None
             if self._browse is not None and place.browsed:
                 sent, purpose = self._browse.taken(place.tool, given)
                 condensed = partial(self._browse.condensed, place.tool.name, purpose)
-            await _hold(sent, place.tool)
-            reply = await self._called(place, sent, call_id)
+            await _check_arguments(sent, place.tool)
+            reply = await self._call_tool(place, sent, call_id)
             images = self._images is None or not has_image(reply) or await self._images()
             result = await shown(reply, self._count, self._result_tokens, images=images, condensed=condensed)
         except _Wrong as wrong:
@@ -176,7 +176,7 @@ class Toolset:
             result = Shown(str(wrong), str(wrong), error=wrong.kind)
         except CallFailedError as problem:
             lost = problem if problem.kind in LOST or problem.lost else None
-            result = Shown(_told(problem), str(problem), error=problem.kind)
+            result = Shown(_describe_problem(problem), str(problem), error=problem.kind)
         except EnvironmentFailure as problem:  # a miss: whatever the agent makes of it, the record has it
             lost, result = problem, Shown(str(problem), str(problem), error="environment")
         server = place.server if place is not None else ""
@@ -207,7 +207,7 @@ class Toolset:
     async def __aexit__(self, *problem: object) -> None:
         await self.close()
 
-    async def _open(self, servers: Sequence[Server], limits: Limits) -> None:
+    async def _open_servers(self, servers: Sequence[Server], limits: Limits) -> None:
         async def opened(server: Server) -> list[_Place]:
             server = behind_walls(server, *self._workdir.made()) if server.confined else server
             session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
@@ -222,7 +222,7 @@ class Toolset:
                 raise each
             places += each
         told: list[dict[str, Any]] = []
-        for name, place in zip(_names(places), places, strict=True):
+        for name, place in zip(_choose_names(places), places, strict=True):
             schema = dict(place.tool.schema)
             if self._browse is not None and self._browse.wants(name, place.tool.name):
                 schema, place = self._browse.told(schema), replace(place, browsed=True)
@@ -235,7 +235,7 @@ class Toolset:
             self.told = told
         self.places = found_now
 
-    def _take(self, recorded: Sequence[Mapping[str, Any]]) -> None:
+    def _take_recorded(self, recorded: Sequence[Mapping[str, Any]]) -> None:
         """The tools that a recorded run offered."""
         self.told = [dict(each) for each in recorded]
         for each in self.told:
@@ -245,7 +245,7 @@ class Toolset:
             browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
             self.places[name] = _Place(tool, browsed=browsed)
 
-    def _repeated(self, again: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
+    def _replay_use(self, again: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
         """A use as a recorded run has it. Raises CallFailedError where that lost its environment."""
         told = (again.digest, started, time.time(), again.error, again.server, call_id, again.whole)
         self._keep(ToolUse(again.name, given, again.result, *told))
@@ -253,7 +253,7 @@ class Toolset:
             raise CallFailedError(again.result, again.error, lost=True)
         return Shown(again.result, again.result, error=again.error)
 
-    async def _live(self, name: str) -> _Place:
+    async def _find_live_tool(self, name: str) -> _Place:
         """The tool itself, of a server that is asked from now on. Raises CallFailedError, and ToolsChangedError where
         it is not as it was recorded."""
 
@@ -266,7 +266,7 @@ class Toolset:
         await on_tools_loop(serve())
         return self.places[name]
 
-    async def _called(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
+    async def _call_tool(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
         tool, session = place.tool, place.session
         assert session is not None
         safe = tool.repeatable or (tool.takes_call_id and bool(call_id))
@@ -290,7 +290,7 @@ class _Wrong(AjetError):
         self.kind = kind
 
 
-def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+def _parse_arguments(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Raises _Wrong for what is no object."""
     try:
         text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
@@ -303,7 +303,7 @@ def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     return read
 
 
-async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
+async def _check_arguments(arguments: Mapping[str, Any], tool: Tool) -> None:
     """Raises _Wrong for what does not keep to the tool's schema; by one that cannot be used only the server judges."""
 
     def find_problem() -> str | None:
@@ -324,13 +324,13 @@ def _warn_unchecked(tool: str, problem: str) -> None:
     logger.warning("Arguments of the tool {} are sent unchecked, its schema cannot be used: {}.", tool, problem)
 
 
-def _told(problem: CallFailedError) -> str:
+def _describe_problem(problem: CallFailedError) -> str:
     if problem.kind == "timeout":
         return "the tool did not answer in time"
     return "the tool's answer is too large" if problem.kind == "too_large" else str(problem)
 
 
-def _names(places: Sequence[_Place]) -> list[str]:
+def _choose_names(places: Sequence[_Place]) -> list[str]:
     """The names that models are told, in the same order: each once, of characters that requests allow."""
     times = Counter(place.tool.name for place in places)
     found: dict[str, None] = {}

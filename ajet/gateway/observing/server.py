@@ -24,7 +24,7 @@ class RelayServer:
 
     def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
         self._relay, self._sessions, self._listening = relay, sessions, listening
-        self._thread = start_server(self._run, name="ajet-observe")
+        self._thread = start_server(self._run_loop, name="ajet-observe")
 
     @property
     def idle(self) -> bool:
@@ -36,11 +36,14 @@ class RelayServer:
         self._listener.stop()
         self._thread.join()
 
-    def _run(self, started: Callable[[], None]) -> None:
-        with closing(self._listening), closing(self._serve(started)) as serving:  # it never begins without a loop
+    def _run_loop(self, started: Callable[[], None]) -> None:
+        with (
+            closing(self._listening),
+            closing(self._serve_requests(started)) as serving,
+        ):  # it never begins without a loop
             asyncio.run(serving)
 
-    async def _serve(self, started: Callable[[], None]) -> None:
+    async def _serve_requests(self, started: Callable[[], None]) -> None:
         self._listener = Listener(self._relay)
         checking = asyncio.ensure_future(self._close_idle_sessions())
         started()

@@ -50,7 +50,7 @@ class McpAgentWorkflow(Workflow):
     def check(cls, config: Any) -> None:
         """A run begins. Raises ConfigError where no tools are named, no sandbox is there for a confined one, or no
         browse agent that is wanted: whether they are there, a launch asks by itself."""
-        require_sandbox(_servers(config))
+        require_sandbox(_select_servers(config))
         browse_agent_of(config)
         forget(_run_of(config))
 
@@ -63,7 +63,7 @@ class McpAgentWorkflow(Workflow):
     def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
         """The messages that an attempt at the task begins with."""
         form = find_form(task.metadata, config.ajet.task_judge.answer_schema)
-        return _opening(task, config.ajet.rollout.mcp_agent, form)
+        return _build_opening(task, config.ajet.rollout.mcp_agent, form)
 
     @classmethod
     async def told(cls, config: Any) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class McpAgentWorkflow(Workflow):
         async def count(text: str) -> int:
             raise AssertionError("no result is cut")
 
-        async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
+        async with await Toolset.open(_select_servers(config), keep=keep, count=count, limits=Limits()) as opened:
             return opened.told
 
     @classmethod
@@ -87,7 +87,7 @@ class McpAgentWorkflow(Workflow):
         Raises:
             UserError: they cannot be listed.
         """
-        commands = [server.command for server in _servers(experiment.config) if server.kind == "stdio"]
+        commands = [server.command for server in _select_servers(experiment.config) if server.kind == "stdio"]
         if commands and not start:
             return None
         try:
@@ -104,9 +104,9 @@ class McpAgentWorkflow(Workflow):
         settings = rollout.mcp_agent
         client = tuner.as_raw_openai_sdk_client(agent_name=self.name)
         count = TokenCounts(client, _run_of(tuner.config))
-        browse = _browse(tuner, count)
+        browse = _build_condenser(tuner, count)
         toolset = await Toolset.open(
-            _servers(tuner.config),
+            _select_servers(tuner.config),
             keep=tuner.tool_used,
             count=count,
             limits=Limits(),
@@ -173,22 +173,22 @@ class _Play:
         """The answer; None: it gave none. Raises CallFailedError, ToolFailure, and what a refused request raises."""
         for step in range(max_steps):
             await self._make_room(step)
-            turn = await self._asked(step)
+            turn = await self._request_turn(step)
             self._counts["steps"] += 1
-            if self._repeats(turn) and self._ends("repetition"):
+            if self._is_repeated(turn) and self._count_end("repetition"):
                 return None
             if turn.calls:
-                results = await asyncio.gather(*(self._use(call) for call in turn.calls))
+                results = await asyncio.gather(*(self._use_tool(call) for call in turn.calls))
                 for call, result in zip(turn.calls, results, strict=True):
                     self._conversation.add({"role": "tool", "tool_call_id": call.id, "content": result.content})
-                if any(each.error in POLICY_ERRORS for each in results) and self._ends("format_error"):
+                if any(each.error in POLICY_ERRORS for each in results) and self._count_end("format_error"):
                     return None
                 continue
             answer = self._form.read(turn.text)
             if answer is not None and answer.strip():
                 self._ended_by = "answer"
                 return answer.strip()
-            if self._ends("format_error"):
+            if self._count_end("format_error"):
                 return None
             self._conversation.add(
                 {"role": "user", "content": f"There is no answer in your reply. {self._form.instruction}"}
@@ -202,22 +202,22 @@ class _Play:
         counts = {name: self._counts[name] for name in names} | {"context_changes": len(changes)}
         return {"ended_by": self._ended_by, **counts, "context": changes}
 
-    async def _asked(self, step: int) -> _Turn:
+    async def _request_turn(self, step: int) -> _Turn:
         import openai
 
         try:
-            turn = await self._request(self._conversation.messages)
+            turn = await self._send_messages(self._conversation.messages)
         except openai.BadRequestError as refused:
             how = self._on_overflow
             full = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
             if not full or how == "disabled":
                 raise
             self._conversation.shorten("discard_all" if how == "summarize" else how, step)
-            turn = await self._request(self._conversation.messages)
+            turn = await self._send_messages(self._conversation.messages)
         self._conversation.replied(turn.message, self._tokens)
         return turn
 
-    async def _request(self, messages: list[dict[str, Any]]) -> _Turn:
+    async def _send_messages(self, messages: list[dict[str, Any]]) -> _Turn:
         told = {"tools": self._toolset.told} if self._toolset.told else {}
         reply = await self._client.chat.completions.create(messages=messages, **told)
         choice = reply.choices[0]
@@ -233,12 +233,12 @@ class _Play:
             return
         summary = ""
         if how == "summarize":
-            turn = await self._request(conversation.for_summary())
+            turn = await self._send_messages(conversation.for_summary())
             self._counts["steps"] += 1
             summary = turn.text.strip()
         conversation.shorten(how if summary or how != "summarize" else "discard_all", step, summary)
 
-    async def _use(self, call: Any) -> Shown:
+    async def _use_tool(self, call: Any) -> Shown:
         async with self._parallel:
             result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
         self._counts["tool_calls"] += 1
@@ -248,12 +248,12 @@ class _Play:
                 raise ToolFailure(f"{call.function.name}: {result.text}")
         return result
 
-    def _repeats(self, turn: _Turn) -> bool:
-        told = [(call.function.name, _canonical(call.function.arguments)) for call in turn.calls]
+    def _is_repeated(self, turn: _Turn) -> bool:
+        told = [(call.function.name, _sort_arguments(call.function.arguments)) for call in turn.calls]
         self._last = [*self._last, json.dumps([turn.text if not told else "", told])][-REPEATS:]
         return len(self._last) == REPEATS and len(set(self._last)) == 1
 
-    def _ends(self, why: str) -> bool:
+    def _count_end(self, why: str) -> bool:
         """Count it; whether the policy ends the attempt for it."""
         self._counts[why] += 1
         if self._on[why] == "continue":
@@ -262,7 +262,7 @@ class _Play:
         return True
 
 
-def _servers(config: Any) -> Any:
+def _select_servers(config: Any) -> Any:
     use = config.ajet.environment.use
     if replays_alone(config.ajet.environment):
         return ()
@@ -276,7 +276,7 @@ def _servers(config: Any) -> Any:
     return servers_of(use, config.ajet.base_dir)
 
 
-def _browse(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
+def _build_condenser(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
     agent = browse_agent_of(tuner.config)
     if agent is None:
         return None
@@ -293,7 +293,7 @@ def _run_of(config: Any) -> str:
     return f"{config.ajet.base_dir}\n{config.ajet.environment.use}"
 
 
-def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
+def _build_opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
     """System prompt and task."""
     asked = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
     if asked[0].get("role") == "system" and settings.system_prompt is None:
@@ -306,7 +306,7 @@ def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]
     return [{"role": "system", "content": system}, *asked]
 
 
-def _canonical(arguments: str) -> str:
+def _sort_arguments(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):

@@ -96,7 +96,7 @@ class Condenser:
         if len(whole.encode("utf-8", "replace")) <= least or await self._count(whole) <= least:
             return None
         pages = [page for page in (each.strip() for each in whole.split(BETWEEN_PAGES)) if page]
-        answers = await asyncio.gather(*(self._answer(tool, purpose, page) for page in pages))
+        answers = await asyncio.gather(*(self._find_answer(tool, purpose, page) for page in pages))
         if any(each is None for each in answers):
             self.counts["failed"] += 1
             if self._on_failure == "end":
@@ -111,7 +111,7 @@ class Condenser:
             f"{page.splitlines()[0][:200]}\n{answer}" for page, answer in zip(pages, found, strict=True)
         )
 
-    async def _answer(self, tool: str, purpose: str, page: str) -> str | None:
+    async def _find_answer(self, tool: str, purpose: str, page: str) -> str | None:
         """The answer of the first model that gives one."""
         given = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=given)
@@ -120,7 +120,7 @@ class Condenser:
             started = time.time()
             error: ToolError = ""
             try:
-                answer = await self._asked(model, prompt)
+                answer = await self._request_answer(model, prompt)
             except NoAnswerError as problem:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
@@ -131,7 +131,7 @@ class Condenser:
                 return answer
         return None
 
-    async def _asked(self, model: ChatModel, prompt: str) -> str:
+    async def _request_answer(self, model: ChatModel, prompt: str) -> str:
         """The model's answer, asked as often as it may be. Raises NoAnswerError."""
         agent = self._agent
         for number in range(agent.max_retries):

@@ -38,7 +38,9 @@ class Answers:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            return result_of(await asyncio.wait_for(self._asked(request(number, method, params), answer), seconds))
+            return result_of(
+                await asyncio.wait_for(self._send_request(request(number, method, params), answer), seconds)
+            )
         except (asyncio.TimeoutError, asyncio.CancelledError) as problem:
             if self.over is None and method != "initialize":
                 told = {"requestId": number, "reason": "no one waits for it"}
@@ -53,7 +55,7 @@ class Answers:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, also where nobody waited any more
 
-    async def _asked(self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    async def _send_request(self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         await self._send(message)
         return await answer
 
@@ -61,7 +63,7 @@ class Answers:
         """Take a message that came."""
         if "method" in message:
             if asks(message):
-                self._refuse(message)
+                self._refuse_request(message)
             return
         number = id_of(message)
         if number is None and message.get("error") is not None and len(self._waiting) == 1:
@@ -70,7 +72,7 @@ class Answers:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def _refuse(self, asked: Mapping[str, Any]) -> None:
+    def _refuse_request(self, asked: Mapping[str, Any]) -> None:
         if len(self._background) < MOST_REFUSALS:
             self._send_in_background(refusal(asked))
         elif self.over is None:

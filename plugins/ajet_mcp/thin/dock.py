@@ -45,7 +45,7 @@ class DockSession:
         """Raises CallFailedError."""
         session = cls(server, limits)
         try:
-            await asyncio.wait_for(session._start(), limits.start)
+            await asyncio.wait_for(session._start_servers(), limits.start)
         except asyncio.TimeoutError:
             await session.close()
             said = f"no answer of {server.name} within {limits.start:g} s"
@@ -55,8 +55,8 @@ class DockSession:
             raise
         return session
 
-    async def _start(self) -> None:
-        told, headers = await self._listed("servers")
+    async def _start_servers(self) -> None:
+        told, headers = await self._fetch_list("servers")
         self._servers = list(dict.fromkeys(each for each in told if isinstance(each, str)))
         if len(self._servers) > MOST_SERVERS:
             said = f"names {len(self._servers)} servers, at most {MOST_SERVERS} are asked for their tools"
@@ -73,12 +73,12 @@ class DockSession:
 
     async def tools(self) -> Sequence[Tool]:
         """Bare names, those of two servers told apart by their server's."""
-        of_each = await asyncio.gather(*(self._listed("tools", server) for server in self._servers))
+        of_each = await asyncio.gather(*(self._fetch_list("tools", server) for server in self._servers))
         found = [
             (server, tool)
             for server, (told, _) in zip(self._servers, of_each, strict=True)
             for each in told
-            if (tool := _tool(server, each)) is not None
+            if (tool := _parse_tool(server, each)) is not None
         ]
         times = Counter(tool.name for _, tool in found)
         named = [(tool.name if times[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
@@ -89,10 +89,10 @@ class DockSession:
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
         """Once."""
         address = f"{self._base}/tool/{quote(self._ids.get(name, name), safe='')}"
-        status, told, _ = await self._told("POST", address, self._seconds, arguments)
+        status, told, _ = await self._fetch_json("POST", address, self._seconds, arguments)
         if status < 400:
-            return Reply(_blocks(told.get("content")))
-        said = _words(told) or f"HTTP {status}"
+            return Reply(_convert_content(told.get("content")))
+        said = _find_message(told) or f"HTTP {status}"
         lost = lost_at_front(said, told)
         if lost is not None:
             raise lost
@@ -107,16 +107,16 @@ class DockSession:
         if episode is not None:
             await self._http.leave(episode.address, seconds=self._limits.close)
 
-    async def _listed(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
+    async def _fetch_list(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
         path = f"server/{quote(server, safe='')}/{what}" if server else what
-        status, told, headers = await self._told("GET", f"{self._base}/{path}", self._limits.start)
+        status, told, headers = await self._fetch_json("GET", f"{self._base}/{path}", self._limits.start)
         found = told.get(what)
         if status >= 400 or not isinstance(found, list):
-            said = _words(told) or f"HTTP {status}, and no list of {what}"
+            said = _find_message(told) or f"HTTP {status}, and no list of {what}"
             raise self._http.failed(f"is no AgentDock that can be used: {said}", "environment", delivered=False)
         return found, headers
 
-    async def _told(
+    async def _fetch_json(
         self, method: str, url: str, seconds: float, body: Any = None
     ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
         """(the status that counts, what was said, headers). Raises CallFailedError."""
@@ -136,7 +136,7 @@ class DockSession:
         return status, told, headers
 
 
-def _tool(server: str, told: Any) -> Tool | None:
+def _parse_tool(server: str, told: Any) -> Tool | None:
     """The tool of AgentDock's line (`function`), or of one that is written as MCP's."""
     if not isinstance(told, dict):
         return None
@@ -147,27 +147,27 @@ def _tool(server: str, told: Any) -> Tool | None:
     return tool_of({**told, "name": name.removeprefix(f"{server}.")} if isinstance(name, str) else told)
 
 
-def _words(told: Mapping[str, Any]) -> str:
+def _find_message(told: Mapping[str, Any]) -> str:
     content = told.get("content")
     said = told.get("detail") or (content.get("error") if isinstance(content, dict) else content)
     return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False) if said else ""
 
 
-def _blocks(content: Any) -> tuple[dict[str, Any], ...]:
+def _convert_content(content: Any) -> tuple[dict[str, Any], ...]:
     """MCP's, from a bare value, or from parts as requests to models have them."""
     if not isinstance(content, list) or not all(isinstance(each, dict) and "type" in each for each in content):
-        return (_text(content),) if content is not None else ()
-    return tuple(_block(each) for each in content)
+        return (_build_text_block(content),) if content is not None else ()
+    return tuple(_convert_block(each) for each in content)
 
 
-def _block(part: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_block(part: Mapping[str, Any]) -> dict[str, Any]:
     url = part["image_url"].get("url") if isinstance(part.get("image_url"), dict) else None
     if part["type"] == "image_url" and isinstance(url, str) and url.startswith("data:"):
         kind, _, data = url.removeprefix("data:").partition(";base64,")
         return {"type": "image", "mimeType": kind, "data": data}
-    return _text(part.get("text")) if part["type"] == "text" else dict(part)
+    return _build_text_block(part.get("text")) if part["type"] == "text" else dict(part)
 
 
-def _text(value: Any) -> dict[str, Any]:
+def _build_text_block(value: Any) -> dict[str, Any]:
     """AgentDock reads a text that is JSON."""
     return {"type": "text", "text": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}

@@ -57,7 +57,7 @@ class HttpChannel:
                 await self._begin_episode(seconds)
             return
         try:
-            answer, session = await self._send("initialize", HELLO, {}, seconds)
+            answer, session = await self._send_request("initialize", HELLO, {}, seconds)
         except (CallFailedError, RpcError):
             server.stateless = None  # another server may stand there when it is asked next
             raise
@@ -79,11 +79,11 @@ class HttpChannel:
         """Its result. `headers`: arguments that a stateless server wants there, too. Raises CallFailedError,
         RpcError."""
         if not self._server.stateless:
-            return (await self._send(method, params, self._headers, seconds))[0]
+            return (await self._send_request(method, params, self._headers, seconds))[0]
         own = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **(headers or {})}
         if "name" in params:
             own["Mcp-Name"] = header_value(params["name"])
-        result = (await self._send(method, params, own, seconds))[0]
+        result = (await self._send_request(method, params, own, seconds))[0]
         if result.get("resultType", "complete") != "complete":
             raise RpcError({"message": f"the tool wants {result['resultType']}, which a rollout cannot give"})
         return result
@@ -106,7 +106,7 @@ class HttpChannel:
             server.stateless = None  # another server may stand there when it is asked next
             raise
 
-    async def _send(
+    async def _send_request(
         self, method: str, params: Mapping[str, Any], headers: Mapping[str, str], seconds: float
     ) -> tuple[dict[str, Any], str]:
         number = next(self._numbers)
@@ -124,18 +124,18 @@ class HttpChannel:
     def _give_up(self, number: int) -> None:
         """Tell a server that keeps a session that nobody waits any more; a stateless one sees it."""
         told = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
-        task = asyncio.create_task(self._told(told))
+        task = asyncio.create_task(self._send_notification(told))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _told(self, message: Mapping[str, Any]) -> None:
+    async def _send_notification(self, message: Mapping[str, Any]) -> None:
         with suppress(CallFailedError):  # as said: nobody waits
             await self._server.send(message, self._headers, seconds=KEPT_S, limit=self._limit)
 
     async def _is_stateless(self, seconds: float) -> bool:
         headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
         try:
-            result, _ = await self._send("server/discover", {}, headers, seconds)
+            result, _ = await self._send_request("server/discover", {}, headers, seconds)
         except RpcError as error:
             offered = error.data.get("supported") if isinstance(error.data, dict) else None
             if (

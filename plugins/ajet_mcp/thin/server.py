@@ -77,7 +77,7 @@ class HttpServer:
         """(the answer; None where none was owed, the session's name if it gave one). `url`: an episode's, where it is
         not the server's. Raises CallFailedError."""
         until = asyncio.get_running_loop().time() + seconds
-        with self._failures(seconds):
+        with self._convert_failures(seconds):
             for _ in range(MOST_REDIRECTS + 1):
                 async with self.connections.post(
                     url or self.url,
@@ -88,7 +88,7 @@ class HttpServer:
                 ) as reply:
                     if not url and self.follow_redirect(reply):
                         continue
-                    answer = await self._answer(reply, message, headers, limit, until, of_episode=bool(url))
+                    answer = await self._read_answer(reply, message, headers, limit, until, of_episode=bool(url))
                     return answer, reply.headers.get(SESSION, "")
             raise self.failed(f"redirects more than {MOST_REDIRECTS} times", "environment", delivered=False)
 
@@ -104,7 +104,7 @@ class HttpServer:
     ) -> tuple[int, Mapping[str, str], Any]:
         """A request that is no JSON-RPC: (status, headers, the answer's JSON; None where it is none). Raises
         CallFailedError."""
-        with self._failures(seconds):
+        with self._convert_failures(seconds):
             async with self.connections.request(
                 method,
                 url,
@@ -114,7 +114,7 @@ class HttpServer:
                 allow_redirects=False,
             ) as reply:
                 self._refuse_token(reply.status)
-                found = await self._whole(reply, limit)
+                found = await self._read_body(reply, limit)
                 try:
                     return reply.status, reply.headers, load_reply(found)
                 except (ValueError, RecursionError):
@@ -123,7 +123,7 @@ class HttpServer:
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
         """Tell it that what has this address is over."""
         timeout = aiohttp.ClientTimeout(total=seconds)
-        with suppress(CallFailedError), self._failures(seconds):  # it is gone: so is what it kept
+        with suppress(CallFailedError), self._convert_failures(seconds):  # it is gone: so is what it kept
             async with self.connections.delete(url, headers=headers, timeout=timeout, allow_redirects=False):
                 pass
 
@@ -153,7 +153,7 @@ class HttpServer:
         return url
 
     @contextmanager
-    def _failures(self, seconds: float) -> Iterator[None]:
+    def _convert_failures(self, seconds: float) -> Iterator[None]:
         """Within the block, what goes wrong on the way becomes CallFailedError."""
         try:
             yield
@@ -176,7 +176,7 @@ class HttpServer:
             problem.retryable = False
             raise problem
 
-    async def _answer(
+    async def _read_answer(
         self,
         reply: aiohttp.ClientResponse,
         message: Mapping[str, Any],
@@ -192,8 +192,8 @@ class HttpServer:
             raise self.failed("knows this session no more", "environment", delivered=False, lost=True)
         self._refuse_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
-            return await self._streamed(reply, message, headers, limit, until)
-        answer = decoded(await self._whole(reply, limit))
+            return await self._read_stream(reply, message, headers, limit, until)
+        answer = decoded(await self._read_body(reply, limit))
         if answer is not None and is_answer(answer, message.get("id", 0)):
             return answer
         if reply.status == 404 and of_episode:
@@ -201,7 +201,7 @@ class HttpServer:
         refused = reply.status in (429, 503)
         raise self.failed(f"answered HTTP {reply.status} and no JSON-RPC", "transport", delivered=not refused)
 
-    async def _whole(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def _read_body(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
         length = reply.content_length
         if length is not None and length <= limit:
             return await reply.read()
@@ -216,7 +216,7 @@ class HttpServer:
         reply.close()
         raise too_large(self.name, limit)
 
-    async def _streamed(
+    async def _read_stream(
         self,
         reply: aiohttp.ClientResponse,
         message: Mapping[str, Any],
@@ -235,16 +235,16 @@ class HttpServer:
                 if frame is None:
                     continue
                 if asks(frame):
-                    await self._refuse(reply, frame, headers, until)
+                    await self._refuse_request(reply, frame, headers, until)
                 elif is_answer(frame, message["id"]):
-                    await _drained(reply)
+                    await _drain_reply(reply)
                     return frame
         for _, data in events.finish():
             if (frame := decoded(data)) is not None and is_answer(frame, message["id"]):
                 return frame
         raise self.failed("ended its answer in the middle", "transport")
 
-    async def _refuse(
+    async def _refuse_request(
         self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str], until: float
     ) -> None:
         """Refuse the server's own request where the call went; a server that does not take it holds up no call."""
@@ -288,7 +288,7 @@ async def close_all() -> None:
         await each.connections.close()
 
 
-async def _drained(reply: aiohttp.ClientResponse) -> None:
+async def _drain_reply(reply: aiohttp.ClientResponse) -> None:
     """Read the end of a stream that has answered, so that its connection can serve again; not for long."""
 
     async def read() -> None:

@@ -18,7 +18,7 @@ def tool_of(told: Any) -> Tool | None:
     """The tool of a line of `tools/list`; None where it has no name."""
     if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not told["name"]:
         return None
-    hints, meta, schema = _object(told.get("annotations")), _object(told.get("_meta")), told.get("inputSchema")
+    hints, meta, schema = _as_object(told.get("annotations")), _as_object(told.get("_meta")), told.get("inputSchema")
     return Tool(
         told["name"],
         str(told.get("description") or ""),
@@ -28,7 +28,7 @@ def tool_of(told: Any) -> Tool | None:
     )
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -39,15 +39,15 @@ def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
         if name in DATA_KEYWORDS and not (value is None and name in ("required", "type")):
             plain[name] = value
         elif name in NAMED_SUBSCHEMAS:
-            plain[name] = {key: _schema(each) for key, each in _object(value).items()}
+            plain[name] = {key: _build_schema(each) for key, each in _as_object(value).items()}
         elif isinstance(value, list):
-            plain[name] = [_schema(each) for each in value]
+            plain[name] = [_build_schema(each) for each in value]
         elif value is not None:
-            plain[name] = _schema(value)
+            plain[name] = _build_schema(value)
     return plain
 
 
-def _schema(value: Any) -> Any:
+def _build_schema(value: Any) -> Any:
     """Return a schema inside another one; null admits anything, as if it were not there."""
     return _without_nulls(value) if isinstance(value, dict) else {} if value is None else value
 
