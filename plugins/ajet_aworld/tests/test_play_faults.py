@@ -1,6 +1,6 @@
 """Agents of AWorld that raise, hang or loop: each ends its own episode, and leaves neither agent nor tool server.
 
-(Tool servers that are lost: plugins/ajet_aworld/tests/test_aworld.py.)
+(Tool servers that are lost: plugins/ajet_aworld/tests/test_play.py.)
 """
 
 from __future__ import annotations

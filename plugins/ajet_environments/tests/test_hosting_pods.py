@@ -24,7 +24,7 @@ from ajet.schema.errors import UserError
 from ajet_environments.deployment import read_description
 from ajet_environments.hosting.kubernetes import PORT, render_kubernetes
 from ajet_environments.hosting.lifetime import start_environment, stop_environment
-from ajet_environments.tests.test_environment_images import containers, episode
+from ajet_environments.tests.test_deployment_images import containers, episode
 from ajet_mcp import CallFailedError, Limits
 from ajet_mcp.servers import Server
 from ajet_sandbox.engine import remove_dead_containers
