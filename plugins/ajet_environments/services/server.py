@@ -121,10 +121,10 @@ class WorldServer:
 
     def _build_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._guard_request])
-        app.router.add_get("/healthz", self._answer_health)
-        app.router.add_get("/health", self._answer_health)
+        app.router.add_get("/healthz", self.answer_health)
+        app.router.add_get("/health", self.answer_health)
         for name in REQUESTS:
-            app.router.add_post(f"/{name}", self._make_handler(getattr(self, f"_answer_{name}")))
+            app.router.add_post(f"/{name}", self._make_handler(getattr(self, f"answer_{name}")))
         return app
 
     @web.middleware
@@ -151,7 +151,7 @@ class WorldServer:
                 response.headers["Allow"] = allow
             return response
 
-    async def _answer_health(self, request: web.Request) -> web.Response:
+    async def answer_health(self, request: web.Request) -> web.Response:
         return web.json_response(
             {"status": "ok", "environment": self.world.name, "instances": self.instances, "capacity": self._capacity}
         )
@@ -181,7 +181,7 @@ class WorldServer:
 
         return answer
 
-    async def _answer_get_env_profile(self, request: Mapping[str, Any]) -> Any:
+    async def answer_get_env_profile(self, request: Mapping[str, Any]) -> Any:
         split = str(_read_params(request).get("split", "train"))
         return {"success": True, "data": list(await call_world(self.world.tasks, split))}
 
@@ -240,7 +240,7 @@ class WorldServer:
         if held.failure:
             raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
 
-    async def _answer_step(self, request: Mapping[str, Any]) -> Any:
+    async def answer_step(self, request: Mapping[str, Any]) -> Any:
         action = request.get("messages")
         if isinstance(action, list) and action:
             action = action[-1]
@@ -254,7 +254,7 @@ class WorldServer:
         data = {"state": outcome.state, "reward": outcome.reward, "is_terminated": outcome.is_terminated, "info": info}
         return {"success": True, "data": data}
 
-    async def _answer_evaluate(self, request: Mapping[str, Any]) -> Any:
+    async def answer_evaluate(self, request: Mapping[str, Any]) -> Any:
         held, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
@@ -262,7 +262,7 @@ class WorldServer:
             "data": await self._run_method(held, instance.evaluate, messages, _read_params(request)),
         }
 
-    async def _answer_get_info(self, request: Mapping[str, Any]) -> Any:
+    async def answer_get_info(self, request: Mapping[str, Any]) -> Any:
         held, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
