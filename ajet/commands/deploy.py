@@ -78,8 +78,8 @@ class ModelServer:
     experiment: Experiment
     models: dict[str, str | None] = field(default_factory=dict)
     """Adapter of each name available to clients. Empty: any name is the model's."""
-    _session: Session | None = None
-    _earlier: list[Session] = field(default_factory=list)
+    session: Session | None = None
+    earlier: list[Session] = field(default_factory=list)
 
     def open(self) -> ModelServer:
         """Accept clients from now on, and return this server."""
@@ -88,20 +88,20 @@ class ModelServer:
 
     def renew_sessions(self) -> None:
         """Close earlier sessions without open requests, and replace the present session if full."""
-        if self._earlier:
+        if self.earlier:
             self.gateway.on_loop(self._close_idle)  # on the loop, where a request is counted once its session is found
-        if self._session is None or self._session.calls >= MAX_SESSION_CALLS:
+        if self.session is None or self.session.calls >= MAX_SESSION_CALLS:
             self._open_session()
 
     @property
     def is_idle(self) -> bool:
         """True if no request is open."""
-        return all(each.idle for each in (*self._earlier, self._session) if each)
+        return all(each.idle for each in (*self.earlier, self.session) if each)
 
     def _close_idle(self) -> None:
-        for session in [each for each in self._earlier if each.idle]:
+        for session in [each for each in self.earlier if each.idle]:
             session.close()
-            self._earlier.remove(session)
+            self.earlier.remove(session)
 
     def _open_session(self) -> None:
         session = self.gateway.open(
@@ -112,13 +112,13 @@ class ModelServer:
             model_name=self.name,
             models=self.models,
         )
-        if self._session is not None:
-            session.dialect_state = self._session.dialect_state
+        if self.session is not None:
+            session.dialect_state = self.session.dialect_state
             self.gateway.loop.call_soon_threadsafe(
                 find_stored_responses(session.dialect_state).keep_newest, MAX_SESSION_CALLS
             )
-            self._earlier.append(self._session)
-        self._session = session
+            self.earlier.append(self.session)
+        self.session = session
         self.gateway.admit(self.key, session)
 
 

@@ -67,7 +67,7 @@ def export(
             room=f"the model: {size} are in its checkpoint, the optimizer's numbers among them",
             other_folder="" if merging else ", or name a folder on another disk with --out",
         ):
-            _write_model(partial, checkpoint, dtype)
+            write_model(partial, checkpoint, dtype)
             write_card(folder, checkpoint, partial)
             apply_umask(partial)
             sync_tree(partial)
@@ -129,7 +129,7 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     )
 
 
-def _write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+def write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     require_sound(checkpoint.path)
     if (owner := find_checkpoint_owner(checkpoint.state)) is not None:
         load_runner(owner).export(checkpoint, target, dtype)

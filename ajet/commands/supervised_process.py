@@ -36,8 +36,8 @@ class SupervisedProcess:
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path) -> None:
         self.name, self._command, self._folder, self._log = name, list(command), folder, log
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._report: int | None = None
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.report: int | None = None
         """Pipe with the keeper's report. None: already read, or no report."""
         self._ended: dict[str, Any] = {}
 
@@ -54,28 +54,28 @@ class SupervisedProcess:
     @property
     def started(self) -> bool:
         """True if the program was started."""
-        return self._keeper is not None
+        return self.keeper is not None
 
     def close(self) -> None:
         """End the program with all its children. Idempotent."""
-        if self._keeper is None or self._keeper.stdin is None or self._keeper.stdin.closed:
+        if self.keeper is None or self.keeper.stdin is None or self.keeper.stdin.closed:
             return
         with suppress(BrokenPipeError):
-            self._keeper.stdin.close()
+            self.keeper.stdin.close()
         try:
-            self._keeper.wait(GRACE_S + 15)
+            self.keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
             logger.warning("the service {} does not end", self.name)
         else:  # a killed keeper ends before the program does
-            if self._report is not None:
-                _is_readable(self._report, GRACE_S + 15)
+            if self.report is not None:
+                _is_readable(self.report, GRACE_S + 15)
         self._read_end()
 
     def is_over(self) -> bool:
         """Return whether the program and its children have ended. Then the report is ready or will never come."""
-        if self._keeper is None or self._keeper.poll() is None:
+        if self.keeper is None or self.keeper.poll() is None:
             return False
-        return self._report is None or _is_readable(self._report, 0)
+        return self.report is None or _is_readable(self.report, 0)
 
     def has_succeeded(self) -> bool:
         """Return whether an ended program had the exit code 0."""
@@ -84,7 +84,7 @@ class SupervisedProcess:
 
     def describe_exit(self) -> str:
         """Return how a program ended, as the end of a sentence: " with code 3", and the last line of output."""
-        last = next((line.strip() for line in reversed(self._last_lines()) if line.strip()), "")
+        last = next((line.strip() for line in reversed(self.last_lines()) if line.strip()), "")
         return f"{self._read_end()}{f' ({last[:200]})' if last else ''}"
 
     def _start_keeper(
@@ -108,7 +108,7 @@ class SupervisedProcess:
             if anew:
                 self._log.write_bytes(b"")
             with self._log.open("ab") as log:  # append: a truncated log then has no hole
-                self._keeper = subprocess.Popen(
+                self.keeper = subprocess.Popen(
                     [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs, *descriptors),
                     start_new_session=True, env=variables, user=user, group=user,
@@ -120,7 +120,7 @@ class SupervisedProcess:
         finally:
             os.close(theirs)
         os.set_blocking(report, False)
-        self._report = report
+        self.report = report
         order: dict[str, Any] = {
             "command": list(command),
             "folder": folder,
@@ -129,19 +129,19 @@ class SupervisedProcess:
             "grace": GRACE_S,
             "measured": False,
         }
-        assert self._keeper.stdin is not None
+        assert self.keeper.stdin is not None
         with suppress(BrokenPipeError):  # the keeper's exit gives the reason
-            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
-            self._keeper.stdin.flush()
+            self.keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            self.keeper.stdin.flush()
 
     def _log_start(self, command: Sequence[str]) -> None:
         logger.info("starting the service {}: {}", self.name, shlex.join(command))
 
     def _read_end(self) -> str:
-        if self._report is not None and self.is_over():
-            data, report, self._report = (
+        if self.report is not None and self.is_over():
+            data, report, self.report = (
                 b"",
-                self._report,
+                self.report,
                 None,
             )  # read once: the descriptor's number is reused
             with suppress(BlockingIOError):
@@ -152,13 +152,13 @@ class SupervisedProcess:
             return f": {self._ended['problem']}"
         return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
 
-    def _last_lines(self) -> list[str]:
+    def last_lines(self) -> list[str]:
         """Return the last lines of the log."""
         with self._log.open("rb") as log:
             return read_tail(log, READ_BYTES).decode(errors="replace").splitlines()
 
     def _make_error(self, what: str, expected: str = "") -> UserError:
-        lines = self._last_lines()[-SHOWN_LINES:]
+        lines = self.last_lines()[-SHOWN_LINES:]
         shown = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
             what,

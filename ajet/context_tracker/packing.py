@@ -181,12 +181,12 @@ def _join_families(
         own: Tokens of the family.
     """
     one, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
-    shared = _count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
+    shared = count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
     if not shared:
         return None
     both = tree + family
     if last.ids.tobytes() <= other.ids.tobytes():  # the usual order: only the two neighbours share a prefix
-        together = size + own - _count_shared(last.ids, other.ids)
+        together = size + own - count_shared(last.ids, other.ids)
     else:
         both = _sort_by_tokens(samples, both)
         together = _count_tree_tokens(samples, both)
@@ -202,7 +202,7 @@ def _sort_by_tokens(samples: Sequence[Sample], members: list[int]) -> list[int]:
 def _count_tree_tokens(samples: Sequence[Sample], members: Sequence[int]) -> int:
     """Return the number of tokens of a tree of sorted members."""
     ids = [samples[index].timeline.ids for index in members]
-    return sum(each.size for each in ids) - sum(_count_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
+    return sum(each.size for each in ids) - sum(count_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
 
 
 def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
@@ -214,7 +214,7 @@ def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool)
     for members in groups.values():
         ordered = _sort_by_tokens(samples, members)
         ids = [samples[index].timeline.ids for index in ordered]
-        shared = [0, *(_count_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
+        shared = [0, *(count_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
         opens = [*(at for at, size in enumerate(shared) if not size), len(ordered)]
         for start, stop in zip(opens, opens[1:], strict=False):
             sizes = [each.size for each in ids[start:stop]]
@@ -249,7 +249,7 @@ def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> lis
     return edges[::-1]
 
 
-def _count_shared(left: Ids, right: Ids) -> int:
+def count_shared(left: Ids, right: Ids) -> int:
     """Return the number of leading tokens shared by both arrays."""
     size = min(left.size, right.size)
     differ = left[:size] != right[:size]
@@ -265,7 +265,7 @@ def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
     size = 0
     for number, index in enumerate(members):
         ids = samples[index].timeline.ids
-        shared = _count_shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
+        shared = count_shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
         fresh = np.arange(size, size + ids.size - shared, dtype=np.int64)
         path = np.concatenate([paths[-1][:shared], fresh]) if number else fresh
         paths.append(path)

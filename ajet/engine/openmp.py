@@ -23,25 +23,25 @@ def end_worker_threads() -> None:
 
     Does nothing if torch uses another OpenMP library, because only GNU's has the problem.
     """
-    if (pause := _find_pause_function()) is not None:
+    if (pause := find_pause_function()) is not None:
         pause(_SOFT)
 
 
 @cache
-def _find_pause_function() -> Any:
+def find_pause_function() -> Any:
     """Return `omp_pause_resource_all` (OpenMP 5.0) from torch's libgomp, or None."""
     import torch
 
     packages = Path(torch.__file__).resolve().parents[1]
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
-            found = _find_libgomp(maps, packages)
+            found = find_libgomp(maps, packages)
         return None if found is None else getattr(ctypes.CDLL(found), "omp_pause_resource_all", None)
     except OSError:  # not Linux, or the library file is gone
         return None
 
 
-def _find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
+def find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
     """Return the path of torch's libgomp in a process's memory map, or None if absent or ambiguous."""
     mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     files = {each[5] for each in mapped if len(each) == 6 and Path(each[5]).name.startswith("libgomp")}

@@ -86,7 +86,7 @@ class RemoteEngine:
         self._salt = secrets.token_urlsafe(16)
         self._idle = threading.Condition()
         self._closed = False
-        self._calls: dict[asyncio.Task[None], TokenStream] = {}
+        self.calls: dict[asyncio.Task[None], TokenStream] = {}
         self._drains = 0
         """Number of active `drain_calls` blocks; no call starts while positive."""
         self._expected: str | None = None
@@ -177,7 +177,7 @@ class RemoteEngine:
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         with self._idle:
-            self._idle.wait_for(lambda: not self._calls)
+            self._idle.wait_for(lambda: not self.calls)
             self.version = version
 
     def confirm_weights(self, version: int, name: str | None) -> None:
@@ -204,7 +204,7 @@ class RemoteEngine:
         try:
             while True:
                 with self._idle:
-                    if self._idle.wait_for(lambda: not self._calls, timeout=1.0):
+                    if self._idle.wait_for(lambda: not self.calls, timeout=1.0):
                         break
                 on_wait()
             yield
@@ -236,7 +236,7 @@ class RemoteEngine:
         """Release all connections; running calls fail with EngineFailure. Idempotent."""
         with self._idle:
             self._closed = True
-            calls = dict(self._calls)
+            calls = dict(self.calls)
         for task, stream in calls.items():
             if not stream.loop.is_closed():
                 stream.loop.call_soon_threadsafe(task.cancel)
@@ -300,7 +300,7 @@ class RemoteEngine:
             if self._drains or self.has_unknown_weights:
                 return None
             task = loop.create_task(self._serve_call(request, limit, self.version, stream, needs_unit))
-            self._calls[task] = stream
+            self.calls[task] = stream
             return task
 
     async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
@@ -361,7 +361,7 @@ class RemoteEngine:
 
     def _forget_call(self, task: asyncio.Task[None]) -> None:
         with self._idle:
-            del self._calls[task]
+            del self.calls[task]
             self._idle.notify_all()
 
     def _open_client(self) -> httpx.AsyncClient:

@@ -66,9 +66,9 @@ class ScriptedEngine:
         max_model_len: int = 1 << 20,
     ) -> None:
         self.version, self.max_model_len = version, max_model_len
-        self._script = script
+        self.script = script
         self._encode, self._end_id = encode, end_id
-        self._latency, self._chunk, self._pace = latency, chunk, pace
+        self._latency, self.chunk, self._pace = latency, chunk, pace
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         self._closed = False
@@ -88,7 +88,7 @@ class ScriptedEngine:
             latency = self._latency if reply.latency is None else reply.latency
             if latency > 0:
                 await self._wait_seconds(latency)
-            step = reply.chunk or self._chunk or len(ids)
+            step = reply.chunk or self.chunk or len(ids)
             stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
             # inlined scripted_logprob, because a function call per token is measurable
             chosen = [-(1 + token % 97) / 128 for token in ids]
@@ -136,12 +136,12 @@ class ScriptedEngine:
         with self._lock:
             turn = self.requests
             self.requests += 1
-        if callable(self._script):
-            entry = self._script(request)
-        elif turn < len(self._script):
-            entry = self._script[turn]
+        if callable(self.script):
+            entry = self.script(request)
+        elif turn < len(self.script):
+            entry = self.script[turn]
         else:
-            raise EngineFailure(f"the script has only {len(self._script)} replies")
+            raise EngineFailure(f"the script has only {len(self.script)} replies")
         if isinstance(entry, ScriptedReply):
             return entry
         return ScriptedReply(text=entry) if isinstance(entry, str) else ScriptedReply(ids=entry, ended=False)
@@ -199,7 +199,7 @@ class ScriptedChat:
     """A ChatEngine that answers from a list or a function, with a text or an assistant message."""
 
     def __init__(self, script: ChatScript) -> None:
-        self._script = script
+        self.script = script
         self.requests: list[dict[str, Any]] = []
         self.running = 0
 
@@ -241,10 +241,10 @@ class ScriptedChat:
             await asyncio.sleep(0)
         finally:
             self.running -= 1
-        if callable(self._script):
-            entry = self._script(request)
-        elif turn < len(self._script):
-            entry = self._script[turn]
+        if callable(self.script):
+            entry = self.script(request)
+        elif turn < len(self.script):
+            entry = self.script[turn]
         else:
-            raise EngineFailure(f"the script has only {len(self._script)} replies")
+            raise EngineFailure(f"the script has only {len(self.script)} replies")
         return {"role": "assistant", "content": entry} if isinstance(entry, str) else entry

@@ -50,7 +50,7 @@ class TeacherEndpoint:
         self._retries, self._timeout = settings.max_retries, settings.timeout
         self._key = read_api_key(settings.api_key_env) or None
         self._places = asyncio.Semaphore(settings.max_parallel)
-        self._client: httpx.AsyncClient | None = None
+        self.client: httpx.AsyncClient | None = None
 
     def require_same_tokenizer(self, tokenizer: Any) -> None:
         """Check that the server spells ids like `tokenizer`.
@@ -91,7 +91,7 @@ class TeacherEndpoint:
 
     async def leave(self) -> None:
         """Close the connections on their loop."""
-        client, self._client = self._client, None
+        client, self.client = self.client, None
         if client is not None:
             await client.aclose()
 
@@ -101,13 +101,13 @@ class TeacherEndpoint:
     async def _score_timeline(self, line: Timeline) -> Floats:
         ids = line.ids.tolist()
         async with self._places:
-            rows = await self._request_rows(ids)
+            rows = await self.request_rows(ids)
         found = np.zeros(len(ids), np.float32)
         for at in np.flatnonzero(line.mask).tolist():
             found[at] = rows[at - 1]["logprob"]
         return found
 
-    async def _request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
+    async def request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
         for number in range(self._retries + 1):
             try:
                 return self._parse_rows(await self._post_ids(ids), ids)
@@ -118,10 +118,10 @@ class TeacherEndpoint:
         raise AssertionError("unreachable")
 
     async def _post_ids(self, ids: list[int]) -> httpx.Response:
-        if self._client is None:
-            self._client = httpx.AsyncClient(headers=self._build_headers(), timeout=self._timeout)
+        if self.client is None:
+            self.client = httpx.AsyncClient(headers=self._build_headers(), timeout=self._timeout)
         try:
-            return await self._client.post(f"{self._url}/completions", json=self._build_body(ids))
+            return await self.client.post(f"{self._url}/completions", json=self._build_body(ids))
         except httpx.HTTPError as problem:
             raise TeacherFailure(f"the teacher at {self._url} {self._describe_failure(problem)}", own=True) from problem
 

@@ -46,7 +46,7 @@ MOST_TOKENS = 1 << 53
 """Maximum plausible token count. Larger values count as unknown."""
 HANG_WARNING_S = 60.0
 """Seconds between two warnings about a hanging server."""
-_hung = RateLimiter(HANG_WARNING_S)  # by server
+hung_endpoints = RateLimiter(HANG_WARNING_S)  # by server
 _sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -186,7 +186,7 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
                     after=_retry_after_seconds(reply.headers.get("Retry-After")),
                 )
     except asyncio.TimeoutError:
-        if _hung.is_due(model.place):
+        if hung_endpoints.is_due(model.place):
             logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
         raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
     except (aiohttp.ClientError, OSError) as problem:

@@ -106,13 +106,13 @@ def describe_body(dialect: DialectName, body: Any) -> str:
     if isinstance(text, str):
         return _describe_text(text)
     if not isinstance(body, Mapping):
-        return f"JSON that is no object: {_shorten(body)}"
+        return f"JSON that is no object: {_shorten_value(body)}"
     if error := body.get("error"):
-        return f"an error: {_shorten((error.get('message') if isinstance(error, Mapping) else None) or error)}"
+        return f"an error: {_shorten_value((error.get('message') if isinstance(error, Mapping) else None) or error)}"
     name = _REPLY_FIELDS[dialect]
     if name in body:
-        return f"JSON whose {name} cannot be read: {_shorten(body[name])}"
-    return f"JSON without {name}: {_shorten(body)}"
+        return f"JSON whose {name} cannot be read: {_shorten_value(body[name])}"
+    return f"JSON without {name}: {_shorten_value(body)}"
 
 
 def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
@@ -188,10 +188,10 @@ def _describe_text(text: str) -> str:
     if _PAGE.match(text[:_PAGE_CHARS]):
         title = _TITLE.search(text[:_PAGE_CHARS])
         name = " ".join(html.unescape(re.sub("<[^>]*>", "", title[2])).split()) if title else ""
-        return f"a page of HTML ({_shorten(name)})" if name else "a page of HTML"
+        return f"a page of HTML ({_shorten_value(name)})" if name else "a page of HTML"
     if text.lstrip().startswith(("{", "[")) and _is_cut_json(text):
         return f"JSON that breaks off after {len(text)} character{'' if len(text) == 1 else 's'}"
-    return f"text: {_shorten(text)}"
+    return f"text: {_shorten_value(text)}"
 
 
 def _is_cut_json(text: str) -> bool:
@@ -205,7 +205,7 @@ def _is_cut_json(text: str) -> bool:
     return False
 
 
-def _shorten(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"

@@ -72,7 +72,7 @@ class Gateway:
     ) -> None:
         if isinstance(engine, TokenEngine) and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
-        self._context = GatewayContext(
+        self.context = GatewayContext(
             engine,
             renderer,
             max_model_len,
@@ -86,7 +86,7 @@ class Gateway:
             ignored_fields=IgnoredFieldLog(),
             adapters=adapters or Adapters([]),
         )
-        self.app = build_app(self._context, opens_later=opens_later)
+        self.app = build_app(self.context, opens_later=opens_later)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
         self._limits = limits
@@ -94,19 +94,19 @@ class Gateway:
         self._shared_loop = GatewayLoop()
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
-        self._gate, self._over = threading.Lock(), False
+        self.gate, self._over = threading.Lock(), False
         """Held while work is handed to the loop. Work handed over before the loop's last run still takes part in
         that run."""
 
     @property
     def engine(self) -> TokenEngine | ChatEngine:
         """The engine that samples replies."""
-        return self._context.engine
+        return self.context.engine
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
         """Decodes sampled ids to text, special tokens included; `None` if the engine returns no ids."""
-        return self._context.renderer.decode if self._context.renderer is not None else None
+        return self.context.renderer.decode if self.context.renderer is not None else None
 
     @property
     def base_url(self) -> str:
@@ -116,7 +116,7 @@ class Gateway:
     @property
     def ambient(self) -> Endpoint:
         """The address with the run's own key, for the environment. See `ajet.workflow.ambient`."""
-        return Endpoint(self._base_url, self._context.keys.untied)
+        return Endpoint(self._base_url, self.context.keys.untied)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -139,7 +139,7 @@ class Gateway:
         self._server.stop()
         thread.join()
         self._thread = None
-        self._context.render_threads.close()
+        self.context.render_threads.close()
 
     def open(
         self,
@@ -165,7 +165,7 @@ class Gateway:
             models: Names of models for clients, each with its adapter or `None`, instead of one adapter per agent.
         """
         return Session(
-            self._context,
+            self.context,
             GatewayAddress(self._base_url, self.transport, self.on_loop),
             episode,
             key=key,
@@ -180,11 +180,11 @@ class Gateway:
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
         """Let a key chosen by the caller open `session`, instead of an earlier session. Thread-safe."""
-        self._context.keys.admit(secret, Grant(session, agent, agent, None))
+        self.context.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's loop. Thread-safe. Raises RuntimeError if the loop has ended."""
-        with self._gate:
+        with self.gate:
             if not self._over:
                 return asyncio.run_coroutine_threadsafe(coro, self.loop)
         coro.close()
@@ -209,7 +209,7 @@ class Gateway:
             else:
                 done.set_result(None)
 
-        with self._gate:
+        with self.gate:
             over = self._over
             if not over:
                 self.loop.call_soon_threadsafe(run)
@@ -237,10 +237,10 @@ class Gateway:
                 loop.call_soon(started)
                 loop.run_until_complete(self._server.serve(sockets=[listening]))
             finally:
-                with self._gate:
+                with self.gate:
                     self._over = True
                 self._shared_loop.calls = None
-                loop.run_until_complete(_cancel_all())
+                loop.run_until_complete(cancel_all())
                 loop.run_until_complete(loop.shutdown_asyncgens())
 
 
@@ -253,7 +253,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _cancel_all() -> None:
+async def cancel_all() -> None:
     await asyncio.sleep(0)  # lets the work handed over last begin
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:

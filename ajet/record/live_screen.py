@@ -59,10 +59,10 @@ class LiveLine:
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
-                get_renderable=self._drawn, console=self._console, auto_refresh=False, transient=True
+                get_renderable=self._draw_lines, console=self._console, auto_refresh=False, transient=True
             )  # its own thread would go on drawing over a prompt
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ajet-live-line", daemon=True)
+        self._thread = threading.Thread(target=self._run_redraws, name="ajet-live-line", daemon=True)
 
     def __enter__(self) -> LiveLine:
         if self._live is not None:
@@ -83,7 +83,7 @@ class LiveLine:
         if self._live is not None:
             self._live.stop()
 
-    def _run(self) -> None:
+    def _run_redraws(self) -> None:
         while not self._over.wait(REDRAW_S if self._live is not None else self._every):
             paused = is_prompting()
             if self._live is None:
@@ -96,7 +96,7 @@ class LiveLine:
                 self._live.start()
                 self._live.refresh()
 
-    def _drawn(self) -> Text:
+    def _draw_lines(self) -> Text:
         first, *others = [printable(line) for line in self._lines()] or [""]
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(first, style="cyan")

@@ -67,7 +67,7 @@ class AttemptRunner:
         """
         self._settings, self._config = experiment.ajet, experiment.config
         self._gateway, self._workflow_class, self._loop = gateway, workflow_class, loop
-        self._replay, self._pins = _open_replay(experiment), pins
+        self._replay, self._pins = open_replay(experiment), pins
         self._inspect = open_checks(self._settings.rollout.compute_madness_checklist)
         with contextlib.ExitStack() as undone:
             self._environments = EnvironmentInstances.open(experiment)
@@ -186,7 +186,7 @@ class AttemptRunner:
                 resources.close_in_thread()
 
 
-def _open_replay(experiment: Experiment) -> RunReplay | None:
+def open_replay(experiment: Experiment) -> RunReplay | None:
     environment = experiment.ajet.environment
     on_miss, named = environment.replay_miss, environment.replay
     return RunReplay(find_replayed_run(named, base=experiment.base, root=experiment.root), on_miss) if named else None

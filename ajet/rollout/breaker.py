@@ -41,17 +41,17 @@ class Breaker:
         self._share, self._window, self._patience = settings.share, settings.window, settings.patience
         if not on:
             self._share = None
-        self._recent: deque[str] = deque(maxlen=self._window)
+        self.recent: deque[str] = deque(maxlen=self._window)
         """The boundaries at which recent attempts were lost, or "" for attempts not lost."""
         self._under_way: set[BreakerTurn] = set()
         """Turns of episodes in play or waiting for admission."""
         self._ended = 0
-        self._doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
+        self.doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
         """For each undecided lost attempt, in order: the future answer (True if an outage caused the loss), and the
         number of attempts ended by then.
         """
         self._opened: float | None = None
-        self._pause, self._next_probe, self._probing = FIRST_PAUSE, 0.0, False
+        self._pause, self.next_probe, self._probing = FIRST_PAUSE, 0.0, False
         self._changed = asyncio.Event()
         self._why = ""
 
@@ -73,7 +73,7 @@ class Breaker:
 
     def may_probe(self) -> bool:
         """True if the next attempt may begin as the probe although the breaker is open."""
-        if self._probing or time.monotonic() < self._next_probe:
+        if self._probing or time.monotonic() < self.next_probe:
             return False
         self._probing = True
         return True
@@ -84,7 +84,7 @@ class Breaker:
             if self.may_probe():
                 return True
             wait = asyncio.ensure_future(self._changed.wait())
-            left = None if self._probing else max(0.0, self._next_probe - time.monotonic())
+            left = None if self._probing else max(0.0, self.next_probe - time.monotonic())
             await wait_first(wait, stopped, timeout=left)
             wait.cancel()
         return False
@@ -101,10 +101,10 @@ class Breaker:
         if probe:
             self._take_probe(was_lost)
         elif not self.is_open:
-            self._recent.append(failure.boundary if was_lost and failure is not None else "")
-            self._open_if_many_lost()
-        while self._doubtful and self._ended - self._doubtful[0][1] >= self._window:
-            doubt, _ = self._doubtful.popleft()
+            self.recent.append(failure.boundary if was_lost and failure is not None else "")
+            self.open_if_many_lost()
+        while self.doubtful and self._ended - self.doubtful[0][1] >= self._window:
+            doubt, _ = self.doubtful.popleft()
             if not doubt.done():
                 doubt.set_result(False)
 
@@ -113,10 +113,10 @@ class Breaker:
             return False
         if self.is_open:
             return True
-        if len(self._recent) + len(self._under_way) < self._window:  # too few to decide
+        if len(self.recent) + len(self._under_way) < self._window:  # too few to decide
             return False
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._doubtful.append((doubt, self._ended))
+        self.doubtful.append((doubt, self._ended))
         turn.leave()
         await wait_first(doubt, stopped)
         self._under_way.add(turn)
@@ -128,19 +128,19 @@ class Breaker:
             self._settle_doubts(False)
 
     def _settle_doubts(self, outage: bool) -> None:
-        for doubt, _ in self._doubtful:
+        for doubt, _ in self.doubtful:
             if not doubt.done():
                 doubt.set_result(outage)
-        self._doubtful.clear()
+        self.doubtful.clear()
 
-    def _open_if_many_lost(self) -> None:
-        if self._share is None or len(self._recent) < self._window:
+    def open_if_many_lost(self) -> None:
+        if self._share is None or len(self.recent) < self._window:
             return
-        boundaries = Counter(boundary for boundary in self._recent if boundary)
+        boundaries = Counter(boundary for boundary in self.recent if boundary)
         if boundaries.total() <= self._share * self._window:
             return
         self._opened = time.monotonic()
-        self._pause, self._next_probe, self._probing = FIRST_PAUSE, self._opened + FIRST_PAUSE, False
+        self._pause, self.next_probe, self._probing = FIRST_PAUSE, self._opened + FIRST_PAUSE, False
         self._why = f"{boundaries.total()} of the last {counted(self._window, 'attempt')} were lost to " + ", ".join(
             f"the {boundary} ({count})" for boundary, count in boundaries.most_common()
         )
@@ -155,20 +155,20 @@ class Breaker:
         now = time.monotonic()
         if not was_lost:
             logger.warning("attempts go on after {:.0f} s: a probe succeeded", now - self._opened)
-            self._close_breaker()
+            self.close_breaker()
         elif now - self._opened > self._patience:
             logger.error("attempts go on although they are lost: rollout.breaker.patience is over")
             self._share = None
-            self._close_breaker()
+            self.close_breaker()
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._next_probe = now + self._pause
+            self.next_probe = now + self._pause
             logger.warning("still no new attempts: {}; the next is tried in {:.0f} s", self._why, self._pause)
             self._notify_waiting()
 
-    def _close_breaker(self) -> None:
+    def close_breaker(self) -> None:
         self._opened = None
-        self._recent.clear()
+        self.recent.clear()
         self._notify_waiting()
 
     def _notify_waiting(self) -> None:

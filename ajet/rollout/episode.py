@@ -43,7 +43,7 @@ VALUE_CHARS = 1 << 16
 METADATA_CHARS = 1 << 20
 """Characters of JSON stored of an episode's metadata in all."""
 TRAIN_TURN_KEY = "ajet.rollout.train_turn"
-_near_names = RateLimiter(every=600)
+warned_names = RateLimiter(every=600)
 
 
 class TurnSelector:
@@ -239,7 +239,7 @@ def warn_of_near_names(output: WorkflowOutput) -> None:
     """Warn of a field with a name close to a known field's name, at most once in ten minutes per name."""
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
-        if near and _near_names.is_due(name):
+        if near and warned_names.is_due(name):
             logger.warning("WorkflowOutput({}=…) is recorded but not used by ajet: did you mean {}?", name, near[0])
 
 

@@ -148,8 +148,8 @@ class InflightGroup:
         """Compares the group's attempts with each other. None: each attempt is judged alone."""
         self._deadline, self._min_group = deadline, min_group
         self._on_close = on_close
-        self._has_started = self._is_overdue = False
-        self._timer: asyncio.TimerHandle | None = None
+        self.has_started = self._is_overdue = False
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -163,25 +163,25 @@ class InflightGroup:
 
     def note_start(self) -> None:
         """Note the start of an episode. The first start starts the deadline."""
-        if not self._has_started and self._deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._deadline, self._pass_deadline)
-        self._has_started = True
+        if not self.has_started and self._deadline is not None:
+            self.timer = asyncio.get_running_loop().call_later(self._deadline, self.pass_deadline)
+        self.has_started = True
 
     def add_episode(self, episode: Episode) -> None:
         """Add an ended episode. The last episode closes the group."""
         self.episodes.append(episode)
         if self.is_closed:
-            if self._timer is not None:
-                self._timer.cancel()
+            if self.timer is not None:
+                self.timer.cancel()
             self.episodes.sort(key=lambda episode: episode.repeat)
             self._on_close(self)
         elif self._is_overdue:
-            self._pass_deadline()
+            self.pass_deadline()
 
     def note_arrival(self) -> None:
         """Note that an attempt waits for the comparison."""
         if self._is_overdue:
-            self._pass_deadline()
+            self.pass_deadline()
 
     def stop(self, reason: str) -> None:
         """Abort the running episodes of the group."""
@@ -192,7 +192,7 @@ class InflightGroup:
         """Return the group with all ended episodes."""
         return Group(self.task, self.order, self.episodes)
 
-    def _pass_deadline(self) -> None:
+    def pass_deadline(self) -> None:
         self._is_overdue = True
         waiting = self.ranker.waiting if self.ranker is not None else 0
         if should_close_late(self.episodes, min_group=self._min_group, repeats=self.repeats, waiting=waiting):

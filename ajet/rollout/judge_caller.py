@@ -113,7 +113,7 @@ class JudgeCaller:
         """
         self._judge, self._rollout, self._decode = judge, settings.rollout, decode
         self._is_comparing = getattr(judge, "ranks", None) is not None
-        self._loop = UserLoop("ajet-judges", "a judge")
+        self.loop = UserLoop("ajet-judges", "a judge")
 
     async def judge_attempt(
         self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]
@@ -145,10 +145,10 @@ class JudgeCaller:
         timeout = self._rollout.episode_timeout
         tasks: list[asyncio.Task[Any]] = []
         judged = self._call_judge(task, self._make_judged_output(played), tasks)
-        judging = asyncio.wrap_future(self._loop.submit(judged))
+        judging = asyncio.wrap_future(self.loop.submit(judged))
         await wait_first(judging, stopped, timeout=timeout)
         if not judging.done():
-            stood = "" if stopped.done() or not tasks else self._loop.locate_task(tasks[0])
+            stood = "" if stopped.done() or not tasks else self.loop.locate_task(tasks[0])
             judging.cancel()
             if stopped.done():
                 played.aborted = stopped.result()
@@ -250,12 +250,12 @@ class JudgeCaller:
             return classify_exception(problem, "judge")
 
     async def _compare_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict]:
-        return await asyncio.wrap_future(self._loop.submit(self._judge.compare(attempts, key)))
+        return await asyncio.wrap_future(self.loop.submit(self._judge.compare(attempts, key)))
 
     async def find_outage(self) -> Failure | None:
         """Return the failure for which a comparing judge is not available now, or None."""
         try:
-            await asyncio.wrap_future(self._loop.submit(self._judge.awake()))
+            await asyncio.wrap_future(self.loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
             return classify_exception(problem, "judge")
         return None
@@ -290,7 +290,7 @@ class JudgeCaller:
 
     def close(self) -> None:
         """End the loop and close the judge's connections. Idempotent, does not wait."""
-        self._loop.close()
+        self.loop.close()
         self._judge.let_go()
 
 

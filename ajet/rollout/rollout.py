@@ -83,16 +83,16 @@ class Rollout:
         self._run_id, self._on_episode = run_id, on_episode
         engine = gateway.engine if settings.rollout.deterministic else None
         self._rounds = engine if isinstance(engine, RoundEngine) else None
-        self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
-        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
+        self.breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
+        self.judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._teacher = teacher
         teacher_scorer = TeacherScorer(teacher, settings) if teacher is not None else None
         builder = EpisodeBuilder.open(experiment)
         self._loop_thread = LoopThread("ajet-rollout")
-        self._loop = self._loop_thread.loop
-        self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or ToolPins())
+        self.loop = self._loop_thread.loop
+        self.attempts = AttemptRunner(experiment, gateway, workflow_class, self.loop, pins or ToolPins())
         self._episodes = EpisodePlayer(
-            self._attempts, self._judge_caller, teacher_scorer, self._breaker, builder, settings.rollout.max_retries
+            self.attempts, self.judge_caller, teacher_scorer, self.breaker, builder, settings.rollout.max_retries
         )
         self._batches: dict[InflightBatch, Future[None]] = {}
         self._single_slots: Slots | None = None
@@ -106,7 +106,7 @@ class Rollout:
     @property
     def abandoned_count(self) -> int:
         """The number of workflows still running although stopped."""
-        return self._attempts.abandoned_count
+        return self.attempts.abandoned_count
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
         """Yield the selected groups of `stream`, for callers without use for returned tasks."""
@@ -155,7 +155,7 @@ class Rollout:
         self.tally = batch.tally
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         running = asyncio.run_coroutine_threadsafe(
-            self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self._loop
+            self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self.loop
         )
         running.add_done_callback(lambda future: _end_events(batch, future))
         self._batches[batch] = running
@@ -170,8 +170,8 @@ class Rollout:
                         self._on_episode(event)
         finally:
             self._batches.pop(batch, None)
-            if not running.done() and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(batch.stop, "interrupted")
+            if not running.done() and not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(batch.stop, "interrupted")
                 _await_end(running)
             batch.tally.abandoned = self.abandoned_count
 
@@ -202,7 +202,7 @@ class Rollout:
         groups: list[InflightGroup] = []
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         played = asyncio.run_coroutine_threadsafe(
-            self._play_single(groups, order, task, remaining, options, on_end), self._loop
+            self._play_single(groups, order, task, remaining, options, on_end), self.loop
         )
         self._single_groups[played] = groups
         played.add_done_callback(lambda played: self._single_groups.pop(played, None))
@@ -215,7 +215,7 @@ class Rollout:
         """
         groups = self._single_groups.get(played)
         if groups is not None:  # on the second turn of the loop, when a just requested group has been created
-            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop_groups, groups)
+            self.loop.call_soon_threadsafe(self.loop.call_soon, _stop_groups, groups)
 
     def close(self) -> None:
         """Abort running episodes and release threads and processes, promptly. Idempotent."""
@@ -223,17 +223,17 @@ class Rollout:
             return
         self._closed = True
         for batch, running in list(self._batches.items()):
-            self._loop.call_soon_threadsafe(batch.stop, "interrupted")
+            self.loop.call_soon_threadsafe(batch.stop, "interrupted")
             _await_end(running)
         for played in list(self._single_groups):
             self.stop_group(played)
         for played in list(self._single_groups):
             _await_end(played)
-        self._attempts.stop()
-        self._judge_caller.close()
-        self._attempts.close()
+        self.attempts.stop()
+        self.judge_caller.close()
+        self.attempts.close()
         if self._teacher is not None:
-            _await_end(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self._loop))
+            _await_end(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self.loop))
         self._loop_thread.stop(STOP_TIMEOUT)
 
     # The methods below run on the rollout's loop.
@@ -288,7 +288,7 @@ class Rollout:
         deadline, min_group = rollout.group_deadline, rollout.min_group
         group = InflightGroup(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
         key = f"{self._settings.seed}/{order}"
-        group.ranker = self._judge_caller.open_ranker(
+        group.ranker = self.judge_caller.open_ranker(
             repeats, options.split, key, group.note_arrival, of=options.repeats
         )
         return group

@@ -132,12 +132,12 @@ class UserLoop:
             what: Kind of code run on the loop, for the log: "execute", "a judge".
         """
         self._what = what
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(DaemonThreads())
-        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(DaemonThreads())
+        self.thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._closing = threading.Event()
         self._running_long: tuple[asyncio.Task[Any], float] | None = None
-        self._thread.start()
+        self.thread.start()
         threading.Thread(target=self._watch_tasks, name=f"{name}-watchdog", daemon=True).start()
 
     @property
@@ -148,37 +148,37 @@ class UserLoop:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run the coroutine on this loop. Cancelling the future cancels the task."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def owns_task(self, task: asyncio.Task[Any]) -> bool:
         """True if the task runs on this loop."""
-        return task.get_loop() is self._loop
+        return task.get_loop() is self.loop
 
     def locate_task(self, task: asyncio.Task[Any]) -> str:
         """Return the current line of user code of a task of this loop. For the running task, read the thread's
         frame.
         """
-        is_running = asyncio.current_task(self._loop) is task
-        return locate_code(self._thread.ident if is_running else None, task)
+        is_running = asyncio.current_task(self.loop) is task
+        return locate_code(self.thread.ident if is_running else None, task)
 
     def close(self) -> None:
         """Cancel all tasks and end the loop and thread, unless the loop is blocked. Idempotent, does not wait."""
         if not self._closing.is_set():
             self._closing.set()
             with contextlib.suppress(RuntimeError):  # the loop has just ended
-                self._loop.call_soon_threadsafe(self._cancel_all)
+                self.loop.call_soon_threadsafe(self._cancel_all)
 
     def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         while not self._closing.is_set():
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by a task of user code
-                self._loop.run_forever()
-        self._loop.close()
+                self.loop.run_forever()
+        self.loop.close()
 
     def _cancel_all(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+        for task in asyncio.all_tasks(self.loop):
             task.cancel()
-        self._loop.call_later(0.1, self._loop.stop)
+        self.loop.call_later(0.1, self.loop.stop)
 
     def _watch_tasks(self) -> None:
         """Find a blocking task: the same task at each check, while the loop runs no callback in between."""
@@ -190,12 +190,12 @@ class UserLoop:
             received = sent
 
         while not self._closing.wait(WATCH_INTERVAL_S):
-            running = asyncio.current_task(self._loop)
+            running = asyncio.current_task(self.loop)
             if received == sent:
                 self._running_long = None
                 sent += 1
                 with contextlib.suppress(RuntimeError):  # the loop has just ended
-                    self._loop.call_soon_threadsafe(beat)
+                    self.loop.call_soon_threadsafe(beat)
             elif running is None:
                 self._running_long = None
             elif self._running_long is None or self._running_long[0] is not running:
@@ -205,7 +205,7 @@ class UserLoop:
                 self._log_blocking_line()
 
     def _log_blocking_line(self) -> None:
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None:
             return
         own = _find_user_frame(frame) or frame

@@ -51,7 +51,7 @@ def format_extra_install(extra: str) -> str:
     """Return the command to install an extra of ajet, from the clone or the wheel's origin."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}[{extra}]"'
-    origin = _find_origin()
+    origin = find_origin()
     return f'{_find_installer()} "ajet[{extra}] @ {origin}"' if origin else f'{_find_installer()} "ajet[{extra}]"'
 
 
@@ -59,7 +59,7 @@ def format_own_install() -> str:
     """Return the command to reinstall ajet with its requirements."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}"'
-    return f'{_find_installer()} --force-reinstall "{_find_origin() or "ajet"}"'
+    return f'{_find_installer()} --force-reinstall "{find_origin() or "ajet"}"'
 
 
 def format_run_name(folder: Path, name: str) -> str:
@@ -85,7 +85,7 @@ def _find_installer() -> str:
     return f"{find_python()} -m ensurepip && {find_python()} -m pip install"
 
 
-def _find_origin() -> str | None:
+def find_origin() -> str | None:
     """Return the source of the installed ajet, unless it was an index."""
     from importlib.metadata import PackageNotFoundError, distribution
 

@@ -120,7 +120,7 @@ def is_secret_name(name: str) -> bool:
 
 def has_secret_shape(text: str) -> bool:
     """Return True if a text holds user information of a URL, or a key of a known service."""
-    return _has_mark(text) and any(
+    return has_mark(text) and any(
         _compile_shape(shape).search(text, concurrent=len(text) > _LONG_CHARS)
         for marks, shape in _SHAPES
         if any(mark in text for mark in marks)
@@ -132,7 +132,7 @@ def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
 
     Returns the same object without a match.
     """
-    if not _has_mark(text):
+    if not has_mark(text):
         return text
     for marks, shape in _SHAPES:
         if any(mark in text for mark in marks):
@@ -153,7 +153,7 @@ def list_secret_parts(text: str) -> list[str]:
     return found
 
 
-def _has_mark(text: str) -> bool:
+def has_mark(text: str) -> bool:
     """Return True if any mark is in the text. Searching each mark separately takes three times as long."""
     starts = range(0, len(text), _LONG_CHARS)
     return any(_holds_mark(text[start : start + _LONG_CHARS + _LONGEST_MARK]) for start in starts)

@@ -109,7 +109,7 @@ class Renderer:
         """Token -> the text of the token alone."""
         self._is_bytewise = decodes_token_by_token(self._fast)
         """True if the text of tokens with complete characters is the joined text of the single tokens."""
-        self._separators = parting(self._fast, self.template.source)
+        self.separators = parting(self._fast, self.template.source)
         found = end_ids_of(self.template, tokenizer, self.encode)
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
@@ -291,11 +291,11 @@ class Renderer:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
         parts = [text]
         # Other code may have enabled padding since: the parts would be padded.
-        if self._separators is not None and self._fast is not None and self._fast.padding is None:
-            parts = [part for part in self._separators.split(text) if part]
+        if self.separators is not None and self._fast is not None and self._fast.padding is None:
+            parts = [part for part in self.separators.split(text) if part]
         known = {part: self._encoded.get(part) for part in parts}
         missing = [part for part, ids in known.items() if ids is None]
-        new = dict(zip(missing, self._encode_texts(missing), strict=True)) if missing else {}
+        new = dict(zip(missing, self.encode_texts(missing), strict=True)) if missing else {}
         if parts != [text]:
             found = [new[part] if (ids := known[part]) is None else ids for part in parts]
             new[text] = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
@@ -307,7 +307,7 @@ class Renderer:
                     self._encoded.popitem(last=False)
         return new[text]
 
-    def _encode_texts(self, texts: list[str]) -> list[Ids]:
+    def encode_texts(self, texts: list[str]) -> list[Ids]:
         """Return the ids [N] of each text, by the tokenizer itself."""
         if self._fast is None:
             listed = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]

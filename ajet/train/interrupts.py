@@ -78,7 +78,7 @@ class Interrupts:
             return
         numbers = (signal.SIGINT, signal.SIGTERM, *HANGUP)
         earlier = {
-            number: signal.signal(number, self._handle_signal) for number in numbers if not ignores_hangup(number)
+            number: signal.signal(number, self.handle_signal) for number in numbers if not ignores_hangup(number)
         }
         self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._resend_unraisable
         try:
@@ -178,7 +178,7 @@ class Interrupts:
             self._is_resent = True
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
 
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
         kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
         if kind is KeyboardInterrupt and not self._is_resent:
             self._ctrl_c_count += 1

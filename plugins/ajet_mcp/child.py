@@ -26,7 +26,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid, self._process, self._ended = process.pid, process, asyncio.Event()
         self._loop, self._pipes = asyncio.get_running_loop(), list[BaseTransport]()
-        threading.Thread(target=self._wait, name=f"waits for {process.pid}", daemon=True).start()
+        threading.Thread(target=self._wait_for_exit, name=f"waits for {process.pid}", daemon=True).start()
 
     @property
     def returncode(self) -> int | None:
@@ -48,15 +48,18 @@ class Child:
         transport, _ = await self._loop.connect_write_pipe(lambda: protocol, self._process.stdin)
         self._pipes.append(transport)
         self.stdin = StreamWriter(transport, protocol, None, self._loop)
-        self.stdout, self.stderr = await self._reader(self._process.stdout), await self._reader(self._process.stderr)
+        self.stdout, self.stderr = (
+            await self._open_reader(self._process.stdout),
+            await self._open_reader(self._process.stderr),
+        )
 
-    async def _reader(self, pipe: Any) -> StreamReader:
+    async def _open_reader(self, pipe: Any) -> StreamReader:
         reader = StreamReader()
         transport, _ = await self._loop.connect_read_pipe(lambda: StreamReaderProtocol(reader), pipe)
         self._pipes.append(transport)
         return reader
 
-    def _wait(self) -> None:
+    def _wait_for_exit(self) -> None:
         self._process.wait()
         with suppress(RuntimeError):  # the loop is closed, without waiters
             self._loop.call_soon_threadsafe(self._ended.set)

@@ -32,7 +32,7 @@ def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
     if not server.confined:
         return server
     assert server.cwd is not None
-    command = tuple(_absolute(word, server.cwd) for word in server.command)
+    command = tuple(_resolve_word(word, server.cwd) for word in server.command)
     memory = server.resources.memory << 20
     limits = replace(SERVER_LIMITS, memory=memory) if memory else SERVER_LIMITS
     return replace(server, command=command, walls=Walls(workdir, (server.cwd, *server.shows), uid, limits))
@@ -81,6 +81,6 @@ class Workdir:
         self._root = self._made = None
 
 
-def _absolute(word: str, folder: Path) -> str:
+def _resolve_word(word: str, folder: Path) -> str:
     """Return the full path of a file of the folder, since the program starts in another folder."""
     return str(folder / word) if word and os.path.exists(folder / word) else word

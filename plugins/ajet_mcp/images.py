@@ -43,7 +43,7 @@ def contained(server: Server) -> Contained:
         program, "run", "--rm", "--interactive", "--pull", "never", "--name", name,
         "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_held(server),
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_build_limits(server),
     ]  # fmt: skip
     variables = pass_variables(server.env)
     command = (*words, *variables.words, server.image, *server.command)
@@ -69,7 +69,7 @@ def require_images(servers: Sequence[Server]) -> None:
             ) from None
 
 
-def _held(server: Server) -> list[str]:
+def _build_limits(server: Server) -> list[str]:
     """Return the engine's options for cores and memory."""
     words: list[str] = []
     if server.resources.cores:

@@ -41,7 +41,7 @@ class ServerProcess:
         self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
         self._process, self._mark, self._container = process, mark, container
         self._stderr_tail = self.head = b""
-        self._listening = asyncio.create_task(self._listen(process.stderr))
+        self._listening = asyncio.create_task(self._read_errors(process.stderr))
 
     @classmethod
     async def start(cls, server: Server) -> ServerProcess:
@@ -54,15 +54,15 @@ class ServerProcess:
         container = None
         try:
             if server.image:
-                container = await _container(server)
+                container = await _make_container(server)
                 try:
-                    process = await _started(
+                    process = await _start_program(
                         container.command, container.environment, None, mark, (container.descriptor,)
                     )
                 finally:
                     os.close(container.descriptor)
             elif server.walls is None:
-                process = await _started(server.command, server.env, server.cwd, mark)
+                process = await _start_program(server.command, server.env, server.cwd, mark)
             else:
                 process = await _behind_walls(server)
         except (OSError, ValueError) as error:
@@ -138,12 +138,12 @@ class ServerProcess:
         self._listening.cancel()
         self._process.let_go()
 
-    async def _listen(self, stream: asyncio.StreamReader) -> None:
+    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(65_536):
             self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_BYTES:]
 
 
-def _started(
+def _start_program(
     command: Sequence[str],
     environment: Mapping[str, str],
     cwd: Path | None,
@@ -160,7 +160,7 @@ def _started(
     )
 
 
-async def _container(server: Server) -> Contained:
+async def _make_container(server: Server) -> Contained:
     """Build the container command in a thread.
 
     Raises:
@@ -170,13 +170,13 @@ async def _container(server: Server) -> Contained:
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        making.add_done_callback(_unused)
+        making.add_done_callback(_close_unused)
         raise
     except SandboxFailure as problem:
         raise CallFailedError(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
 
 
-def _unused(made: asyncio.Future[Contained]) -> None:
+def _close_unused(made: asyncio.Future[Contained]) -> None:
     """Close the descriptor of a container command after its start was cancelled."""
     if not made.cancelled() and made.exception() is None:
         os.close(made.result().descriptor)
@@ -218,7 +218,7 @@ def _end_marked(mark: str) -> None:
     """Kill all processes with the mark, in rounds: each round finds children started during the round before."""
     wanted = f"{MARK}={mark}".encode()
     for _ in range(20):
-        found = [pid for pid in _processes() if wanted in _environment(pid).split(b"\0")]
+        found = [pid for pid in _list_processes() if wanted in _read_environment(pid).split(b"\0")]
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -226,14 +226,14 @@ def _end_marked(mark: str) -> None:
             return
 
 
-def _processes() -> list[int]:
+def _list_processes() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except FileNotFoundError:
         return []
 
 
-def _environment(pid: int) -> bytes:
+def _read_environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -61,7 +61,7 @@ async def shown(
         if url is not None:
             urls.append(url)
         else:
-            texts.append(_text(block))
+            texts.append(_format_block(block))
     if not any(texts) and not urls and reply.structured is not None:
         texts = [json.dumps(reply.structured, ensure_ascii=False)]
     full_text = "\n".join(texts)
@@ -108,7 +108,7 @@ async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
     return f"{text[:length]}\n[cut: the first {tokens} of {total} tokens are shown]"
 
 
-def _text(block: Mapping[str, Any]) -> str:
+def _format_block(block: Mapping[str, Any]) -> str:
     kind = block.get("type")
     if kind == "text":
         text = block.get("text")

@@ -111,15 +111,15 @@ def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
     """
     use, base = use.strip(), Path(base)
     if use.startswith(("http://", "https://")):
-        return (_addressed(use),)
+        return (_build_remote(use),)
     if Path(use).suffix in (".json", ".yaml", ".yml") and (
         not re.search(r"\s", use) or any((folder / use).is_file() for folder in (base, Path.cwd()))
     ):  # otherwise a command with a file as last argument
-        return _described(use, base)
-    words = _words(use, base)
-    if len(words) == 1 and (found := _running(words[0])) is not None:
+        return _read_servers(use, base)
+    words = _split_command(use, base)
+    if len(words) == 1 and (found := _find_running(words[0])) is not None:
         return (found,)
-    if len(words) == 1 and not _runs(words[0], base):
+    if len(words) == 1 and not _is_program(words[0], base):
         raise ConfigError(
             f"environment.use: {use} is no environment, program or file.",
             where=KEY,
@@ -197,7 +197,7 @@ class _Entry(BaseModel):
         return "sse" if self.type == "sse" else find_tool_kind(self.url) or "http"
 
 
-def _described(use: str, base: Path) -> tuple[Server, ...]:
+def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
     file = find_named_file(use, base, KEY)
     tree = read_yaml(file, "neither JSON nor YAML")
     entries = tree.get("mcpServers") if isinstance(tree, dict) else None
@@ -242,7 +242,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
         read.kind,
         url=require_address(read.url, where, *_SERVERS) if read.url is not None else "",
         headers=read.headers,
-        command=tuple(_placed(word, folder) for word in words),
+        command=tuple(_fill_place(word, folder) for word in words),
         env=read.env,
         cwd=(folder / Path(read.cwd).expanduser()) if read.cwd else folder,
         timeout=read.client_session_timeout_seconds or read.timeout,
@@ -255,41 +255,45 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
     )
 
 
-def _addressed(url: str) -> Server:
+def _build_remote(url: str) -> Server:
     from ajet_mcp.running_environments import token_for
 
     require_address(url, KEY, *_SERVERS)
     token = read_api_key(TOKEN) or token_for(url)
-    return Server(urlsplit(url).netloc, find_tool_kind(url) or "http", url=url, headers=_bearer(token))
+    return Server(urlsplit(url).netloc, find_tool_kind(url) or "http", url=url, headers=_build_authorization(token))
 
 
-def _running(name: str) -> Server | None:
+def _find_running(name: str) -> Server | None:
     """Return the environment running on this machine under this name, current or former."""
     from ajet_mcp.running_environments import running
 
     found = running(find_first_name("environment_file", name))
-    return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))
+    return (
+        None
+        if found is None
+        else Server(name, "http", url=f"{found.near}/mcp", headers=_build_authorization(found.token))
+    )
 
 
-def _bearer(token: str) -> dict[str, str]:
+def _build_authorization(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _words(use: str, base: Path) -> tuple[str, ...]:
+def _split_command(use: str, base: Path) -> tuple[str, ...]:
     try:
         words = shlex.split(use)
     except ValueError as error:
         raise ConfigError(f"environment.use is no command: {error}.", where=KEY, expected=_FORMS) from None
     if not words:
         raise ConfigError("environment.use is empty.", where=KEY, expected=_FORMS)
-    return tuple(_placed(word, base) for word in words)
+    return tuple(_fill_place(word, base) for word in words)
 
 
-def _placed(word: str, folder: Path) -> str:
+def _fill_place(word: str, folder: Path) -> str:
     return word.replace("{python}", sys.executable).replace("{base}", str(folder))
 
 
-def _runs(program: str, base: Path) -> bool:
+def _is_program(program: str, base: Path) -> bool:
     from shutil import which
 
     return which(program) is not None or which(str(base / program)) is not None

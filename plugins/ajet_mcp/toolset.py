@@ -93,7 +93,7 @@ class Toolset:
         self._serving = asyncio.Lock()
         self._workdir = Workdir()
         self._sessions: list[Session] = []
-        self._places: dict[str, _Place] = {}
+        self.places: dict[str, _Place] = {}
         self.definitions: list[dict[str, Any]] = []
         """Tool definitions in the form of a request's `tools`."""
 
@@ -129,10 +129,10 @@ class Toolset:
         recorded = replay.tools() if replay is not None else None
         try:
             if recorded is None:
-                await opened._open(servers, limits or Limits())
+                await opened._open_servers(servers, limits or Limits())
             else:
-                opened._take(recorded)
-                opened._serve = partial(opened._open, servers, limits or Limits())
+                opened._take_recorded(recorded)
+                opened._serve = partial(opened._open_servers, servers, limits or Limits())
             if pin is not None:
                 opened.definitions = pin(opened.definitions)
         except BaseException:
@@ -143,10 +143,10 @@ class Toolset:
     @property
     def browsed(self) -> list[str]:
         """Names of the tools with condensed results."""
-        return [name for name, place in self._places.items() if place.browsed]
+        return [name for name, place in self.places.items() if place.browsed]
 
     @property
-    def _offered(self) -> list[str]:
+    def _list_offered(self) -> list[str]:
         return [each["function"]["name"] for each in self.definitions]
 
     @property
@@ -162,26 +162,26 @@ class Toolset:
         Raises:
             CallFailedError: the environment is lost.
         """
-        started, place = time.time(), self._places.get(name)
+        started, place = time.time(), self.places.get(name)
         given: Mapping[str, Any] = {}
         lost: EnvironmentFailure | None = None
         try:
             if place is None:
-                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._offered)}", "unknown_tool")
-            given = _read(arguments, place.tool)
+                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._list_offered)}", "unknown_tool")
+            given = _parse_arguments(arguments, place.tool)
             if place.session is None:
-                await _hold(given, place.tool)
+                await _check_arguments(given, place.tool)
             replayed = self._replay(name, given) if self._replay is not None else None
             if replayed is not None:
-                return self._repeated(replayed, given, call_id, started)
+                return self._replay_use(replayed, given, call_id, started)
             if place.session is None:
-                place = await self._live(name)
+                place = await self._find_live_tool(name)
             sent, condensed = given, None
             if self._browse is not None and place.browsed:
                 sent, purpose = self._browse.taken(place.tool, given)
                 condensed = partial(self._browse.condensed, place.tool.name, purpose)
-            await _hold(sent, place.tool)
-            reply = await self._called(place, sent, call_id)
+            await _check_arguments(sent, place.tool)
+            reply = await self._call_tool(place, sent, call_id)
             images = self._images is None or not has_image(reply) or await self._images()
             result = await shown(reply, self._count, self._result_tokens, images=images, condensed=condensed)
         except _Wrong as wrong:
@@ -223,7 +223,7 @@ class Toolset:
     async def __aexit__(self, *problem: object) -> None:
         await self.close()
 
-    async def _open(self, servers: Sequence[Server], limits: Limits) -> None:
+    async def _open_servers(self, servers: Sequence[Server], limits: Limits) -> None:
         async def opened(server: Server) -> list[_Place]:
             server = behind_walls(server, *self._workdir.made()) if server.confined else server
             session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
@@ -238,20 +238,20 @@ class Toolset:
                 raise each
             places += each
         definitions: list[dict[str, Any]] = []
-        for name, place in zip(_names(places), places, strict=True):
+        for name, place in zip(_choose_names(places), places, strict=True):
             schema = dict(place.tool.schema)
             if self._browse is not None and self._browse.wants(name, place.tool.name):
                 schema, place = self._browse.add_purpose(schema), replace(place, browsed=True)
             found_now[name] = place
             function = {"name": name, "description": place.tool.description, "parameters": schema}
             definitions.append({"type": "function", "function": function})
-        if self._places:
+        if self.places:
             PinnedTools.of(self.definitions).require(PinnedTools.of(definitions))
         else:
             self.definitions = definitions
-        self._places = found_now
+        self.places = found_now
 
-    def _take(self, recorded: Sequence[Mapping[str, Any]]) -> None:
+    def _take_recorded(self, recorded: Sequence[Mapping[str, Any]]) -> None:
         """Use the tools offered in a recorded run."""
         self.definitions = [dict(each) for each in recorded]
         for each in self.definitions:
@@ -259,9 +259,9 @@ class Toolset:
             name = function["name"]
             tool = Tool(name, function.get("description", ""), function.get("parameters") or {})
             browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
-            self._places[name] = _Place(tool, browsed=browsed)
+            self.places[name] = _Place(tool, browsed=browsed)
 
-    def _repeated(self, replayed: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
+    def _replay_use(self, replayed: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
         """Return a use from the recorded run.
 
         Raises:
@@ -273,7 +273,7 @@ class Toolset:
             raise CallFailedError(replayed.result, replayed.error, lost=True)
         return Shown(replayed.result, replayed.result, error=replayed.error)
 
-    async def _live(self, name: str) -> _Place:
+    async def _find_live_tool(self, name: str) -> _Place:
         """Return the tool of a live server, and start the servers at the first call.
 
         Raises:
@@ -288,9 +288,9 @@ class Toolset:
                     self._serve = None
 
         await on_tools_loop(serve())
-        return self._places[name]
+        return self.places[name]
 
-    async def _called(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
+    async def _call_tool(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
         tool, session = place.tool, place.session
         assert session is not None
         safe = tool.repeatable or (tool.takes_call_id and bool(call_id))
@@ -314,7 +314,7 @@ class _Wrong(AjetError):
         self.kind = kind
 
 
-def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+def _parse_arguments(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Parse the arguments of a call.
 
     Raises:
@@ -331,7 +331,7 @@ def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     return read
 
 
-async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
+async def _check_arguments(arguments: Mapping[str, Any], tool: Tool) -> None:
     """Check arguments against the tool's schema; a schema that cannot be used is left to the server.
 
     Raises:
@@ -362,7 +362,7 @@ def _describe_failure(problem: CallFailedError) -> str:
     return "the tool's answer is too large" if problem.kind == "too_large" else str(problem)
 
 
-def _names(places: Sequence[_Place]) -> list[str]:
+def _choose_names(places: Sequence[_Place]) -> list[str]:
     """Return the names shown to the model, in the order of `places`: unique, with characters allowed in requests."""
     times = Counter(place.tool.name for place in places)
     found: dict[str, None] = {}

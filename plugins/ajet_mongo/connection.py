@@ -66,21 +66,21 @@ class MongoConnection:
             raise StoreDownError(f"The store's address cannot be used: {error}", where=self.shown) from error
         # of a member that lags behind, a position would name what is not there yet
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
-        self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
+        self.quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
         self._unacknowledged = base.with_options(write_concern=WriteConcern(w=0))
-        self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
+        self.durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
     def run_durable(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
         """Run an operation with durable writes. Raises StoreDownError, and pymongo's errors for refused documents."""
-        return self._run_operation(operation, self._durable)
+        return self.run_operation(operation, self.durable)
 
     def run_quick(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
         """Run an operation with writes made durable by the next durable write."""
-        return self._run_operation(operation, self._quick)
+        return self.run_operation(operation, self.quick)
 
     def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
         """Send writes without waiting for an answer. The caller checks the success later."""
-        self._run_operation(operation, self._unacknowledged)
+        self.run_operation(operation, self._unacknowledged)
 
     def find(
         self,
@@ -108,7 +108,7 @@ class MongoConnection:
         self.outage.close()
         self._client.close()
 
-    def _run_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+    def run_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
         return self.outage.outlast(lambda: self._try_operation(operation, base))
 
     def _try_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:

@@ -109,7 +109,7 @@ class MongoPositions:
             orders = range(self._next, stop if below is None else min(stop, below))
             if not orders:
                 return False
-            self._insert_positions(orders)
+            self.insert_positions(orders)
             made = self._find_made()
         self._ledger.refresh_floor()
         floor = self._ledger.floor
@@ -127,7 +127,7 @@ class MongoPositions:
         """Find unfreed positions, possibly left by a killed process."""
         return self._link.find(TASK, {"status": MADE}, {"mark": 1})
 
-    def _insert_positions(self, orders: Iterable[int]) -> None:
+    def insert_positions(self, orders: Iterable[int]) -> None:
         """Insert positions. Existing positions belong to another process."""
         from pymongo.errors import BulkWriteError
 

@@ -204,10 +204,10 @@ class EpisodeRecords:
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
         there = [(name, documents) for name, documents in every if documents]
         for name, documents in there:
-            self._insert_documents(name, documents, is_acknowledged=is_acknowledged)
+            self.insert_documents(name, documents, is_acknowledged=is_acknowledged)
         return Counter({name: len(documents) for name, documents in there})
 
-    def _insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
+    def insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
         """Insert documents. Existing documents are from an attempt with a lost answer."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 

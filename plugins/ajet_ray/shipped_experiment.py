@@ -41,11 +41,11 @@ def _store_secret(secret: str) -> str:
 
 def restore_experiment(about: Any) -> Experiment:
     """Return the experiment packed in `data.ajet`."""
-    return _compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
+    return compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
 
 
 @lru_cache(maxsize=1)
-def _compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
+def compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
     from ajet.config import Experiment
     from ajet.config.dotenv import load_dotenv_files
 

@@ -56,7 +56,7 @@ class StoreTickets(LaunchTickets):
         super().__init__(store, order, batch=settings.data.train_batch_size)
         self._shared, self._announcer, self._run = store, announcer, run
         self._size, self._steps_in_all = settings.data.train_batch_size, steps
-        self._closed_groups = ClosedGroups(
+        self.closed_groups = ClosedGroups(
             store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
         )
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
@@ -68,7 +68,7 @@ class StoreTickets(LaunchTickets):
         )
         self._granted = 0
         """Number of tickets granted so far."""
-        self._groups: dict[int, Group] = {}
+        self.groups: dict[int, Group] = {}
         """Granted, unfinished groups by position."""
         self._abandoned: set[int] = set()
         """Tickets abandoned before the grant."""
@@ -80,8 +80,8 @@ class StoreTickets(LaunchTickets):
 
     def list_grants(self) -> list[TicketGrant]:
         """Return grants of closed groups for waiting requests."""
-        self._closed_groups.read(self._order, self._trained)
-        ready = self._closed_groups.ready(self._trained, self._trained + 1)
+        self.closed_groups.read(self._order, self._trained)
+        ready = self.closed_groups.ready(self._trained, self._trained + 1)
         there = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
         ]
@@ -115,7 +115,7 @@ class StoreTickets(LaunchTickets):
 
     def close(self, group: Group, step: int) -> bool:
         """Hand a group over for its requesting step. Return False for a repeated hand-over or a given-up group."""
-        if group.order in self._steps or group.order not in self._groups:
+        if group.order in self._steps or group.order not in self.groups:
             return False
         self._steps[group.order] = step
         return True
@@ -128,13 +128,13 @@ class StoreTickets(LaunchTickets):
         for order in [order for order, place in self._places.items() if place == ticket]:
             logger.warning("position {} takes its process down: it is left in the store", order)
             self._given_up.add(order)
-            del self._places[order], self._groups[order]
+            del self._places[order], self.groups[order]
             self._steps.pop(order, None)
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
         """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
-        self._closed_groups.read(self._order, step - 1)
-        ready = self._closed_groups.ready(step - 1, step)
+        self.closed_groups.read(self._order, step - 1)
+        ready = self.closed_groups.ready(step - 1, step)
         over = [
             group
             for group in self._list_handed_groups()
@@ -142,7 +142,7 @@ class StoreTickets(LaunchTickets):
         ]
         given = {group.order for group in over}
         stale = [group for group in ready.stale if group.order not in given]
-        reuse = self._closed_groups.take(over, stale, ready.expired)
+        reuse = self.closed_groups.take(over, stale, ready.expired)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in over if group.scored]
         staying, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
@@ -151,7 +151,7 @@ class StoreTickets(LaunchTickets):
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.expired, step, "stale")
         for group in over:
-            del self._steps[group.order], self._places[group.order], self._groups[group.order]
+            del self._steps[group.order], self._places[group.order], self.groups[group.order]
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         retrained = [group.order for group in scored if group.order in reuse.before]
@@ -228,10 +228,10 @@ class StoreTickets(LaunchTickets):
 
     def _list_handed_groups(self) -> list[Group]:
         """List groups waiting for their requesting step."""
-        return [self._groups[order] for order in self._steps]
+        return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
-        self._places[group.order], self._groups[group.order] = self._granted, group
+        self._places[group.order], self.groups[group.order] = self._granted, group
         self._granted += 1
         return TicketGrant(group.order, group.task, group)
 

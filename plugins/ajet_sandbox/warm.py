@@ -159,7 +159,7 @@ class WarmSandbox(ABC):
 
     def stop(self) -> None:
         with suppress(OSError):
-            self._send_frame(pack_frame({"do": "stop"}))
+            self.send_frame(pack_frame({"do": "stop"}))
 
     def close(self) -> None:
         if self._is_closed:
@@ -274,7 +274,7 @@ class WarmSandbox(ABC):
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
             try:
-                self._send_frame(pack_frame(dict(order), content))
+                self.send_frame(pack_frame(dict(order), content))
                 return self._receive_answer(time.monotonic() + LATE, (1 << 20) + order.get("longest", 0))
             except (OSError, FrameError) as error:
                 self._end_processes()
@@ -294,14 +294,14 @@ class WarmSandbox(ABC):
             order["watch_memory"] = not self._is_memory_held or limits.memory < self._limits.memory
             began = time.monotonic()
             try:
-                self._send_frame(pack_frame(order, *blobs))
+                self.send_frame(pack_frame(order, *blobs))
                 longest = max(self._longest, 2 * limits.output + (1 << 20))
                 head, texts = self._receive_answer(began + limits.wall + LATE, longest)
             except (OSError, FrameError) as error:
                 return self._handle_loss(error, time.monotonic() - began)
             return self._parse_result(head, texts)
 
-    def _send_frame(self, frame: bytes) -> None:
+    def send_frame(self, frame: bytes) -> None:
         with self._writing:
             self._line.sendall(frame)
 

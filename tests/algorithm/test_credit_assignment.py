@@ -15,7 +15,7 @@ from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_refer
 from ajet.config import Experiment
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
-from tests.local_fixtures import config_of, episode_of, group_of
+from tests.support.local_fixtures import config_of, episode_of, group_of
 
 
 def algorithm(name, **changes):

@@ -28,8 +28,8 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
 from ajet.train.runner import LaunchOptions
-from tests.judge_fixtures import SECRET, JudgeServer
-from tests.local_fixtures import config_of, episode_of, group_of
+from tests.support.judge_fixtures import SECRET, JudgeServer
+from tests.support.local_fixtures import config_of, episode_of, group_of
 
 
 def config(**changes):
@@ -206,7 +206,7 @@ def test_an_endpoints_connections_are_closed_on_the_loop_that_asked():
         teacher = endpoint(server)
         await teacher.leave()
         await teacher.logprobs([replace(line, ids=line.ids % 9) for line in episode_of(1.0, (3,)).timelines])
-        client = teacher._client
+        client = teacher.client
         assert not client.is_closed
         await teacher.leave()
         await teacher.leave()
@@ -324,7 +324,7 @@ def test_what_only_local_has_is_refused_by_name(keys, why):
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity", "local"])
 def test_a_loss_of_ones_own_that_chooses_is_refused_where_there_is_nothing_to_choose_from(backbone):
-    settings = config_of(algorithm__policy_loss="tests.own_algorithms->Choosy")
+    settings = config_of(algorithm__policy_loss="tests.support.own_algorithms->Choosy")
     settings.backbone = backbone
     if backbone == "local":
         assert open_algorithm(settings).name == "grpo"

@@ -23,7 +23,7 @@ from ajet.config.plugins import find_parts
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError, UserError
 from tests.algorithm.test_loss_terms import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, huber, numeric_gradient
-from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
+from tests.support.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
 
 ENGINE = [-0.3, -1.2, -2.0, -0.9, -1.1, -1.0, -0.7, -1.9]
 REPLIES = [0, 0, 0, 1, 1, 2, 2, 2]
@@ -200,7 +200,7 @@ def test_decoupled_ppo_is_the_clipped_ratio_to_the_proximal_policy_times_the_pro
 def test_what_counts_twice_is_refused():
     for settings in (
         {"old_policy": "behaviour", "is_cap": 2.0},
-        {"adv_estimator": "tests.own_algorithms->AgainstTheMedian"},
+        {"adv_estimator": "tests.support.own_algorithms->AgainstTheMedian"},
     ):
         tree = {"trainer_common": {"algorithm": {"policy_loss": "sapo", **settings}}}
         with pytest.raises(UserError):
@@ -311,7 +311,7 @@ def test_the_trainer_has_the_numbers_of_whole_replies_however_they_are_cut_into_
             drawn = np.random.default_rng(sample.timeline.ids.size).normal(0, 0.2, row.size)
             sample.timeline.logprobs = (row + drawn).astype(np.float32)
         loss = StepLoss(samples[:2], trainer.tokens, 1.0, compare_engine=True, old=own[:2])
-        trainer._add_gradients(loss, 1.0)
+        trainer.add_gradients(loss, 1.0)
         trainer.policy.weights.drop_gradients()
         assert loss.tally.loss == pytest.approx(
             sum(at_first(*each, mode) for each in zip(samples[:2], own[:2], strict=True)), rel=1e-4

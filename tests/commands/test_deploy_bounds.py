@@ -46,10 +46,10 @@ def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_card_names_no_address_and_no_folder(value, told):
-    assert model_card._plain_text(value) == told
+    assert model_card.flatten_text(value) == told
 
 
 def test_a_number_that_is_none_does_not_stop_a_card(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"label": "m"}')
     (tmp_path / "metrics.jsonl").write_text('{"validation/reward": "NaN", "validation/success_rate": 0.5}\n')
-    assert list(model_card._describe_evaluation(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]
+    assert list(model_card.describe_evaluation(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]

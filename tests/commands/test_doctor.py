@@ -19,10 +19,10 @@ from ajet.schema.commands import format_extra_install
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from ajet_verl.checkup import check_verl as verl
-from tests.ajet_command import environment
-from tests.chat_templates import SMOLLM2, made, variant
-from tests.ports import free_port
-from tests.published_templates import FAMILIES, family
+from tests.support.ajet_process import environment
+from tests.support.chat_templates import SMOLLM2, made, variant
+from tests.support.ports import free_port
+from tests.support.published_templates import FAMILIES, family
 
 pytestmark = pytest.mark.slow
 

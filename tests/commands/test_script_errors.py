@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import environment, metric_rows
+from tests.support.ajet_process import environment, metric_rows
 
 pytestmark = pytest.mark.slow
 HEAD = """import ajet

@@ -21,9 +21,9 @@ from ajet.config.schema.base import describe_field, walk_keys
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
 from ajet_verl.config.credit import ESTIMATOR, find_unsupported
-from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT, blocks
-from tests.local_fixtures import config_of, episode_of, group_of
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.local_fixtures import config_of, episode_of, group_of
 
 PAGE = ROOT / "docs" / "algorithms.md"
 OWN = ["own.py->AgainstTheMedian", "own.py->AgainstHalf"]

@@ -19,7 +19,7 @@ from ajet.engine.endpoint import EndpointEngine
 from ajet.record.attempts import read_attempts
 from ajet.task_reader.jsonl import JsonlReader
 from ajet.workflow import ambient
-from tests.ajet_command import ajet, start
+from tests.support.ajet_process import ajet, start
 
 WORKFLOW = """
 import os
@@ -238,7 +238,7 @@ def test_down_model_server_is_named_before_play(project, server, capsys, more):
 
 @pytest.mark.slow
 def test_attempts_that_the_server_failed_are_left_out_and_played_again(project, server, capsys, monkeypatch):
-    monkeypatch.setattr(ambient, "_foreign_hosts", set())
+    monkeypatch.setattr(ambient, "foreign_hosts", set())
 
     def goes_away(self):
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -9,7 +9,7 @@ import pytest
 from ajet.engine.sglang import RemoteSglang
 from ajet.schema.errors import UserError
 from tests.contract.test_followed_vllm import Trained, led_by_two, require_weights_by_version
-from tests.sglang_server import sglang_server
+from tests.support.sglang_server import sglang_server
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.config import ModelJudgeConfig
 from ajet_judges.model_judge.panel import ModelPanel, PanelMember
 from ajet_judges.model_judge.prompt import JudgeQuestion
-from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
+from tests.support.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}
 SECONDS = 0.8
@@ -109,7 +109,7 @@ def test_a_client_hears_that_it_need_not_ask_a_server_again_that_hangs(monkeypat
 
 @pytest.mark.parametrize("server", [*HANGS, *ODD], indirect=True)
 def test_models_that_judge_write_and_embed(server, monkeypatch):
-    monkeypatch.setattr(chat_model, "_hung", RateLimiter(60))
+    monkeypatch.setattr(chat_model, "hung_endpoints", RateLimiter(60))
     model = ChatModel(base_url=server.url, model="m")
     with warnings_said() as said:
         for asked in (request_completion(model, ASK, SECONDS), request_embeddings(model, ["a"], SECONDS)):
@@ -165,7 +165,7 @@ def test_the_teacher(server):
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
     with pytest.raises(TeacherFailure, match=said) as failure:
-        asyncio.run(teacher._request_rows([1, 2]))
+        asyncio.run(teacher.request_rows([1, 2]))
     assert failure.value.own and failure.value.retryable == (server.way in HANGS)
 
 
@@ -179,7 +179,7 @@ def test_a_server_that_tokens_are_sampled_from(server):
 
 
 def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
-    from tests.odd_endpoint import PAGE, Odd
+    from tests.support.odd_endpoint import PAGE, Odd
 
     with odd_endpoint("a page") as server:
         assert find_model_problem(server.url, "m", None, 5.0, named="") == ""

@@ -30,7 +30,7 @@ from ajet.store import (
 from ajet.store.opening import credentials
 from ajet.store.outage import limited_patience
 from ajet_mongo import positions
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 Opens = Callable[..., SharedStore]
 
@@ -276,7 +276,7 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
 
         for error in (OperationFailure("no room", 14031), WTimeoutError("too few members", 64)):
             with pytest.raises(StoreUnavailableError, match="cannot write"), limited_patience(0.1):
-                store._link.run_durable(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
+                store.link.run_durable(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
     store.disconnect()
     with pytest.raises(UserError):
         store.put(lease, Kept(episode("a")))

@@ -23,8 +23,8 @@ from ajet.task_reader import TaskOrder
 from ajet.train.session import open_store
 from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet_ray.tickets import open_verl_store
-from tests.mongod import Mongod
-from tests.record_fixtures import episode, failed
+from tests.support.mongod import Mongod
+from tests.support.record_fixtures import episode, failed
 
 AGENT = """
 async def agent(task, tuner):

@@ -34,7 +34,7 @@ from ajet.store.digest import ALTERED
 from ajet.store.sqlite_store import SqliteStore
 from ajet_mongo.mongo_store import MongoStore
 from ajet_mongo.schema import RECORD, TASK
-from tests.record_fixtures import assert_equal, episode
+from tests.support.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None
 
@@ -355,11 +355,11 @@ def test_what_no_checkpoint_goes_back_to_is_kept_nowhere(opener: Opener) -> None
             "step-1.bin", "step-1.closed", "step-1.jsonl"
         ]  # fmt: skip
     elif isinstance(store, MongoStore):
-        assert [each["traj_id"] for each in store._link.find(RECORD, {})] == ["b"]
-        assert [each["_id"] for each in store._link.find(TASK, {"num_samples": {"$gte": 1}})] == [1]
+        assert [each["traj_id"] for each in store.link.find(RECORD, {})] == ["b"]
+        assert [each["_id"] for each in store.link.find(TASK, {"num_samples": {"$gte": 1}})] == [1]
     else:
         assert isinstance(store, SqliteStore)
-        assert store._base.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
+        assert store.database.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
 
 
 def test_what_takes_the_place_of_what_is_kept_nowhere_is_not_taken_for_it(opener: Opener) -> None:

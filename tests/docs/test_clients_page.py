@@ -2,8 +2,8 @@
 
 import re
 
-from tests.client_fixtures import PATHS, Cell, all_plays
 from tests.docs.snippets import ROOT
+from tests.support.client_fixtures import PATHS, Cell, all_plays
 
 PAGE = ROOT / "docs" / "clients.md"
 

@@ -76,7 +76,7 @@ def test_the_update_is_documented():
     from ajet.backbone.local.losses import LossTally
     from ajet.backbone.local.trainer import Trainer
 
-    produced = set(Trainer._build_metrics(LossTally(tokens=1, compared=1, stale=1), [1.0], 1e-5, 10, 0.1))
+    produced = set(Trainer.build_metrics(LossTally(tokens=1, compared=1, stale=1), [1.0], 1e-5, 10, 0.1))
     assert {"loss", "mismatch_kl", "lr", "stale_is_weight_mean"} <= produced
     assert produced - set(documented()) == set()
 

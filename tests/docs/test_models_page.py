@@ -15,7 +15,7 @@ from ajet.backbone.local.packed_forward import PackedForward
 from ajet.engine.models import freeze_rope
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.errors import UserError
-from tests.tiny_models import FAMILIES, tiny
+from tests.support.tiny_models import FAMILIES, tiny
 
 pytestmark = pytest.mark.slow
 

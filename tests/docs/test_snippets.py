@@ -19,7 +19,7 @@ from scripts.reference.pages import performance_md
 from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
 from tests.docs.test_chinese_pages import OTHER_SOURCE, chinese
 from tests.docs.test_chinese_pages import PAGES as TRANSLATED
-from tests.viewer_fixtures import write_run
+from tests.support.viewer_fixtures import write_run
 
 ALL = [block for page in PAGES for block in blocks(page)]
 COPIES = {chinese(page) for page in TRANSLATED if page not in OTHER_SOURCE}

@@ -5,7 +5,7 @@ import re
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine
 from tests.docs.snippets import ROOT
-from tests.published_templates import FAMILIES, family
+from tests.support.published_templates import FAMILIES, family
 
 STATES = {"ok": "extends", "warning": "forks", "note": "one call a reply"}
 NAMES = {

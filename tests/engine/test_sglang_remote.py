@@ -22,7 +22,7 @@ from ajet.engine.server_weights import CHANGING, ConcurrentLoadError
 from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
 from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
-from tests.local_fixtures import config_of
+from tests.support.local_fixtures import config_of
 
 STOP = {"type": "stop", "matched": 5}
 

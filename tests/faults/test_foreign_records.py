@@ -29,9 +29,9 @@ from ajet.record.resume import RunIdentity
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
 from ajet_viewer.view import find_speller
-from tests.ajet_command import command
-from tests.ajet_command import environment as environment_of
-from tests.viewer_fixtures import write_run
+from tests.support.ajet_process import command
+from tests.support.ajet_process import environment as environment_of
+from tests.support.viewer_fixtures import write_run
 
 pytestmark = pytest.mark.slow
 

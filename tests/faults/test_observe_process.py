@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.ajet_command import start
+from tests.support.ajet_process import start
 from tests.support.observed import ENDED, STREAM, endpoint
 
 pytestmark = pytest.mark.slow

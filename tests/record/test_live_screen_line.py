@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ajet.record.live_screen import LiveLine, is_prompting
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def test_elsewhere_it_prints_whole_lines_without_control_characters() -> None:

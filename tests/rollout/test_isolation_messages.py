@@ -286,9 +286,9 @@ def test_what_is_printed_while_something_is_sent_waits_for_nobody(
     """An object that is thrown away in the midst of a message may print: its process stood still for ever. It is told
     before its attempt's end."""
     (channel, theirs), stream = sockets, OutputStream(1, "printed")
-    send = channel._channel.send
+    send = channel.channel.send
     monkeypatch.setattr(
-        channel._channel, "send",
+        channel.channel, "send",
         lambda *given: (given[1] == "ended" and print_in(channel, "gone\n", stream), send(*given)),
     )  # fmt: skip
     print_in(channel, "there\n", stream)
@@ -305,7 +305,7 @@ def test_what_is_printed_while_nobody_reads_is_held_up_to_the_bound(
 ) -> None:
     """All of it was: an agent in a thread could fill the memory."""
     (channel, theirs), stream = sockets, OutputStream(1, "printed")
-    with channel._sending:  # another thread sends, and the rollout reads nothing
+    with channel.sending:  # another thread sends, and the rollout reads nothing
         for k in range(1000):
             print_in(channel, f"{k:04}" * 100 + "\n", stream)
     channel.send_output(stream)

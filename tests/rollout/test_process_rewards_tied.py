@@ -12,7 +12,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.tool_use import ToolUse
-from tests.record_fixtures import call
+from tests.support.record_fixtures import call
 
 
 def test_an_engine_without_tokens_leaves_parts_without_them_and_untrained_agents_get_none():

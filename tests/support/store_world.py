@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ajet.schema.errors import UserError
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 from tests.support.stores import (
     ALTERED,
     Kept,

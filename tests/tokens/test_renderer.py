@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ajet.schema.errors import UserError
 from ajet.tokens import Rendered, Renderer, TemplateRefused
 from ajet.tokens.parsing import ReplyParser, assemble
-from tests.chat_templates import STYLES, tokenizer, variant
+from tests.support.chat_templates import STYLES, tokenizer, variant
 
 ADD = {
     "type": "function",

@@ -8,8 +8,8 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.errors import UserError
-from tests.ajet_command import ajet, metric_rows
-from tests.tutorial_runs import TUTORIALS, learned
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.tutorial_runs import TUTORIALS, learned
 
 FOLDER = TUTORIALS / "example_distillation"
 

@@ -105,7 +105,7 @@ class Announcer:
         self._ahead = count_ahead(settings)
         self._below = -1
         self._holds = False
-        self._last_heartbeat = self._last_wait_log = -math.inf
+        self._last_heartbeat = self.last_wait_log = -math.inf
         self.leased = 0
         """Positions leased by samplers at the last `announce`."""
         self._given_up = DeadLetterLog(store)
@@ -210,9 +210,9 @@ class Announcer:
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
         """Log that `step` waits for groups, at most once per HEARTBEAT_S."""
         self.live(step - 1)
-        if time.monotonic() - self._last_wait_log <= HEARTBEAT_S:
+        if time.monotonic() - self.last_wait_log <= HEARTBEAT_S:
             return
-        self._last_wait_log = time.monotonic()
+        self.last_wait_log = time.monotonic()
         samplers = len(self._list_samplers())
         who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} at work"
         who += f": start some with `{self._starts}`" if self._starts and not samplers else ""

@@ -93,7 +93,7 @@ class LocalBackbone:
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
         self._gap: float | None = None
-        self._ask_canary()
+        self.compute_canary()
         self._is_gc_frozen = freeze_startup_objects()
 
     @property
@@ -155,9 +155,9 @@ class LocalBackbone:
         """
         self.version = self.trainer.version
         self._sampler.weights_changed(self.version)
-        return self._ask_canary()
+        return self.compute_canary()
 
-    def _ask_canary(self) -> dict[str, float]:
+    def compute_canary(self) -> dict[str, float]:
         if self._canary.tolerance is None:
             return {}
         with self.scorer() as scorer:

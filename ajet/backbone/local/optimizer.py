@@ -61,12 +61,12 @@ class FlatAdamW:
         size = SLICE * torch.get_num_threads() if gradients.device.type == "cpu" else NORM_SLICE
         room = torch.empty(3, min(size, end - begin), dtype=torch.float32, device=gradients.device)
         for start, stop in _split_range(begin, decayed, size):
-            self._move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
+            self.move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
         for start, stop in _split_range(decayed, end, size):
-            self._move_slice(gradients, start, stop, lr, scale, 0.0, steps, room)
+            self.move_slice(gradients, start, stop, lr, scale, 0.0, steps, room)
         return norm
 
-    def _move_slice(
+    def move_slice(
         self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int, room: Tensor
     ) -> None:
         beta1, beta2 = self.betas

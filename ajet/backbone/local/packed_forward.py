@@ -83,7 +83,7 @@ class PackedForward:
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
             parts = [
-                token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self._split_targets(row)
+                token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self.split_targets(row)
             ]
         return torch.cat(parts)
 
@@ -97,7 +97,7 @@ class PackedForward:
             targets = self._on_device(row.targets.token)
             parts = [
                 truncated_logprobs(self.logits(hidden[at]), targets[at], temperature, top_p, top_k, slack=slack)
-                for at in self._split_targets(row)
+                for at in self.split_targets(row)
             ]
         return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
@@ -120,7 +120,7 @@ class PackedForward:
         hidden = self.hidden(row)
         targets = self._on_device(row.targets.token)
         total, grads = 0.0, []
-        chunks = self._split_targets(row)
+        chunks = self.split_targets(row)
         head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
         sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
         for at in chunks:
@@ -191,7 +191,7 @@ class PackedForward:
         ).last_hidden_state[0]
         return states
 
-    def _split_targets(self, row: PackedRow) -> list[slice]:
+    def split_targets(self, row: PackedRow) -> list[slice]:
         count, vocabulary = row.targets.token.size, self.head.weight.shape[0]
         size = max(1, CHUNK_BYTES // (4 * vocabulary))
         pieces = max(1, math.ceil(count / size))

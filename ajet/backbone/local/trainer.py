@@ -171,7 +171,7 @@ class Trainer:
                     written=batch.written,
                 )
                 critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
-                tokens += self._add_gradients(loss, batch.temperature, critic=critic)
+                tokens += self.add_gradients(loss, batch.temperature, critic=critic)
                 norm, its_own = self._step_optimizer(loss, lr, critic, warming=warming)
                 norms.append(norm)
                 own.append(its_own)
@@ -183,7 +183,7 @@ class Trainer:
         self.has_partial_update = False
         tally = LossTally.merge(tallies)
         self.fresh_gap = tally.fresh_gap / tally.fresh if tally.fresh else None
-        metrics = self._build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
+        metrics = self.build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
         metrics |= ValueTally.merge(critics).means() if critics else {}
         if tokens_loss is not self.tokens:
@@ -229,7 +229,7 @@ class Trainer:
                     sample.values = sample.returns = before
                 critic = StepValueLoss(self.critic, samples, 1.0)
             # gradients of several passes are float32, the larger case
-            self._add_gradients(loss, self.temperature, passes=2, critic=critic)
+            self.add_gradients(loss, self.temperature, passes=2, critic=critic)
         release_memory()
 
     def save(self, folder: Path, tokenizer: Any) -> None:
@@ -244,7 +244,7 @@ class Trainer:
         """
         self.version = checkpoint.read_checkpoint(folder, self.policy, self.optimizer, self.critic)
 
-    def _add_gradients(
+    def add_gradients(
         self, loss: StepLoss, temperature: float, *, passes: int = 0, critic: StepValueLoss | None = None
     ) -> int:
         """Sum the gradients of all rows, and the critic's, and return the number of computed tokens.
@@ -365,7 +365,7 @@ class Trainer:
         return [weights.values, optimizer.first, optimizer.second, *low]
 
     @staticmethod
-    def _build_metrics(
+    def build_metrics(
         tally: LossTally, norms: Sequence[float], lr: float, tokens: int, seconds: float
     ) -> dict[str, float]:
         metrics = tally.means() if tally.steps else {}

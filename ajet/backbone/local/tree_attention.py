@@ -169,14 +169,14 @@ def tree_attention(
             outputs.append(_attend_dense(q, k, v, None, how))
         elif q.shape[2] <= DENSE:
             outputs.append(_attend_dense(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
-        elif _uses_subtrees(q, how, window):
+        elif uses_subtrees(q, how, window):
             outputs.append(subtree_attention(tree, q, k, v, how.scaling))
         else:
             outputs.extend(_attend_by_segment(trees, tree, q, k, v, how, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
-def _uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
+def uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
     """True if the kernel returns the log-sums needed by `subtree_attention` to combine parts."""
     return window is None and how.fused and q.device.type == "cpu"
 

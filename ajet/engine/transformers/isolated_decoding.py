@@ -90,7 +90,7 @@ def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabula
         draw = np.random.default_rng(seed)
         sequences = [draw.integers(0, vocabulary, size + REPLY) for size in LENGTHS]
         sequences[1][:PREFIX] = sequences[0][:PREFIX]
-        if logits_match(*_compute_both_logits(model, forward, shape, sequences), shape.dtype):
+        if logits_match(*compute_both_logits(model, forward, shape, sequences), shape.dtype):
             return
     raise UserError(
         f"{type(model).__name__} cannot be sampled by the transformers engine: its layers carry state along a row, "
@@ -100,7 +100,7 @@ def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabula
     )
 
 
-def _compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
+def compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
     """Return the logits of the sequences' last tokens by the engine and by the eager model, [B, REPLY, V] each."""
     found = decode_sequences(
         forward,

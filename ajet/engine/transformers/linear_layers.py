@@ -35,11 +35,11 @@ class PackedWeights:
     """Replaces the products of `model`'s linear layers in place; no other code may share the module objects."""
 
     def __init__(self, model: Any) -> None:
-        self._packed: dict[torch.nn.Linear, Tensor] = {}
+        self.packed_weights: dict[torch.nn.Linear, Tensor] = {}
         self._refused = False
         layers = [each for each in model.modules() if _is_packable(each)]
         one_each = {_read_kind(each): each for each in layers}
-        same = {kind: _same_bits(layer) for kind, layer in one_each.items()}
+        same = {kind: has_same_bits(layer) for kind, layer in one_each.items()}
         self._layers = [each for each in layers if same[_read_kind(each)]]
         for each in self._layers:
             each.forward = self._make_product(each)
@@ -51,7 +51,7 @@ class PackedWeights:
 
     def forget(self) -> None:
         """Free all packed weights; the next product packs again."""
-        self._packed.clear()
+        self.packed_weights.clear()
         self._refused = False
 
     def close(self) -> None:
@@ -66,18 +66,18 @@ class PackedWeights:
 
     def _make_product(self, layer: torch.nn.Linear) -> Any:
         def product(given: Tensor) -> Tensor:
-            packed = self._packed.get(layer)
+            packed = self.packed_weights.get(layer)
             if packed is None:
                 if not self._has_room():
                     return torch.nn.functional.linear(given, layer.weight, layer.bias)
-                packed = self._packed[layer] = _pack_weight(layer.weight)
+                packed = self.packed_weights[layer] = _pack_weight(layer.weight)
             return _multiply_packed(given, packed, layer.bias)
 
         return product
 
     def _has_room(self) -> bool:
         """True if memory suffices for all packed weights; checked once per version."""
-        if not self._packed and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
+        if not self.packed_weights and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
             logger.info("Too little memory to pack the weights for sampling ({:,.0f} MB needed)", self.bytes / 1e6)
             self._refused = True
         return not self._refused
@@ -115,7 +115,7 @@ def _read_kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
     return layer.out_features, layer.in_features, layer.bias is not None
 
 
-def _same_bits(layer: torch.nn.Linear) -> bool:
+def has_same_bits(layer: torch.nn.Linear) -> bool:
     """True if packed products of the layer equal torch's for every probed number of rows."""
     draw = torch.Generator().manual_seed(0)
     with torch.inference_mode():

@@ -160,14 +160,14 @@ class ObservingRelay:
         if body is None:
             return
         try:
-            fields = await _run(len(body) > LONG_BYTES, lambda: make_storable(load_json(body)))
+            fields = await _run_function(len(body) > LONG_BYTES, lambda: make_storable(load_json(body)))
         except (ValueError, RecursionError) as error:
             raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
         if session is not None and isinstance(fields, dict):
             fields.setdefault("session", session)
         feedback = parse_feedback(fields, time.time())
         try:
-            answer = await self._complete(self._sessions.add_feedback(feedback))
+            answer = await self._finish_write(self._sessions.add_feedback(feedback))
         except OSError as problem:
             why = f"The feedback could not be written: {problem.strerror}."
             raise Refused(why, status=507, code="not_recorded") from problem
@@ -186,15 +186,15 @@ class ObservingRelay:
             name = named or _read_name(headers, _SESSION) or self._digest_key(headers)
             agent = _read_name(headers, _AGENT) or "agent"
             is_long = len(body) > LONG_BYTES
-            row = await _run(is_long, partial(read_call, dialect, agent, body, redact))
+            row = await _run_function(is_long, partial(read_call, dialect, agent, body, redact))
             if row is None:
                 dialect = None
             else:
                 if self._token_ids and dialect in ("chat", "completions"):
-                    body = await _run(is_long, partial(_ask_for_ids, body))
-                running = await self._complete(self._sessions.begin(name, row, is_long=is_long))
+                    body = await _run_function(is_long, partial(_ask_for_ids, body))
+                running = await self._finish_write(self._sessions.begin(name, row, is_long=is_long))
         copy = ReplyCopy(dialect, redact)
-        passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
+        passing = asyncio.ensure_future(self._relay_request(scope, body, path, send, copy))
         watching = asyncio.ensure_future(_wait_for_leave(receive))
         try:
             if self._is_closing:  # the relay began to close while the call was begun
@@ -214,18 +214,18 @@ class ObservingRelay:
                 with suppress(asyncio.CancelledError):
                     await passing
             finally:
-                reply = await self._complete(_run(copy.is_long, copy.build_body))
+                reply = await self._finish_write(_run_function(copy.is_long, copy.build_body))
                 problem: str | None = copy.problem
                 if running is not None:
                     running.row.said, running.row.problem, running.row.finish = reply, copy.problem, copy.finish
-                    await self._complete(self._sessions.end(running))
+                    await self._finish_write(self._sessions.end(running))
                     problem = running.call.error
                 if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.is_due(problem):
                     logger.warning("{}: {}", self._endpoint, problem)
         if copy.is_cut:
             await break_off(scope)
 
-    async def _complete(self, writing: Coroutine[Any, Any, T]) -> T:
+    async def _finish_write(self, writing: Coroutine[Any, Any, T]) -> T:
         """Run to the end even if the request is cancelled, or the file would hold half a row."""
         task = asyncio.ensure_future(writing)
         self._writers.add(task)
@@ -237,7 +237,7 @@ class ObservingRelay:
                 raise
             return await task
 
-    async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: ReplyCopy) -> None:
+    async def _relay_request(self, scope: Scope, body: bytes, path: str, send: Send, copy: ReplyCopy) -> None:
         """Send the request to the endpoint, and the reply to the client."""
         query = scope.get("query_string", b"").decode("latin-1")
         url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
@@ -286,7 +286,7 @@ class ObservingRelay:
         return "anonymous" if key is None else "key-" + hmac.new(self._salt, key, hashlib.sha256).hexdigest()[:12]
 
 
-async def _run(is_long: bool, function: Callable[[], T]) -> T:
+async def _run_function(is_long: bool, function: Callable[[], T]) -> T:
     """Call a function, on a thread if the call takes long."""
     return await asyncio.to_thread(function) if is_long else function()
 

@@ -24,7 +24,7 @@ class RelayServer:
 
     def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
         self._relay, self._sessions, self._listening = relay, sessions, listening
-        self._thread = start_server(self._run, name="ajet-observe")
+        self._thread = start_server(self._run_loop, name="ajet-observe")
 
     @property
     def idle(self) -> bool:
@@ -36,12 +36,15 @@ class RelayServer:
         self._listener.stop()
         self._thread.join()
 
-    def _run(self, started: Callable[[], None]) -> None:
+    def _run_loop(self, started: Callable[[], None]) -> None:
         # The coroutine is closed explicitly: it never begins if the loop cannot be made.
-        with closing(self._listening), closing(self._serve(started)) as serving:
+        with (
+            closing(self._listening),
+            closing(self._serve_requests(started)) as serving,
+        ):
             asyncio.run(serving)
 
-    async def _serve(self, started: Callable[[], None]) -> None:
+    async def _serve_requests(self, started: Callable[[], None]) -> None:
         self._listener = Listener(self._relay)
         checking = asyncio.ensure_future(self._close_idle_sessions())
         started()

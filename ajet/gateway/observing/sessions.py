@@ -90,7 +90,7 @@ class ObservedSessions:
         session = self._open.get(name)
         if session is None:
             number = self._counts.get(name, 0)
-            _remember(self._counts, name, number + 1)
+            _remember_entry(self._counts, name, number + 1)
             file = self.folder / f"{uuid.uuid4().hex}.jsonl"
             session = self._open[name] = ObservedSession(name, number, file, time.time())
         session.used = time.monotonic()
@@ -120,7 +120,7 @@ class ObservedSessions:
             async with session.writing:
                 before = session.bytes
                 try:
-                    await self._write(session, dict(row))
+                    await self._write_row(session, dict(row))
                 except OSError as problem:
                     logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
                 is_long = session.bytes - before > LONG_BYTES
@@ -143,7 +143,7 @@ class ObservedSessions:
         try:
             async with session.writing:
                 if is_in_time := not session.is_closed:
-                    await self._write(session, {"feedback": feedback.build_row()})
+                    await self._write_row(session, {"feedback": feedback.build_row()})
                     session.feedback.append(feedback)
                     session.used = time.monotonic()
                     if feedback.end:
@@ -173,7 +173,7 @@ class ObservedSessions:
                 if not rows:  # the process was killed before its first write
                     file.unlink()
                     continue
-                session = self._restore(rows, self.folder / file.name)
+                session = self._restore_session(rows, self.folder / file.name)
                 session.bytes = file.stat().st_size
                 self.folder.mkdir(parents=True, exist_ok=True)
                 file.rename(session.file)
@@ -185,10 +185,10 @@ class ObservedSessions:
             self._open[session.name] = newer
             for each in (older, newer):
                 if (each is older and older is not newer) or each.is_over:
-                    self._close(each)
+                    self._close_session(each)
         return count
 
-    def _restore(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
+    def _restore_session(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
         """Rebuild a session from its file. Raises ValueError, KeyError and Refused for foreign rows."""
         head = _Head.model_validate(rows[0])
         session = ObservedSession(head.session, head.number, file, head.began)
@@ -208,17 +208,17 @@ class ObservedSessions:
             session.used = time.monotonic() - max(0.0, time.time() - ended.ended)
         return session
 
-    def _close(self, session: ObservedSession) -> None:
+    def _close_session(self, session: ObservedSession) -> None:
         session.is_closed = True
         if self._open.get(session.name) is session:
             del self._open[session.name]
         elif session in self._ending:
             self._ending.remove(session)
         episode = session.build_episode(self.run)
-        _remember(self._ended, f"session {session.name}", session.uuid)
+        _remember_entry(self._ended, f"session {session.name}", session.uuid)
         for call in episode.calls:
             if call.extra.get("id"):
-                _remember(self._ended, f"reply {call.extra['id']}", session.uuid)
+                _remember_entry(self._ended, f"reply {call.extra['id']}", session.uuid)
         self.on_closed(episode, session.file)
 
     def _end_session(self, session: ObservedSession) -> None:
@@ -231,7 +231,7 @@ class ObservedSessions:
     def _close_if_over(self, session: ObservedSession) -> None:
         """Close a session that is over and idle. Called after each call and each feedback."""
         if session.is_over and not session.is_closed and not session.running and not session.writing.locked():
-            self._close(session)
+            self._close_session(session)
 
     async def _add_late(self, feedback: Feedback, episode: str | None) -> dict[str, Any]:
         """Write feedback on an ended episode; `episode` is `None` for an unknown subject."""
@@ -263,7 +263,7 @@ class ObservedSessions:
             except asyncio.TimeoutError:  # not a TimeoutError on Python 3.10
                 return None
 
-    async def _write(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
+    async def _write_row(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
         head = {"session": session.name, "number": session.number, "began": session.began}
         rows = [row] if session.bytes else [head, row]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ class ObservedSessions:
         session.bytes += await asyncio.to_thread(write)
 
 
-def _remember(known: OrderedDict[str, Any], key: str, value: Any) -> None:
+def _remember_entry(known: OrderedDict[str, Any], key: str, value: Any) -> None:
     """Set the newest entry, and delete the oldest beyond MAX_ENDED."""
     known[key] = value
     known.move_to_end(key)

@@ -36,7 +36,7 @@ class LoopIsolation:
         import openai.resources.chat.completions  # noqa: F401 - the import takes seconds and would block the loop
 
         self._lock = threading.Lock()
-        self._loops = [_open_loop()]
+        self.loops = [_open_loop()]
         self._running: dict[AttemptBase, tuple[Future[WorkflowOutput], UserLoop]] = {}
         self._threads = ThreadIsolation()
         self._live: dict[AttemptBase, asyncio.Task[Any]] = {}
@@ -56,7 +56,7 @@ class LoopIsolation:
         if is_plain_attempt(attempt):
             return self._threads.start(attempt)
         with self._lock:
-            loop = self._loops[-1]
+            loop = self.loops[-1]
             future = loop.submit(self._run_attempt(attempt))
             self._running[attempt] = (future, loop)
         future.add_done_callback(lambda _: self._note_end(attempt))
@@ -77,15 +77,15 @@ class LoopIsolation:
                 return
             future, loop = found
             self._stopped.add(attempt)
-            if loop.is_blocked and loop is self._loops[-1]:
-                self._loops.append(_open_loop())
+            if loop.is_blocked and loop is self.loops[-1]:
+                self.loops.append(_open_loop())
         future.cancel()
 
     def close(self) -> None:
         """Cancel all running attempts and end the loops."""
         self._threads.close()
         with self._lock:
-            loops = list(self._loops)
+            loops = list(self.loops)
         for loop in loops:
             loop.close()
 
@@ -93,9 +93,9 @@ class LoopIsolation:
         """Remove an attempt with a finished future, and close the old loops without attempts."""
         with self._lock:
             self._running.pop(attempt, None)
-            unused = [loop for loop in self._loops[:-1] if not self._has_attempts(loop)]
+            unused = [loop for loop in self.loops[:-1] if not self._has_attempts(loop)]
             for loop in unused:
-                self._loops.remove(loop)
+                self.loops.remove(loop)
         for loop in unused:
             loop.close()
 

@@ -40,7 +40,7 @@ class ProcessIsolation(WorkerPool):
         """Raises ConfigError if another process could not import the workflow."""
         super().__init__(find_setup(workflow_class, experiment, ambient))
         self._idle: list[WorkerHandle] = []
-        self._most_starts = STARTS_PER_PROCESSOR * (usable_cpus() or 1)
+        self.max_starts = STARTS_PER_PROCESSOR * (usable_cpus() or 1)
         self._timer: threading.Timer | None = None
 
     def _choose_worker(self) -> WorkerHandle | None:
@@ -51,7 +51,7 @@ class ProcessIsolation(WorkerPool):
                 return worker
             worker.close()
         starting = [left for worker in self._workers if (left := worker.remaining_start_seconds)]
-        if len(starting) < self._most_starts:
+        if len(starting) < self.max_starts:
             return self._open_worker()
         if self._timer is None:
             self._timer = threading.Timer(min(starting), self._place_later)

@@ -74,8 +74,8 @@ class WorkerChannel:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
-        self._channel = MessageChannel(descriptor, descriptor)
-        self._sending = threading.Lock()
+        self.channel = MessageChannel(descriptor, descriptor)
+        self.sending = threading.Lock()
         self._registry = threading.Lock()
         """Guards `_waiting`. Never held during a send, because sending may take long."""
         self._waiting: dict[int, deque[Future[Message]]] = {}
@@ -88,7 +88,7 @@ class WorkerChannel:
 
     def receive(self) -> Message:
         """Wait for the next message. Call this only before `start_reading`."""
-        return self._channel.receive()
+        return self.channel.receive()
 
     def start_reading(self) -> None:
         """Start the thread that reads messages."""
@@ -112,13 +112,13 @@ class WorkerChannel:
             raise make_error("forked", "a forked process requested a model: create the client before the fork")
         body = encode_request(kind, value)
         reply: Future[Message] = Future()
-        with self._sending:
+        with self.sending:
             with self._registry:
                 waiting = self._waiting.get(attempt)
                 if waiting is None:
                     raise _make_over_error()
                 waiting.append(reply)
-            self._channel.send(attempt, kind, body)
+            self.channel.send(attempt, kind, body)
         self._send_output()
         return reply
 
@@ -142,12 +142,12 @@ class WorkerChannel:
 
     def end(self, attempt: int, body: bytes) -> None:
         """Send the attempt's end, once. Open requests of the attempt fail."""
-        with self._sending:
+        with self.sending:
             self._write_output()
             with self._registry:
                 waiting = self._waiting.pop(attempt, None)
             if waiting is not None:
-                self._channel.send(attempt, "ended", body)
+                self.channel.send(attempt, "ended", body)
         self._send_output()
         for reply in waiting or ():
             if reply.set_running_or_notify_cancel():
@@ -156,7 +156,7 @@ class WorkerChannel:
     def _read_messages(self) -> None:
         try:
             while True:
-                message = self._channel.receive()
+                message = self.channel.receive()
                 if message.kind in ("attempt", "stop"):
                     self._orders.put(message)
                 else:
@@ -172,11 +172,11 @@ class WorkerChannel:
             reply.set_result(message)
 
     def _send_output(self) -> None:
-        while self._output and self._sending.acquire(blocking=False):
+        while self._output and self.sending.acquire(blocking=False):
             try:
                 self._write_output()
             finally:
-                self._sending.release()
+                self.sending.release()
 
     def _write_output(self) -> None:
         while self._output:
@@ -184,7 +184,7 @@ class WorkerChannel:
             stream.is_queued = False  # before taking the tail, because later output queues the stream again
             tail = stream.tail.take()
             if tail[0] and (stream.attempt == NO_ATTEMPT or self.is_open(stream.attempt)):
-                self._channel.send(stream.attempt, stream.kind, encode_value(tail))
+                self.channel.send(stream.attempt, stream.kind, encode_value(tail))
 
     def _disconnect_fork(self) -> None:
         """Replace the channel's descriptor in a forked process, which must not write to the channel."""

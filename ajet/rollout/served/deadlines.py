@@ -68,12 +68,12 @@ class DeadlineWatcher:
             if isinstance(problem, Exception):
                 on_error(problem)
 
-        self._watching = asyncio.run_coroutine_threadsafe(self._check_repeatedly(), loop)
-        self._watching.add_done_callback(report)
+        self.watching = asyncio.run_coroutine_threadsafe(self._check_repeatedly(), loop)
+        self.watching.add_done_callback(report)
 
     def stop(self) -> None:
         """End the checks. Does not wait."""
-        self._watching.cancel()
+        self.watching.cancel()
 
     async def _check_repeatedly(self) -> None:
         limits = [limit for limit in (self._episode_timeout, self._idle_timeout, self._group_deadline) if limit]
@@ -86,13 +86,13 @@ class DeadlineWatcher:
         for served in list(self._under_way.values()):
             if served.unrecorded_since is not None:
                 await self._retry_recording(served, served.unrecorded_since)
-            elif (failure := self._find_timeout(served)) and served.ending is None:
+            elif (failure := self.find_timeout(served)) and served.ending is None:
                 with contextlib.suppress(Refused):  # not recorded: the next check tries again
                     await self._end(served, AttemptResult(failure=failure), "timeout")
         for group in self._groups.list_older(self._group_deadline or math.inf):
             await self._close_overdue(group)
 
-    def _find_timeout(self, served: ServedEpisode) -> Failure | None:
+    def find_timeout(self, served: ServedEpisode) -> Failure | None:
         if self._idle_timeout and served.idle_seconds > self._idle_timeout:
             why = f"no model call for {self._idle_timeout:g} seconds (gateway.idle_timeout)"
             return Failure("agent", "timeout", why, retryable=True)

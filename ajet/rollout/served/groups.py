@@ -138,7 +138,7 @@ class OpenGroups:
             tasks: The task reader's order. None: clients bring all tasks themselves.
             places: Number of attempts at a task.
         """
-        self._store, self._tasks, self._places = store, tasks, places
+        self._store, self.tasks, self._places = store, tasks, places
         self._open: list[OpenGroup] = []
         self._making = asyncio.Lock()
         self._removing: set[OpenGroup] = set()
@@ -172,7 +172,7 @@ class OpenGroups:
         Raises:
             Refused: The task does not exist, no task is free, or the store is out of reach.
         """
-        if task is None and self._tasks is None:
+        if task is None and self.tasks is None:
             raise Refused("The request names no task, and the server has no task reader.", param="task")
         if (found := self._find_open(task, is_wanted)) is not None:
             return found
@@ -187,7 +187,7 @@ class OpenGroups:
     def _refuse_all_busy(self, task: Task | None) -> None:
         """Raise Refused if as many reader tasks wait for a first attempt as an epoch has."""
         ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
-        if task is None and self._tasks is not None and ahead >= len(self._tasks):
+        if task is None and self.tasks is not None and ahead >= len(self.tasks):
             raise Refused(
                 "As many episodes of every task are under way as serve.max_per_task allows; finish one first.",
                 status=429,
@@ -204,9 +204,9 @@ class OpenGroups:
         if task is not None:
             lease = await call_store_or_refuse(self._store.bring)
         else:
-            assert self._tasks is not None
+            assert self.tasks is not None
             (lease,) = await call_store_or_refuse(self._store.lease, 1)
-            task = self._tasks.task(lease.order)
+            task = self.tasks.task(lease.order)
         group = OpenGroup(task, lease, self._places)
         self._open.append(group)
         if len(self._open) == MANY_GROUPS:

@@ -82,26 +82,31 @@ class EpisodeRegistry:
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
         self._backlog = backlog
-        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
-        self._breaker = Breaker(settings.rollout.breaker)
+        self.judge_caller = JudgeCaller(judge, settings, gateway.decode)
+        self.breaker = Breaker(settings.rollout.breaker)
         builder = EpisodeBuilder.open(experiment)
-        ranks = self._judge_caller.is_comparing and backlog is not None and settings.rollout.num_repeat > 1
-        self._ranker = ServedRanker(self._judge_caller, builder, settings.seed, self._take_ranking)
-        self._finisher = EpisodeFinisher(gateway, self._judge_caller, builder, episode_store, ranks=ranks)
-        self._open: dict[str, ServedEpisode] = {}
-        self._admission = AdmissionControl(settings, self._breaker, self._open, self._count_complete, backlog)
+        ranks = self.judge_caller.is_comparing and backlog is not None and settings.rollout.num_repeat > 1
+        self._ranker = ServedRanker(self.judge_caller, builder, settings.seed, self._take_ranking)
+        self.finisher = EpisodeFinisher(gateway, self.judge_caller, builder, episode_store, ranks=ranks)
+        self.open_episodes: dict[str, ServedEpisode] = {}
+        self._admission = AdmissionControl(settings, self.breaker, self.open_episodes, self._count_complete, backlog)
         self._opener = EpisodeOpener(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
         self._ended = EndedEpisodes()
-        self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
+        self.groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
         self._closing = False
         self.results = ResultQueue()
-        self._thread = LoopThread("ajet-desk")
-        self._loop = self._thread.loop
-        self._deadlines = DeadlineWatcher(
-            settings, self._open, self._groups, end=self._end_episode, give_up=self._give_up, close=self._close_early
+        self.thread = LoopThread("ajet-desk")
+        self.loop = self.thread.loop
+        self.deadlines = DeadlineWatcher(
+            settings,
+            self.open_episodes,
+            self.groups,
+            end=self._end_episode,
+            give_up=self._give_up,
+            close=self._close_early,
         )
-        self._deadlines.start(self._loop, self.results.fail)
+        self.deadlines.start(self.loop, self.results.fail)
 
     async def open(self, request: EpisodeRequest) -> dict[str, Any]:
         """Open an episode. Return the name, task, address and key. Raises Refused."""
@@ -135,33 +140,33 @@ class EpisodeRegistry:
 
         Blocks. Call this before the first client connects.
         """
-        return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self.loop).result()
 
     @property
     def open_count(self) -> int:
         """The number of open episodes, from any thread."""
-        return len(self._open)
+        return len(self.open_episodes)
 
     @property
     def has_pending(self) -> bool:
         """True if an episode is open or ranked, or a result waits. For any thread, or a signal's handler."""
-        return bool(self._open) or self._count_complete() > 0
+        return bool(self.open_episodes) or self._count_complete() > 0
 
     def close(self) -> None:
         """Abort all open episodes and hand over incomplete groups. Idempotent, blocks."""
         if self._closing:
             return
         self._closing = True
-        asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result()
-        self._judge_caller.close()
-        self._thread.stop(STOP_TIMEOUT)
+        asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result()
+        self.judge_caller.close()
+        self.thread.stop(STOP_TIMEOUT)
 
     async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work to the end on the registry's loop, even if the client disconnects."""
         if self._closing:
             work.close()
             raise make_closing_refusal()
-        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop)))
 
     # The methods below run on the registry's loop.
 
@@ -173,7 +178,7 @@ class EpisodeRegistry:
             if lease.attempts[0].alone:
                 self.results.put(lease.attempts[0].episode)
                 continue
-            group = self._groups.restore_group(lease)
+            group = self.groups.restore_group(lease)
             if lease in complete:
                 group.close()
             if group.is_complete:
@@ -186,7 +191,7 @@ class EpisodeRegistry:
         try:
             return await self._choose_task(request, is_probe)
         except BaseException:
-            self._breaker.report_end(None, probe=is_probe, aborted=True)
+            self.breaker.report_end(None, probe=is_probe, aborted=True)
             raise
         finally:
             self._admission.opening -= 1
@@ -212,7 +217,7 @@ class EpisodeRegistry:
         if task is None or (request.trains and self._backlog is not None):
             if not request.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
-            group = await self._groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
+            group = await self.groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
             task = group.task
         lease = group.lease if group is not None else await call_store_or_refuse(self._store.bring)
         if self._closing:
@@ -228,7 +233,7 @@ class EpisodeRegistry:
             if group is not None:
                 group.free_place(repeat)
             raise
-        self._open[served.identity.uuid] = served
+        self.open_episodes[served.identity.uuid] = served
         return describe_opened(served, self._policy_version)
 
     async def _finish_episode(
@@ -262,9 +267,9 @@ class EpisodeRegistry:
 
     async def _describe_overview(self) -> dict[str, Any]:
         return {
-            "open": list(self._open),
+            "open": list(self.open_episodes),
             "ended": dict(self._ended.counts),
-            "open_groups": len(self._groups),
+            "open_groups": len(self.groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
             "held_out_tasks": len(self._held_out),
             "version": self._policy_version,
@@ -279,7 +284,7 @@ class EpisodeRegistry:
         return getattr(self._gateway.engine, "version", 0)
 
     def _get_open(self, name: str) -> ServedEpisode:
-        served = self._open.get(name)
+        served = self.open_episodes.get(name)
         if served is None:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
         return served
@@ -293,23 +298,23 @@ class EpisodeRegistry:
     async def _conclude_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
         if served.built is None:
             try:
-                served.built, served.ended_by = await self._finisher.judge_episode(served, played), by
+                served.built, served.ended_by = await self.finisher.judge_episode(served, played), by
             except BaseException:
                 self._leave_group(served)
-                self._breaker.report_end(None, probe=served.is_probe, aborted=True)
+                self.breaker.report_end(None, probe=served.is_probe, aborted=True)
                 raise
             await self._free_if_lost(served)
             aborted = served.built.status == "aborted"
             if aborted:
                 self._return_held_out(served)
-            self._breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
+            self.breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
         episode = served.built
         if by != CLOSING:
-            await self._finisher.record_episode(served)
+            await self.finisher.record_episode(served)
         self._ended.counts[episode.status] += 1
         self._ended.remember(describe_outcome(episode), served.ended_by)
         await self._hand_over(served.group, episode)
-        self._open.pop(episode.uuid, None)  # only now: closing waits until no episode is open
+        self.open_episodes.pop(episode.uuid, None)  # only now: closing waits until no episode is open
         return episode
 
     async def _free_if_lost(self, served: ServedEpisode) -> None:
@@ -330,7 +335,7 @@ class EpisodeRegistry:
     def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
         """Give up an episode with an unrecorded end, once no request waits for the episode."""
         assert served.built is not None and served.ending is not None
-        if served.identity.uuid not in self._open or not served.ending.done():
+        if served.identity.uuid not in self.open_episodes or not served.ending.done():
             return
         logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
@@ -344,7 +349,7 @@ class EpisodeRegistry:
             self._held_out.return_turn(served.identity.task)
 
     def _leave_group(self, served: ServedEpisode) -> None:
-        self._open.pop(served.identity.uuid, None)
+        self.open_episodes.pop(served.identity.uuid, None)
         self._return_held_out(served)
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
@@ -359,10 +364,10 @@ class EpisodeRegistry:
 
     async def _finish_group(self, group: OpenGroup, *, is_reported: bool = False) -> None:
         """Hand on a complete group for ranking or training. `is_reported` is True if the store has noted the end."""
-        if group in self._groups:
+        if group in self.groups:
             trains = self._backlog is not None
             # A group cut short by the closing is not reported: a later server continues the group.
-            await self._groups.remove(group, report=trains and not self._closing and not is_reported)
+            await self.groups.remove(group, report=trains and not self._closing and not is_reported)
             if not self._closing and any(map(needs_ranking, group.episodes)):
                 self._ranker.begin(group)
             elif trains:
@@ -370,14 +375,14 @@ class EpisodeRegistry:
 
     def _take_ranking(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
         if ranked:
-            self._breaker.report_end(failure, probe=False)
+            self.breaker.report_end(failure, probe=False)
         for episode in ranked:
             self._ended.replace(describe_outcome(episode))
         self.results.put(group.build_group())
 
     async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
         """End an episode without a client's request. If recording fails, give up the episode."""
-        while served.identity.uuid in self._open:
+        while served.identity.uuid in self.open_episodes:
             try:
                 await self._end_episode(served, AttemptResult(aborted=reason), by)
             except Refused:
@@ -390,8 +395,8 @@ class EpisodeRegistry:
         await self._stop_episodes(under_way, "group_deadline", "server")
         if group.episodes:
             await self._finish_group(group)
-        elif group in self._groups:
-            await self._groups.return_task(group)
+        elif group in self.groups:
+            await self.groups.return_task(group)
 
     async def _stop_episodes(self, episodes: list[ServedEpisode], reason: str, by: str) -> None:
         for served in episodes:
@@ -400,11 +405,11 @@ class EpisodeRegistry:
         await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in episodes))
 
     async def _close_all(self) -> None:
-        self._deadlines.stop()
+        self.deadlines.stop()
         await self._ranker.stop()
-        await self._stop_episodes(list(self._open.values()), "interrupted", CLOSING)
-        await self._groups.wait_settled()
-        for group in self._groups:
+        await self._stop_episodes(list(self.open_episodes.values()), "interrupted", CLOSING)
+        await self.groups.wait_settled()
+        for group in self.groups:
             group.close()
             if group.episodes:
                 await self._finish_group(group)

@@ -12,12 +12,12 @@ import pytest
 from ajet.record.episodes import read_recorded
 from ajet_environments.hosting.lifetime import start_environment, stop_environment
 from ajet_proof.recorded.prove import prove_record
-from tests.ajet_command import ajet, metric_rows
-from tests.aworld_fixtures import NOTES
 from tests.docs.snippets import ROOT
-from tests.gaia_packages import packages as packages
-from tests.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model, scratch
-from tests.verl_runs import accounted, skip_without_verl
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.aworld_fixtures import NOTES
+from tests.support.gaia_packages import packages as packages
+from tests.support.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model, scratch
+from tests.support.verl_runs import accounted, skip_without_verl
 
 pytest.importorskip("aworld")
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]

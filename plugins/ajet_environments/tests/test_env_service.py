@@ -16,10 +16,10 @@ from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
-from tests import world_fixtures, world_workflows
+from tests.support import world_fixtures, world_workflows
 from tests.support.rollouts import stage
-from tests.waiting import until
-from tests.world_fixtures import Count, on_a_loop, openenv_app
+from tests.support.waiting import until
+from tests.support.world_fixtures import Count, on_a_loop, openenv_app
 
 HERE = Path(world_fixtures.__file__).parent
 JUDGE = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"

@@ -24,12 +24,12 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.hosting.lifetime import build_table, print_address, start_environment, stop_environment
 from ajet_mcp import CallFailedError
 from ajet_mcp.running_environments import running, state_file, token_for
-from tests.ajet_command import start
-from tests.mcp_fixtures import attempt, lives
-from tests.waiting import until
+from tests.support.ajet_process import start
+from tests.support.mcp_fixtures import attempt, lives
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "support" / "notes_server.py"
 META = "io.modelcontextprotocol/"
 
 

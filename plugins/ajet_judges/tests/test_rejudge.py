@@ -21,8 +21,8 @@ from ajet_judges.cli.rejudge import rejudge
 from ajet_judges.judging.rejudge import RejudgedRun, find_recorded_run, open_run_judge
 from ajet_judges.judging.rejudge import rejudge_run as judged
 from ajet_judges.judging.what_if import StepRewards
-from tests.judge_fixtures import judge_server, ranks, says
-from tests.record_fixtures import episode, failed
+from tests.support.judge_fixtures import judge_server, ranks, says
+from tests.support.record_fixtures import episode, failed
 
 JUDGE = """
 def strict(task, output):

@@ -44,21 +44,21 @@ class TokenCounts:
     async def __call__(self, text: str) -> int:
         """Return the number of tokens of a text."""
         if self._of.frame is None:
-            one = await self._prompt("a")
+            one = await self._count_prompt("a")
             self._of.frame = one - 1 if one is not None else -1
         if self._of.frame < 0:
             return len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN + 1
-        total = await self._prompt(text)
+        total = await self._count_prompt(text)
         return max(0, (total or 0) - self._of.frame)
 
     async def sees_images(self) -> bool:
         """Return True if the model accepts a request with an image; measured once per run."""
         if self._of.sees_images is None:
             source = {"type": "base64", "media_type": "image/png", "data": _PIXEL}
-            self._of.sees_images = await self._prompt([{"type": "image", "source": source}]) is not None
+            self._of.sees_images = await self._count_prompt([{"type": "image", "source": source}]) is not None
         return self._of.sees_images
 
-    async def _prompt(self, content: Any) -> int | None:
+    async def _count_prompt(self, content: Any) -> int | None:
         """Return the tokens of a prompt with this content, or None if the server refuses the content.
 
         Raises:

@@ -54,7 +54,7 @@ class McpAgentWorkflow(Workflow):
             ConfigError: no tools are configured, a confined server has no sandbox, or a requested browse agent is
                 missing.
         """
-        require_sandbox(_servers(config))
+        require_sandbox(_select_servers(config))
         browse_agent_of(config)
         forget(_run_of(config))
 
@@ -67,7 +67,7 @@ class McpAgentWorkflow(Workflow):
     def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
         """Return the first messages of an attempt at the task."""
         form = find_form(task.metadata, config.ajet.task_judge.answer_schema)
-        return _opening(task, config.ajet.rollout.mcp_agent, form)
+        return _build_opening(task, config.ajet.rollout.mcp_agent, form)
 
     @classmethod
     async def told(cls, config: Any) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class McpAgentWorkflow(Workflow):
         async def count(text: str) -> int:
             raise AssertionError("listing tools cuts no result")
 
-        async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
+        async with await Toolset.open(_select_servers(config), keep=keep, count=count, limits=Limits()) as opened:
             return opened.definitions
 
     @classmethod
@@ -95,7 +95,7 @@ class McpAgentWorkflow(Workflow):
         Raises:
             UserError: the tools cannot be listed.
         """
-        commands = [server.command for server in _servers(experiment.config) if server.kind == "stdio"]
+        commands = [server.command for server in _select_servers(experiment.config) if server.kind == "stdio"]
         if commands and not start:
             return None
         try:
@@ -116,9 +116,9 @@ class McpAgentWorkflow(Workflow):
         settings = rollout.mcp_agent
         client = tuner.as_raw_openai_sdk_client(agent_name=self.name)
         count = TokenCounts(client, _run_of(tuner.config))
-        browse = _browse(tuner, count)
+        browse = _build_condenser(tuner, count)
         toolset = await Toolset.open(
-            _servers(tuner.config),
+            _select_servers(tuner.config),
             keep=tuner.tool_used,
             count=count,
             limits=Limits(),
@@ -199,20 +199,20 @@ class _Play:
             await self._make_room(step)
             turn = await self._request_turn(step)
             self._counts["steps"] += 1
-            if self._repeats(turn) and self._ends("repetition"):
+            if self._is_repeated(turn) and self._count_end("repetition"):
                 return None
             if turn.calls:
-                results = await asyncio.gather(*(self._use(call) for call in turn.calls))
+                results = await asyncio.gather(*(self._use_tool(call) for call in turn.calls))
                 for call, result in zip(turn.calls, results, strict=True):
                     self._conversation.add({"role": "tool", "tool_call_id": call.id, "content": result.content})
-                if any(each.error in POLICY_ERRORS for each in results) and self._ends("format_error"):
+                if any(each.error in POLICY_ERRORS for each in results) and self._count_end("format_error"):
                     return None
                 continue
             answer = self._form.read(turn.text)
             if answer is not None and answer.strip():
                 self._ended_by = "answer"
                 return answer.strip()
-            if self._ends("format_error"):
+            if self._count_end("format_error"):
                 return None
             self._conversation.add(
                 {"role": "user", "content": f"There is no answer in your reply. {self._form.instruction}"}
@@ -230,18 +230,18 @@ class _Play:
         import openai
 
         try:
-            turn = await self._request(self._conversation.messages)
+            turn = await self._send_messages(self._conversation.messages)
         except openai.BadRequestError as refused:
             how = self._on_overflow
             full = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
             if not full or how == "disabled":
                 raise
             self._conversation.shorten("discard_all" if how == "summarize" else how, step)
-            turn = await self._request(self._conversation.messages)
+            turn = await self._send_messages(self._conversation.messages)
         self._conversation.replied(turn.message, self._tokens)
         return turn
 
-    async def _request(self, messages: list[dict[str, Any]]) -> _Turn:
+    async def _send_messages(self, messages: list[dict[str, Any]]) -> _Turn:
         options = {"tools": self._toolset.definitions} if self._toolset.definitions else {}
         reply = await self._client.chat.completions.create(messages=messages, **options)
         choice = reply.choices[0]
@@ -257,12 +257,12 @@ class _Play:
             return
         summary = ""
         if how == "summarize":
-            turn = await self._request(conversation.for_summary())
+            turn = await self._send_messages(conversation.for_summary())
             self._counts["steps"] += 1
             summary = turn.text.strip()
         conversation.shorten(how if summary or how != "summarize" else "discard_all", step, summary)
 
-    async def _use(self, call: Any) -> Shown:
+    async def _use_tool(self, call: Any) -> Shown:
         async with self._parallel:
             result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
         self._counts["tool_calls"] += 1
@@ -272,12 +272,12 @@ class _Play:
                 raise ToolFailure(f"{call.function.name}: {result.text}")
         return result
 
-    def _repeats(self, turn: _Turn) -> bool:
-        calls = [(call.function.name, _canonical(call.function.arguments)) for call in turn.calls]
+    def _is_repeated(self, turn: _Turn) -> bool:
+        calls = [(call.function.name, _sort_arguments(call.function.arguments)) for call in turn.calls]
         self._last = [*self._last, json.dumps([turn.text if not calls else "", calls])][-REPEATS:]
         return len(self._last) == REPEATS and len(set(self._last)) == 1
 
-    def _ends(self, why: str) -> bool:
+    def _count_end(self, why: str) -> bool:
         """Count an event; return True if the policy ends the attempt for it."""
         self._counts[why] += 1
         if self._on[why] == "continue":
@@ -286,7 +286,7 @@ class _Play:
         return True
 
 
-def _servers(config: Any) -> Any:
+def _select_servers(config: Any) -> Any:
     use = config.ajet.environment.use
     if replays_alone(config.ajet.environment):
         return ()
@@ -300,7 +300,7 @@ def _servers(config: Any) -> Any:
     return servers_of(use, config.ajet.base_dir)
 
 
-def _browse(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
+def _build_condenser(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
     agent = browse_agent_of(tuner.config)
     if agent is None:
         return None
@@ -317,7 +317,7 @@ def _run_of(config: Any) -> str:
     return f"{config.ajet.base_dir}\n{config.ajet.environment.use}"
 
 
-def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
+def _build_opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
     """Return the system prompt and the messages of the task."""
     messages = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
     if messages[0].get("role") == "system" and settings.system_prompt is None:
@@ -330,7 +330,7 @@ def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]
     return [{"role": "system", "content": system}, *messages]
 
 
-def _canonical(arguments: str) -> str:
+def _sort_arguments(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):

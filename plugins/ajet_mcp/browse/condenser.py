@@ -107,7 +107,7 @@ class Condenser:
         if len(result.encode("utf-8", "replace")) <= least or await self._count(result) <= least:
             return None
         pages = [page for page in (each.strip() for each in result.split(BETWEEN_PAGES)) if page]
-        answers = await asyncio.gather(*(self._answer(tool, purpose, page) for page in pages))
+        answers = await asyncio.gather(*(self._find_answer(tool, purpose, page) for page in pages))
         if any(each is None for each in answers):
             self.counts["failed"] += 1
             if self._on_failure == "end":
@@ -122,7 +122,7 @@ class Condenser:
             f"{page.splitlines()[0][:200]}\n{answer}" for page, answer in zip(pages, found, strict=True)
         )
 
-    async def _answer(self, tool: str, purpose: str, page: str) -> str | None:
+    async def _find_answer(self, tool: str, purpose: str, page: str) -> str | None:
         """Return the answer of the first model to give one, or None if all models failed."""
         given = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=given)

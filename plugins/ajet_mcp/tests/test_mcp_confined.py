@@ -21,8 +21,8 @@ from ajet_mcp import CallFailedError, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
 from ajet_sandbox import choose
 from ajet_sandbox.choose import try_mechanism
-from tests.mcp_fixtures import attempt
-from tests.waiting import until
+from tests.support.mcp_fixtures import attempt
+from tests.support.waiting import until
 
 SHELL = """
 import json, subprocess, sys

@@ -70,7 +70,7 @@ class Answers:
         """Handle a message received from the server."""
         if "method" in message:
             if expects_reply(message):
-                self._refuse(message)
+                self._refuse_request(message)
             return
         number = id_of(message)
         if number is None and message.get("error") is not None and len(self._waiting) == 1:
@@ -79,7 +79,7 @@ class Answers:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def _refuse(self, message: Mapping[str, Any]) -> None:
+    def _refuse_request(self, message: Mapping[str, Any]) -> None:
         if len(self._background) < MOST_REFUSALS:
             self._send_in_background(refusal(message))
         elif self.over is None:

@@ -96,7 +96,7 @@ class ThinSession:
                     f"{self._name} did not list its tools within {self._limits.start:g} s", "environment"
                 )
             try:
-                page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
+                page = await self._send_request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
             except RpcError as error:
                 raise CallFailedError(f"{self._name} does not list its tools: {error}", "environment") from error
             listed = page.get("tools")
@@ -117,7 +117,7 @@ class ThinSession:
             params["_meta"] = {CALL_ID: call_id}
         headers = mirrored(self._schemas[name], arguments) if name in self._schemas else None
         try:
-            result = await self._request("tools/call", params, self._seconds, headers)
+            result = await self._send_request("tools/call", params, self._seconds, headers)
         except RpcError as error:
             lost = lost_at_front(str(error), error.data)
             if lost is not None:
@@ -131,7 +131,7 @@ class ThinSession:
             self._closed = True
             await self._channel.close(self._limits.close)
 
-    async def _request(
+    async def _send_request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         if self._closed:

@@ -50,7 +50,7 @@ class DockSession:
         """
         session = cls(server, limits)
         try:
-            await asyncio.wait_for(session._start(), limits.start)
+            await asyncio.wait_for(session._start_servers(), limits.start)
         except asyncio.TimeoutError:
             await session.close()
             reason = f"{server.name} did not answer within {limits.start:g} s"
@@ -60,8 +60,8 @@ class DockSession:
             raise
         return session
 
-    async def _start(self) -> None:
-        names, headers = await self._listed("servers")
+    async def _start_servers(self) -> None:
+        names, headers = await self._fetch_list("servers")
         self._servers = list(dict.fromkeys(each for each in names if isinstance(each, str)))
         if len(self._servers) > MOST_SERVERS:
             reason = f"names {len(self._servers)} servers, the limit is {MOST_SERVERS}"
@@ -78,12 +78,12 @@ class DockSession:
 
     async def tools(self) -> Sequence[Tool]:
         """Return the tools; a name used by two servers gets the server's name as prefix."""
-        of_each = await asyncio.gather(*(self._listed("tools", server) for server in self._servers))
+        of_each = await asyncio.gather(*(self._fetch_list("tools", server) for server in self._servers))
         found = [
             (server, tool)
             for server, (entries, _) in zip(self._servers, of_each, strict=True)
             for each in entries
-            if (tool := _tool(server, each)) is not None
+            if (tool := _parse_tool(server, each)) is not None
         ]
         times = Counter(tool.name for _, tool in found)
         named = [(tool.name if times[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
@@ -96,8 +96,8 @@ class DockSession:
         address = f"{self._base}/tool/{quote(self._ids.get(name, name), safe='')}"
         status, body, _ = await self._send_request("POST", address, self._seconds, arguments)
         if status < 400:
-            return Reply(_blocks(body.get("content")))
-        message = _words(body) or f"HTTP {status}"
+            return Reply(_convert_content(body.get("content")))
+        message = _find_message(body) or f"HTTP {status}"
         lost = lost_at_front(message, body)
         if lost is not None:
             raise lost
@@ -112,12 +112,12 @@ class DockSession:
         if episode is not None:
             await self._http.leave(episode.address, seconds=self._limits.close)
 
-    async def _listed(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
+    async def _fetch_list(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
         path = f"server/{quote(server, safe='')}/{what}" if server else what
         status, body, headers = await self._send_request("GET", f"{self._base}/{path}", self._limits.start)
         found = body.get(what)
         if status >= 400 or not isinstance(found, list):
-            message = _words(body) or f"HTTP {status}, and no list of {what}"
+            message = _find_message(body) or f"HTTP {status}, and no list of {what}"
             raise self._http.failed(f"is not a usable AgentDock server: {message}", "environment", delivered=False)
         return found, headers
 
@@ -145,7 +145,7 @@ class DockSession:
         return status, reply, headers
 
 
-def _tool(server: str, entry: Any) -> Tool | None:
+def _parse_tool(server: str, entry: Any) -> Tool | None:
     """Parse a tool in AgentDock's form (`function`) or in MCP's form."""
     if not isinstance(entry, dict):
         return None
@@ -156,27 +156,27 @@ def _tool(server: str, entry: Any) -> Tool | None:
     return tool_of({**entry, "name": name.removeprefix(f"{server}.")} if isinstance(name, str) else entry)
 
 
-def _words(body: Mapping[str, Any]) -> str:
+def _find_message(body: Mapping[str, Any]) -> str:
     content = body.get("content")
     words = body.get("detail") or (content.get("error") if isinstance(content, dict) else content)
     return words if isinstance(words, str) else json.dumps(words, ensure_ascii=False) if words else ""
 
 
-def _blocks(content: Any) -> tuple[dict[str, Any], ...]:
+def _convert_content(content: Any) -> tuple[dict[str, Any], ...]:
     """Convert a bare value, or OpenAI content parts, to MCP content blocks."""
     if not isinstance(content, list) or not all(isinstance(each, dict) and "type" in each for each in content):
-        return (_text(content),) if content is not None else ()
-    return tuple(_block(each) for each in content)
+        return (_build_text_block(content),) if content is not None else ()
+    return tuple(_convert_block(each) for each in content)
 
 
-def _block(part: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_block(part: Mapping[str, Any]) -> dict[str, Any]:
     url = part["image_url"].get("url") if isinstance(part.get("image_url"), dict) else None
     if part["type"] == "image_url" and isinstance(url, str) and url.startswith("data:"):
         kind, _, data = url.removeprefix("data:").partition(";base64,")
         return {"type": "image", "mimeType": kind, "data": data}
-    return _text(part.get("text")) if part["type"] == "text" else dict(part)
+    return _build_text_block(part.get("text")) if part["type"] == "text" else dict(part)
 
 
-def _text(value: Any) -> dict[str, Any]:
+def _build_text_block(value: Any) -> dict[str, Any]:
     """Return a text block; values other than strings become JSON, since AgentDock parses JSON texts."""
     return {"type": "text", "text": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}

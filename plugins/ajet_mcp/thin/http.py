@@ -62,7 +62,7 @@ class HttpChannel:
                 await self._begin_episode(seconds)
             return
         try:
-            answer, session = await self._send("initialize", HELLO, {}, seconds)
+            answer, session = await self._send_request("initialize", HELLO, {}, seconds)
         except (CallFailedError, RpcError):
             server.stateless = None  # another server may stand there when it is asked next
             raise
@@ -91,11 +91,11 @@ class HttpChannel:
             RpcError: the server answered with an error.
         """
         if not self._server.stateless:
-            return (await self._send(method, params, self._headers, seconds))[0]
+            return (await self._send_request(method, params, self._headers, seconds))[0]
         own = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **(headers or {})}
         if "name" in params:
             own["Mcp-Name"] = header_value(params["name"])
-        result = (await self._send(method, params, own, seconds))[0]
+        result = (await self._send_request(method, params, own, seconds))[0]
         if result.get("resultType", "complete") != "complete":
             raise RpcError({"message": f"the tool requires {result['resultType']}, which a rollout does not support"})
         return result
@@ -118,7 +118,7 @@ class HttpChannel:
             server.stateless = None  # another server may stand there when it is asked next
             raise
 
-    async def _send(
+    async def _send_request(
         self, method: str, params: Mapping[str, Any], headers: Mapping[str, str], seconds: float
     ) -> tuple[dict[str, Any], str]:
         number = next(self._numbers)
@@ -147,7 +147,7 @@ class HttpChannel:
     async def _is_stateless(self, seconds: float) -> bool:
         headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
         try:
-            result, _ = await self._send("server/discover", {}, headers, seconds)
+            result, _ = await self._send_request("server/discover", {}, headers, seconds)
         except RpcError as error:
             offered = error.data.get("supported") if isinstance(error.data, dict) else None
             if (

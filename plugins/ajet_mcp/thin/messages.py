@@ -70,12 +70,12 @@ def encoded(message: Mapping[str, Any]) -> bytes:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
-def _finite(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
 
 
-_LOADS = partial(json.loads, parse_constant=lambda name: None, parse_float=_finite)
+_LOADS = partial(json.loads, parse_constant=lambda name: None, parse_float=_parse_float)
 
 
 def load_reply(data: bytes | bytearray | str) -> Any:
@@ -197,17 +197,17 @@ class EventStream:
         self._left = [rest]
         for raw in lines:
             if raw or self._data:
-                yield from self._read(raw)
+                yield from self._read_line(raw)
             else:
                 self._event, self._begun = "", True
 
     def finish(self) -> Iterator[tuple[str, str]]:
         """Yield the event completed by the end of the stream, if the server sent no final empty line."""
-        yield from self._read(b"".join(self._left))
+        yield from self._read_line(b"".join(self._left))
         self._left = []
-        yield from self._read(b"")
+        yield from self._read_line(b"")
 
-    def _read(self, raw: bytes) -> Iterator[tuple[str, str]]:
+    def _read_line(self, raw: bytes) -> Iterator[tuple[str, str]]:
         line = raw.decode("utf-8", "replace")
         if not self._begun:
             self._begun, line = True, line.removeprefix("\ufeff")

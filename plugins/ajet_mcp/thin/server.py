@@ -83,7 +83,7 @@ class HttpServer:
             CallFailedError: the message failed on its way.
         """
         until = asyncio.get_running_loop().time() + seconds
-        with self._failures(seconds):
+        with self._convert_failures(seconds):
             for _ in range(MOST_REDIRECTS + 1):
                 async with self.connections.post(
                     url or self.url,
@@ -94,7 +94,7 @@ class HttpServer:
                 ) as reply:
                     if not url and self.follow_redirect(reply):
                         continue
-                    answer = await self._answer(reply, message, headers, limit, until, of_episode=bool(url))
+                    answer = await self._read_answer(reply, message, headers, limit, until, of_episode=bool(url))
                     return answer, reply.headers.get(SESSION, "")
             raise self.failed(f"redirects more than {MOST_REDIRECTS} times", "environment", delivered=False)
 
@@ -113,7 +113,7 @@ class HttpServer:
         Raises:
             CallFailedError: the request failed on its way.
         """
-        with self._failures(seconds):
+        with self._convert_failures(seconds):
             async with self.connections.request(
                 method,
                 url,
@@ -132,7 +132,10 @@ class HttpServer:
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
         """Send a DELETE for a session or an episode."""
         timeout = aiohttp.ClientTimeout(total=seconds)
-        with suppress(CallFailedError), self._failures(seconds):  # an unreachable server has lost its state anyway
+        with (
+            suppress(CallFailedError),
+            self._convert_failures(seconds),
+        ):  # an unreachable server has lost its state anyway
             async with self.connections.delete(url, headers=headers, timeout=timeout, allow_redirects=False):
                 pass
 
@@ -170,7 +173,7 @@ class HttpServer:
         return url
 
     @contextmanager
-    def _failures(self, seconds: float) -> Iterator[None]:
+    def _convert_failures(self, seconds: float) -> Iterator[None]:
         """Convert network errors within the block to CallFailedError."""
         try:
             yield
@@ -193,7 +196,7 @@ class HttpServer:
             problem.retryable = False
             raise problem
 
-    async def _answer(
+    async def _read_answer(
         self,
         reply: aiohttp.ClientResponse,
         message: Mapping[str, Any],
@@ -209,7 +212,7 @@ class HttpServer:
             raise self.failed("no longer knows this session", "environment", delivered=False, lost=True)
         self._refuse_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
-            return await self._streamed(reply, message, headers, limit, until)
+            return await self._read_stream(reply, message, headers, limit, until)
         answer = decoded(await self._read_body(reply, limit))
         if answer is not None and is_answer(answer, message.get("id", 0)):
             return answer
@@ -233,7 +236,7 @@ class HttpServer:
         reply.close()
         raise too_large(self.name, limit)
 
-    async def _streamed(
+    async def _read_stream(
         self,
         reply: aiohttp.ClientResponse,
         message: Mapping[str, Any],
@@ -252,16 +255,16 @@ class HttpServer:
                 if frame is None:
                     continue
                 if expects_reply(frame):
-                    await self._refuse(reply, frame, headers, until)
+                    await self._refuse_request(reply, frame, headers, until)
                 elif is_answer(frame, message["id"]):
-                    await _drained(reply)
+                    await _drain_reply(reply)
                     return frame
         for _, data in events.finish():
             if (frame := decoded(data)) is not None and is_answer(frame, message["id"]):
                 return frame
         raise self.failed("ended its answer early", "transport")
 
-    async def _refuse(
+    async def _refuse_request(
         self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str], until: float
     ) -> None:
         """Refuse a request of the server; a server that does not accept the refusal delays no call."""
@@ -309,7 +312,7 @@ async def close_all() -> None:
         await each.connections.close()
 
 
-async def _drained(reply: aiohttp.ClientResponse) -> None:
+async def _drain_reply(reply: aiohttp.ClientResponse) -> None:
     """Read the rest of an answered stream for a short time, so that its connection can be reused."""
 
     async def read() -> None:

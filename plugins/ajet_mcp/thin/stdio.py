@@ -43,7 +43,7 @@ class StdioConnection:
         self.users = 0
         self.stateless = False
         self._process: ServerProcess | None = None
-        self.answers = Answers(server.name, self._send)
+        self.answers = Answers(server.name, self._send_message)
         self._started: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -55,12 +55,12 @@ class StdioConnection:
             RpcError: the server answered with an error.
         """
         if self._started is None:
-            self._started = asyncio.create_task(self._start(seconds))
+            self._started = asyncio.create_task(self._start_process(seconds))
         await asyncio.shield(self._started)
 
-    async def _start(self, seconds: float) -> None:
+    async def _start_process(self, seconds: float) -> None:
         self._process = await ServerProcess.start(self._server)
-        self._reading = asyncio.create_task(self._read(self._process))
+        self._reading = asyncio.create_task(self._read_replies(self._process))
         try:
             await self.answers.request("initialize", HELLO, seconds)
         except RpcError as error:
@@ -68,7 +68,7 @@ class StdioConnection:
                 raise
             self.stateless = True
             return
-        await self._send(notification("notifications/initialized"))
+        await self._send_message(notification("notifications/initialized"))
 
     async def end(self, seconds: float) -> None:
         """End the process and all processes started by it."""
@@ -83,11 +83,11 @@ class StdioConnection:
         if self._reading is not None:
             self._reading.cancel()
 
-    async def _send(self, message: Mapping[str, Any]) -> None:
+    async def _send_message(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None
         await self._process.write(encoded(message))
 
-    async def _read(self, process: ServerProcess) -> None:
+    async def _read_replies(self, process: ServerProcess) -> None:
         garbage = 0
         async for line in process.lines(self._limits.reply_bytes):
             if line is None:

@@ -137,7 +137,7 @@ def connect_to_ray(
         for number, handler in handlers.items():  # else SIGTERM would end the run within a step
             signal.signal(number, handler)
     try:
-        _wait_for_gpus(needs, own=address is None, on_wait=on_wait)
+        wait_for_gpus(needs, own=address is None, on_wait=on_wait)
         if address is not None:
             require_same_plugins()
         yield
@@ -150,7 +150,7 @@ def _find_compile_cache() -> str:
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
-def _wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
     import ray
 
     demand, resource = needs.demand, needs.resource

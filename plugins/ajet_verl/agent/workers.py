@@ -40,7 +40,7 @@ class AgentWorkers(AgentLoopManagerTQ):
         self._early = early
         self._first_begins: list[Any] = []
         """Results of `begin` of the first processes, until tasks are distributed."""
-        self._later_begins: dict[int, Any] = {}
+        self.later_begins: dict[int, Any] = {}
         """Pending results of `begin` of replacement processes, by place."""
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
@@ -96,17 +96,17 @@ class AgentWorkers(AgentLoopManagerTQ):
                     continue
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
-                        self._replace_worker(place, str(death).strip().splitlines()[0])
-            self._kill_failed_workers()
+                        self.replace_worker(place, str(death).strip().splitlines()[0])
+            self.kill_failed_workers()
             threading.Event().wait(POLL_S)
 
-    def _kill_failed_workers(self) -> None:
+    def kill_failed_workers(self) -> None:
         """Kill replacements with a failed `begin`, so that the next check replaces them; alive they would hold their
         tasks."""
-        for place, begun in list(self._later_begins.items()):
+        for place, begun in list(self.later_begins.items()):
             if not ray.wait([begun], timeout=0)[0]:
                 continue
-            del self._later_begins[place]
+            del self.later_begins[place]
             try:
                 ray.get(begun)
             except ray.exceptions.RayTaskError as failure:
@@ -115,12 +115,12 @@ class AgentWorkers(AgentLoopManagerTQ):
             except ray.exceptions.RayActorError:
                 continue  # the process died, and the next check replaces it
 
-    def _replace_worker(self, place: int, why: str) -> None:
+    def replace_worker(self, place: int, why: str) -> None:
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
         self._sender.post(DeathNotice("agent loop", why))
         self._forget_ended_tasks()
         self.agent_loop_workers[place] = worker = start_agent_loop(f"agent_loop_{place}_{uuid4().hex[:8]}")
-        self._later_begins[place] = self._begin_worker(worker)
+        self.later_begins[place] = self._begin_worker(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]

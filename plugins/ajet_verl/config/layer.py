@@ -69,7 +69,7 @@ def compose_verl_config(
     model = model or ModelLimits()
     ajet = _ajet_node(experiment, model_folder, run_folder, device) | {"sees_images": model.images}
     extra = find_extra(ajet["trainer_common"]["device"])
-    folder = _config_folder(extra)
+    folder = find_config_folder(extra)
     with _explain_errors(experiment):
         known, tree = _lay_sections(experiment, ajet, folder)
         if model_folder is not None and experiment.ajet.model.path == tree.actor_rollout_ref.model.path:
@@ -92,7 +92,7 @@ def compose_sections(experiment: Experiment) -> tuple[DictConfig, DictConfig, di
     """
     register_resolvers()
     ajet = _ajet_node(experiment, None, None, None) | {"sees_images": False}
-    folder = _config_folder(find_extra(ajet["trainer_common"]["device"]))
+    folder = find_config_folder(find_extra(ajet["trainer_common"]["device"]))
     with _explain_errors(experiment):
         return *_lay_sections(experiment, ajet, folder), _merged_sections(experiment)
 
@@ -210,10 +210,10 @@ def read_verls_defaults() -> DictConfig:
         MissingExtraError: verl is not installed.
         UserError: another version is installed.
     """
-    folder = _config_folder(find_extra("auto"))
+    folder = find_config_folder(find_extra("auto"))
     if folder is None:
         raise MissingExtraError("verl", find_extra("auto"), needed_for="The verl backbone")
-    defaults: DictConfig = _compose_verls_defaults(folder, False)
+    defaults: DictConfig = compose_verls_defaults(folder, False)
     return defaults
 
 
@@ -229,13 +229,13 @@ def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
     from omegaconf import OmegaConf
 
     names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
-    verls = [] if folder is None else [_compose_verls_defaults(folder, megatron)]
+    verls = [] if folder is None else [compose_verls_defaults(folder, megatron)]
     ours = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
     return pickle.dumps(OmegaConf.merge(*verls, *ours))
 
 
 @lru_cache(maxsize=4)
-def _compose_verls_defaults(folder: Path, megatron: bool) -> Any:
+def compose_verls_defaults(folder: Path, megatron: bool) -> Any:
     """Compose verl's defaults with Hydra."""
     import hydra
     from omegaconf import OmegaConf
@@ -245,7 +245,7 @@ def _compose_verls_defaults(folder: Path, megatron: bool) -> Any:
     return OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
 
 
-def _config_folder(extra: str) -> Path | None:
+def find_config_folder(extra: str) -> Path | None:
     """Return `verl/trainer/config`, or None without verl.
 
     Raises:

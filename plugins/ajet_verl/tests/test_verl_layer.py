@@ -19,7 +19,7 @@ from ajet_verl.descriptor import LAYERS
 from ajet_verl.settings import build_settings
 from ajet_verl.train import require_one_sampling
 from scripts.reference.configuration import defaults_yaml
-from tests.verl_fixtures import experiment, nested, without_verl
+from tests.support.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 
@@ -246,8 +246,8 @@ def test_the_users_sections_win_and_may_refer_to_everything():
 
 def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
     for strategy in ("fsdp", "megatron"):
-        folder = layer._config_folder("verl")
-        assert folder is not None and set(layer._compose_verls_defaults(folder, strategy == "megatron")) == set(
+        folder = layer.find_config_folder("verl")
+        assert folder is not None and set(layer.compose_verls_defaults(folder, strategy == "megatron")) == set(
             layer.ROOTS
         )
         tree = compose_verl_config(experiment({"trainer_common.strategy": strategy}))
@@ -386,7 +386,7 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
     code = (
         "import sys; from ajet_verl.settings import build_settings; "
-        "from tests.verl_fixtures import experiment; build_settings(experiment()); "
+        "from tests.support.verl_fixtures import experiment; build_settings(experiment()); "
         "print([name for name in ('verl', 'ray', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

@@ -11,7 +11,7 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.resolvers import as_list, div, mul, pick, room, versions
 from ajet_verl.config import ModelLimits, compose_verl_config, layer, read_limits
-from tests.verl_fixtures import experiment, nested
+from tests.support.verl_fixtures import experiment, nested
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ SIX = {"trainer_common.nnodes": 3, "rollout.tensor_model_parallel_size": 6, "dat
 @pytest.fixture(autouse=True)
 def no_verl(monkeypatch):
     """As on a machine without verl: what passes the refusals ends in MissingExtraError."""
-    monkeypatch.setattr(layer, "_config_folder", lambda _: None)
+    monkeypatch.setattr(layer, "find_config_folder", lambda _: None)
 
 
 def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:

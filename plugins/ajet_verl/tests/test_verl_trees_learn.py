@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import skip_without_verl
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_runs import skip_without_verl
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS, SAMPLES = 8, 8

@@ -138,11 +138,11 @@ class CreditHooks(PPOTrainer):
             reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
         )
         metrics.update(credited.metrics)
-        parts = self._optimizer_steps(credited)
+        parts = self.split_optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
         metrics.update(self._measure_mismatch(credited.samples, trainers))
         extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
-        metrics.update(self._measure_canary(credited.samples, trainers, extra))
+        metrics.update(self.measure_canary(credited.samples, trainers, extra))
         self._gap = float(metrics.get("canary_gap", 0.0))
         correction, tightened = self._choose_correction()
         metrics.update(tightened)
@@ -222,7 +222,7 @@ class CreditHooks(PPOTrainer):
         metrics.update(reduce_metrics(output))
         return batch
 
-    def _optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
+    def split_optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
         """Return the sample indices of each optimizer step, and scale the sample weights to their step."""
         count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
         parts = split_mini_batches(batch.samples, count)
@@ -295,7 +295,7 @@ class CreditHooks(PPOTrainer):
         found = correction.tighten(self._gap, alarm)
         return found, build_tightened_metrics(self._gap, found.cap) if found is not correction else {}
 
-    def _measure_canary(
+    def measure_canary(
         self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]
     ) -> dict[str, float]:
         if self.settings.rollout.truncates_sampling:
