@@ -42,7 +42,7 @@ class Algorithm:
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
     """See `Need`. Without "group" one scored attempt is enough to learn from a task."""
     formula: ClassVar[str] = ""
-    """The advantage of episode i (or of its token t), r being rewards: a cell of the table in docs/algorithms.md."""
+    """The advantage of episode i (or of its token t), r being rewards: a cell of docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""
     """The source of the formula."""
     name: str = ""

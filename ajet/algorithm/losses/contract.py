@@ -51,7 +51,7 @@ class PolicyLoss:
     """Subclass it, write `__call__`, and name the class in `trainer_common.algorithm.policy_loss`."""
 
     formula: ClassVar[str] = ""
-    """The loss of a token: a cell of the table in docs/algorithms.md."""
+    """The loss of a token: a cell of the table in docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""
     """The source of the formula."""
     over_replies: ClassVar[bool] = False
