@@ -31,7 +31,7 @@ class Update:
 
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Names as in docs/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
+    """Names as in docs/reference/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
     fresh_gap: float | None = None
     """Nats a token, on average, between the trainer's logprobs and the recorded ones of what the version that was
     updated is said to have sampled; None: there was nothing of it, or nobody looked."""

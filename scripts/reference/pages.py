@@ -1,7 +1,7 @@
 """The text of the generated pages: command line, packages, algorithms, verl's keys, and the viewer's words on metrics.
 
 Invariant: a table says what its source says: the packages' docstrings, the descriptors, the layers of verl, the typer
-commands, docs/metrics.md. What stands around a generated table is read from the page and stays.
+commands, the definitions of metrics. What stands around a generated table is read from the page and stays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+
+from ajet.record.metric_definitions import GROUPS, list_metric_definitions
 
 ROOT = Path(__file__).resolve().parents[2]
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
@@ -138,22 +140,48 @@ def _compared(needs: Collection[str]) -> str:
     return "the other attempts at its task" if "group" in needs else "all episodes of the batch"
 
 
+def metrics_md() -> str:
+    """Return the page of metrics: every name, its unit and its meaning."""
+    lines = [_METRICS]
+    for group in GROUPS:
+        lines += ["", f"## {group.title}", ""] + ([group.about, ""] if group.about else [])
+        if group.metrics:
+            lines += ["| Name | Unit | What |", "|---|---|---|"]
+        for metric in group.metrics:
+            names = ", ".join(f"`{name}`" for name in metric.names)
+            lines.append(f"| {names} | {metric.unit} | {_cell(metric.about)} |")
+        lines += ["", group.notes] if group.notes else []
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+_METRICS = """\
+# Metrics
+
+<!-- Generated from ajet/record/metric_definitions.py by `make docs`; change it there. -->
+
+A row of `metrics.jsonl` is a training step or a validation: `step`, `time` (seconds since 1970), and the numbers below.
+A number that is not finite is null. A name without a value is missing: no `train/failed/engine` if no engine failed.
+[Trackers](../trackers.md) get the same numbers. Rows of training steps also have lists of positions in the training
+order:
+
+| List | Positions |
+|---|---|
+| `tasks` | trained on by the step |
+| `again` | of those, trained on [by an earlier step too](../off_policy.md#train-on-a-group-more-than-once) |
+| `discarded` | played and not used (oversampling, too old) |
+| `waiting` | played ahead of their step, or left unfinished and played again |
+| `given_up` | failed too often at [samplers](../samplers.md), with the reasons |
+"""
+
+
 def definitions_js() -> str:
-    """What docs/metrics.md says of each metric, for the viewer: [pattern, unit, words], plain names first."""
-    rows: list[tuple[str, str, str]] = []
-    units = False
-    for line in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines():
-        cells = [_plain(cell) for cell in line.strip()[1:-1].split("|")] if line.startswith("| ") else []
-        if cells and cells[0] == "Name":
-            units = "Unit" in cells
-        elif cells and line.startswith("| `"):
-            what = cells[-1] if units else f"{cells[-1]}, in seconds"
-            rows += [(name, cells[1] if units else "", what) for name in cells[0].split(", ")]
+    """Return the viewer's definitions of metrics: [pattern, unit, words], plain names first."""
+    rows = [(name, metric.unit, _plain(metric.about)) for metric in list_metric_definitions() for name in metric.names]
     rows.sort(key=lambda row: bool(_ANY.search(row[0])))
-    told = ",\n".join(json.dumps([_pattern(name), unit, what], ensure_ascii=False) for name, unit, what in rows)
+    words = ",\n".join(json.dumps([_pattern(name), unit, what], ensure_ascii=False) for name, unit, what in rows)
     return (
-        "// What each metric is. Generated from docs/metrics.md by `make docs`; change it there.\n\n"
-        f"const DEFINITIONS = [\n{told},\n].map(([pattern, ...told]) => [new RegExp(`^${{pattern}}$`), ...told]);\n\n"
+        "// What each metric is. Generated from ajet/record/metric_definitions.py by `make docs`; change it there.\n\n"
+        f"const DEFINITIONS = [\n{words},\n].map(([pattern, ...told]) => [new RegExp(`^${{pattern}}$`), ...told]);\n\n"
         "export function definition(metric) {\n"
         "  const found = DEFINITIONS.find(([pattern]) => pattern.test(metric));\n"
         '  return found ? `${metric}: ${found[2]}${found[1] && found[1] !== "–" ? ` (${found[1]})` : ""}` : "";\n'
