@@ -137,9 +137,7 @@ _GIVEN = MetricGroup(
     "`train/no_score`.",
     (
         _metric("train/rows", "count", "rows, or pairs, of the step"),
-        _metric(
-            "loss", "nats", "mean over tokens, or as `sft.loss_aggregation` says; for pairs their mean"
-        ),
+        _metric("loss", "nats", "mean over tokens, or as `sft.loss_aggregation` says; for pairs their mean"),
         _metric(
             "dpo/accuracy",
             "0 to 1",
