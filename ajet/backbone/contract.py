@@ -33,7 +33,7 @@ class Update:
 
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Names as in docs/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
+    """Names as in docs/reference/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
     fresh_gap: float | None = None
     """Mean gap between the trainer's logprobs and the recorded ones, in nats per token.
 

@@ -186,7 +186,7 @@ def make_unknown_key_error(
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,
-        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
+        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/reference/configuration.md",
     )
 
 

@@ -53,7 +53,7 @@ class PolicyLoss:
     """Base class of losses. Subclasses write `__call__` and are named in `trainer_common.algorithm.policy_loss`."""
 
     formula: ClassVar[str] = ""
-    """The loss of a token. Shown in the table of docs/algorithms.md."""
+    """The loss of a token. Shown in the table of docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""
     """The paper with the formula."""
     over_replies: ClassVar[bool] = False
