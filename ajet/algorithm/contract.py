@@ -48,7 +48,7 @@ class Algorithm:
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
     """Required inputs (`Need`). Without "group", one scored attempt at a task is enough for training."""
     formula: ClassVar[str] = ""
-    """The advantage of episode i (or of its token t), with rewards r. Shown in the table of docs/reference/algorithms.md."""
+    """The advantage of episode i (or of its token t), with rewards r. Shown in docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""
     """The paper with the formula."""
     name: str = ""

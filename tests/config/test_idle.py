@@ -147,7 +147,7 @@ def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
 def test_of_a_server_nothing_is_said_that_holds_of_a_launch_alone(tmp_path):
     settings = ("data.shuffle=false", "data.train_batch_size=4")
     launched, served = (idle(tmp_path, "debug", *settings, serving=serving) for serving in (False, True))
-    assert launched["ajet.data.shuffle"][1] == "debug plays the first tasks of the reader"
+    assert "first tasks" in launched["ajet.data.shuffle"][1]
     assert "ajet.data.shuffle" not in served, "by it those who ask for a task get one"
     assert served["ajet.data.train_batch_size"][1].startswith("debug trains nothing")
 

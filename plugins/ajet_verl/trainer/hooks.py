@@ -317,7 +317,7 @@ def _unbind_rows(data: TensorDict, name: str) -> list[Any]:
 
 
 def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
-    """Return the local backbone's metrics (docs/reference/metrics.md): means over the trained tokens of all optimizer steps."""
+    """Return the local backbone's metrics: means over the trained tokens of all optimizer steps."""
     tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
     norms = np.atleast_1d(output["grad_norm"]).astype(float)
     taken = norms[np.isfinite(norms)]
