@@ -5,7 +5,7 @@ Invariant: each part has a single line without imports. A test compares each lin
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, Plugin, PluginPart
+from ajet.config.plugin import MAIN_PANEL, Command, Plugin, PluginPart
 
 PUBLISHED = ("training.file_path", "the benchmark's file or folder")
 ANSWER = "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself"
@@ -125,45 +125,66 @@ PLUGIN = Plugin(
         "init": Command(
             "ajet.cli.init:init",
             "Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know.",
+            panel=MAIN_PANEL,
         ),
-        "plan": Command("ajet.cli.plan:plan", "Print a run's plan and costs without starting the run."),
+        "plan": Command(
+            "ajet.cli.plan:plan", "Print a run's plan and costs without starting the run.", panel=MAIN_PANEL
+        ),
         "serve": Command(
-            "ajet.cli.serve:serve", "Give agents outside episodes over HTTP; with --backbone local, train on them."
+            "ajet.cli.serve:serve",
+            "Give agents outside episodes over HTTP; with --backbone local, train on them.",
+            panel="Remote agents, samplers and clusters",
         ),
         "observe": Command(
-            "ajet.cli.observe:observe", "Record a deployed agent's model calls and the feedback of its users."
+            "ajet.cli.observe:observe",
+            "Record a deployed agent's model calls and the feedback of its users.",
+            panel="Remote agents, samplers and clusters",
         ),
         "sample": Command(
-            "ajet.cli.sample:sample", "Play episodes for a remote trainer; any number of samplers may run."
+            "ajet.cli.sample:sample",
+            "Play episodes for a remote trainer; any number of samplers may run.",
+            panel="Remote agents, samplers and clusters",
         ),
         "sft": Command(
-            "ajet.cli.sft:sft", "Learn from given replies: rows of messages, pairs of them, or a run's best episodes."
+            "ajet.cli.sft:sft",
+            "Learn from given replies: rows of messages, pairs of them, or a run's best episodes.",
+            panel=MAIN_PANEL,
         ),
         "status": Command(
-            "ajet.cli.status:status", "Show a run's state: phase, queue depths, rates, waiting side, staleness."
+            "ajet.cli.status:status",
+            "Show a run's state: phase, queue depths, rates, waiting side, staleness.",
+            panel=MAIN_PANEL,
         ),
-        "stop": Command("ajet.cli.stop:stop", "End a run as Ctrl-C would: its checkpoint is saved."),
-        "chat": Command("ajet.cli.chat:chat", "Talk to the model that a run has tuned."),
+        "stop": Command("ajet.cli.stop:stop", "End a run as Ctrl-C would: its checkpoint is saved.", panel=MAIN_PANEL),
+        "chat": Command("ajet.cli.chat:chat", "Talk to the model that a run has tuned.", panel=MAIN_PANEL),
         "eval": Command(
             "ajet.cli.eval:evaluate",
             "Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.",
+            panel=MAIN_PANEL,
         ),
         "export": Command(
             "ajet.cli.export:export",
             "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
+            panel=MAIN_PANEL,
         ),
         "deploy": Command(
-            "ajet.cli.deploy:deploy", "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."
+            "ajet.cli.deploy:deploy",
+            "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols.",
+            panel=MAIN_PANEL,
         ),
-        "gc": Command("ajet.cli.gc:gc", "List removable files of a run by kind and bytes; --yes removes them."),
+        "gc": Command(
+            "ajet.cli.gc:gc", "List removable files of a run by kind and bytes; --yes removes them.", panel="Records"
+        ),
         "doctor": Command(
             "ajet.cli.doctor:doctor",
             "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",
+            panel=MAIN_PANEL,
         ),
         "plugins": Command(
             "ajet.cli.plugins:plugins",
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
+            panel="Extensions",
         ),
-        "config": Command("ajet.cli.config:app", "Look at a composed config."),
+        "config": Command("ajet.cli.config:app", "Look at a composed config.", panel=MAIN_PANEL),
     },
 )

@@ -37,17 +37,21 @@ LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
 
 def build_typer_command(name: str) -> Any:
     """Return a command as built by typer."""
-    found = load_code(LAUNCH_CODE if name == LAUNCH else find_all_commands()[name].code)
+    listed = None if name == LAUNCH else find_all_commands()[name]
+    found = load_code(LAUNCH_CODE if listed is None else listed.code)
     holder = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
-    elif name == LAUNCH:
+    elif listed is None:
         from ajet.cli.launch import LaunchCommand
 
         holder.command(name, cls=LaunchCommand, hidden=True)(found)
     else:
         holder.command(name)(found)
-    return _unwrap_help(typer.main.get_group(holder).commands[name])
+    command = _unwrap_help(typer.main.get_group(holder).commands[name])
+    if listed is not None:
+        command.rich_help_panel = listed.panel
+    return command
 
 
 def _unwrap_help(command: Any) -> Any:
@@ -109,8 +113,10 @@ class RootGroup(ExitGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a built command, or only the help line while help is written."""
         if self._lists:
-            line = "" if cmd_name == LAUNCH else find_all_commands()[cmd_name].help
-            return TyperCommand(cmd_name, help=line, hidden=cmd_name == LAUNCH)
+            if cmd_name == LAUNCH:
+                return TyperCommand(cmd_name, hidden=True)
+            listed = find_all_commands()[cmd_name]
+            return TyperCommand(cmd_name, help=listed.help, rich_help_panel=listed.panel)
         return super().get_command(ctx, cmd_name)
 
 

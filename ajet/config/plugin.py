@@ -51,6 +51,9 @@ class PluginPart:
     """For a store shared by processes: schemes of its addresses; `code` is then a `StoreDriver`."""
 
 
+MAIN_PANEL = "Commands"
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command of `ajet`, built only on call."""
@@ -58,6 +61,8 @@ class Command:
     code: str
     """Reference to a function for typer, or to a `typer.Typer` with subcommands."""
     help: str
+    panel: str = "More commands"
+    """Heading above the command in `ajet --help`. `MAIN_PANEL` holds the twelve that most users need."""
 
 
 @dataclass(frozen=True, slots=True)

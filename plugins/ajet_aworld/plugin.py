@@ -16,5 +16,5 @@ PLUGIN = Plugin(
         "debug": "ajet_aworld.trainer.run_processor:DebugProcessor",
         "trinity": "ajet_aworld.trainer.run_processor:TrinityProcessor",
     },
-    commands={"aworld": Command("ajet_aworld.command:app", "Names that AWorld's pages import.")},
+    commands={"aworld": Command("ajet_aworld.command:app", "Names that AWorld's pages import.", panel="Extensions")},
 )

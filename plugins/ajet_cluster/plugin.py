@@ -7,5 +7,9 @@ from ajet.config.plugin import Command, Plugin
 PLUGIN = Plugin(
     name="ajet_cluster",
     about="`ajet cluster`: job files for Slurm and Kubernetes",
-    commands={"cluster": Command("ajet_cluster.command:app", "Runs on a cluster (verl).")},
+    commands={
+        "cluster": Command(
+            "ajet_cluster.command:app", "Runs on a cluster (verl).", panel="Remote agents, samplers and clusters"
+        )
+    },
 )

@@ -18,6 +18,7 @@ PLUGIN = Plugin(
         "traces": Command(
             "ajet_datagen.traces:traces",
             "Make tasks, training rows and preference pairs from traces of a deployed agent.",
+            panel="Data and judges",
         ),
     },
     config_keys=(ConfigKeys("task_reader", "ajet_datagen.config:ReaderKeys"),),

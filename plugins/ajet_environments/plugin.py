@@ -19,6 +19,12 @@ PLUGIN = Plugin(
     readers={"env_service": "ajet_environments.reader:EnvServiceReader"},
     services=("ajet_environments.services.reachable:list_services",),
     run_hooks=("ajet_environments.run_hook:run_services",),
-    commands={"env": Command("ajet_environments.cli.env:app", "Tools and worlds that agents act in.")},
+    commands={
+        "env": Command(
+            "ajet_environments.cli.env:app",
+            "Tools and worlds that agents act in.",
+            panel="Remote agents, samplers and clusters",
+        )
+    },
     config_keys=(ConfigKeys("", "ajet_environments.config:ServiceKeys"),),
 )

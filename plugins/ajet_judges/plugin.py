@@ -23,8 +23,11 @@ PLUGIN = Plugin(
         "rejudge": Command(
             "ajet_judges.cli.rejudge:rejudge",
             "Judge recorded episodes again, without model or environment. Writes tables; the record stays unchanged.",
+            panel="Data and judges",
         ),
-        "judge": Command("ajet_judges.cli.judge:app", "Check judges before a run trusts them."),
+        "judge": Command(
+            "ajet_judges.cli.judge:app", "Check judges before a run trusts them.", panel="Data and judges"
+        ),
     },
     config_keys=(ConfigKeys("task_judge", "ajet_judges.config:JudgeKeys"),),
     renamed={"ajet.task_judge.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},

@@ -12,10 +12,12 @@ PLUGIN = Plugin(
         "prove": Command(
             "ajet_proof.cli.prove:prove",
             "Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution.",
+            panel="Records",
         ),
         "audit": Command(
             "ajet_proof.cli.audit:audit",
             "Compare a run with what it committed; trace an update back, an episode forward.",
+            panel="Records",
         ),
     },
     config_keys=(ConfigKeys("context_tracker", "ajet_proof.config:ProofKeys"),),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, LaunchFlag, Plugin
+from ajet.config.plugin import MAIN_PANEL, Command, LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_viewer",
     about="recorded runs in a browser, as tables in a terminal, and as a bundle for an issue",
     commands={
-        "view": Command("ajet_viewer.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
-        "runs": Command("ajet_viewer.cli.runs:runs", "List the runs: state, step, reward, age."),
-        "episodes": Command("ajet_viewer.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
+        "view": Command(
+            "ajet_viewer.cli.view:view", "Look at runs in a browser: curves, episodes, tokens.", panel=MAIN_PANEL
+        ),
+        "runs": Command("ajet_viewer.cli.runs:runs", "List the runs: state, step, reward, age.", panel="Records"),
+        "episodes": Command(
+            "ajet_viewer.cli.runs:episodes", "Print the conversations of a run's worst episodes.", panel="Records"
+        ),
         "report": Command(
             "ajet_viewer.cli.report:report",
             "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
+            panel="Records",
         ),
     },
     launch_flags={"logview": LaunchFlag("Serve the viewer while it runs.", around="ajet_viewer.view:view_run")},

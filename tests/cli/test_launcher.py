@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from ajet.cli import launcher
 from ajet.cli.init import Template
+from ajet.config.plugin import MAIN_PANEL
+from ajet.config.plugins import find_all_commands
 from ajet.schema.commands import format_command
 from tests.support.ajet_process import ajet, environment
 
@@ -63,11 +66,20 @@ def launched(monkeypatch):
 
 def test_help_is_grouped_and_short(run):
     code, text, _ = run("--help")
-    assert code == 0 and len(text.splitlines()) <= 69
+    assert code == 0 and len(text.splitlines()) <= 78
     for word in ("Experiment", "Start", "--conf", "--dry-run", "--backbone", "config", "init", "chat", "stop"):
         assert word in text
     assert "launch " not in text
     assert run()[1] == text and run("-h")[1] == text and run("--conf", "x.yaml", "--help")[1] == text
+
+
+def test_help_shows_twelve_commands_before_the_rest(run):
+    panels = defaultdict(list)
+    for name, command in find_all_commands().items():
+        panels[command.panel].append(name)
+    assert len(panels[MAIN_PANEL]) <= 12 and {"init", "plan", "eval", "view"} <= set(panels[MAIN_PANEL])
+    text = run("--help")[1]
+    assert text.index(f" {MAIN_PANEL} ") < min(text.index(f" {panel} ") for panel in panels if panel != MAIN_PANEL)
 
 
 def test_help_imports_nothing_heavy():
