@@ -263,7 +263,9 @@ def _compute_critic_advantages(
     Also writes the critic's old values and the target returns into the samples.
     """
     if critic is None:
-        raise ValueError(f"{algorithm.name} needs a critic's value for each token")
+        raise ValueError(
+            f"trainer_common.algorithm.adv_estimator: {algorithm.name} needs a critic that values each token"
+        )
     samples = [sample for item in scored for sample in item.samples]
     before = {id(sample): row for sample, row in zip(samples, critic(samples), strict=True)}
     for sample in samples:

@@ -65,7 +65,9 @@ class SupervisedProcess:
         try:
             self.keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
-            logger.warning("the service {} does not end", self.name)
+            logger.warning(
+                "the service {} is still running {:.0f} s after the request to stop", self.name, GRACE_S + 15
+            )
         else:  # a killed keeper ends before the program does
             if self.report is not None:
                 _is_readable(self.report, GRACE_S + 15)

@@ -250,7 +250,7 @@ def _make_row(task: Any, place: str) -> dict[str, Any]:
         plain: dict[str, Any] = to_plain({"" if key is None else key: value for key, value in row.items()})
     except (BadRowError, RecursionError) as problem:
         raise TaskError(
-            f"A task cannot be written down: {problem or 'it is nested too deeply'}.",
+            f"A task cannot be written down: {problem or 'nested too deeply'}.",
             where=place,
             expected="an ajet.Task, a question, or a dict with a question, of texts, numbers, lists and dicts",
         ) from None

@@ -168,9 +168,7 @@ class _YamlLoader(yaml.SafeLoader):
 
 
 _PLACEHOLDER = "`{{…}}` is a place that a template leaves open"
-_EXCESSIVE = (
-    f"it holds more than {MAX_NODES:,} values (aliases counted each time), or is nested deeper than {MAX_DEPTH}"
-)
+_EXCESSIVE = f"more than {MAX_NODES:,} values (aliases counted each time), or nested deeper than {MAX_DEPTH} levels"
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_number)
 _YamlLoader.add_constructor("tag:yaml.org,2002:float", _YamlLoader.construct_number)
 

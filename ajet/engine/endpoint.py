@@ -129,7 +129,7 @@ class EndpointEngine:
             what = f"no event stream: {self._server.clean(other)[:200]!r}" if other else "an empty stream"
             raise EngineFailure(f"{self.base_url} sent {what} (status {status})")
         if not ended:
-            raise EngineFailure(f"{self.base_url} broke off its reply")
+            raise EngineFailure(f"{self.base_url} closed the connection before the reply was complete")
 
     def close(self) -> None:
         """Release all connections; further calls have no effect."""

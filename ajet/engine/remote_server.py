@@ -138,7 +138,7 @@ class RemoteServer:
             return self.hangs(begun=begun)
         if begun:
             why = f"{type(problem).__name__}: {self.clean(str(problem))}"
-            return EngineFailure(f"{self.base_url} broke off its reply: {why}")
+            return EngineFailure(f"{self.base_url} closed the connection before the reply was complete: {why}")
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
     def hangs(self, *, begun: bool = False) -> EngineHangs:

@@ -25,18 +25,18 @@ def parse_json(text: str | bytes) -> Any:
     if len(text) > _CHEAP:
         marks: Any = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
         if sum(text.count(mark) for mark in marks) > MOST_VALUES:
-            raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+            raise ValueError(f"more than {MOST_VALUES:,} values (limit)")
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """The value, if it is an object. Raises ValueError."""
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError(f"it is a {type(value).__name__}, no JSON object")
+        raise ValueError(f"found a {type(value).__name__}, expected a JSON object")
     return value
 
 
@@ -53,5 +53,5 @@ def next_line(stream: BinaryIO) -> bytes:
     """
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
-        raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
+        raise ValueError(f"longer than {LONGEST_LINE:,} bytes (limit)")
     return line

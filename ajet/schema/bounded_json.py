@@ -52,7 +52,7 @@ def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DEC
     try:
         return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
 
 
 def _check_nodes(data: bytes | bytearray, most: int) -> None:

@@ -60,7 +60,7 @@ def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
     try:
         return _load_validator(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:
-        return "it is nested too deeply"
+        return "nested too deeply"
     except ValueError as error:  # an `$id` that is no address
         return str(error)
 
@@ -87,7 +87,7 @@ def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
     except ValueError as error:
         return f"it is not JSON: {error}"
     except RecursionError:
-        return "it is nested too deeply"
+        return "nested too deeply"
     except _BudgetExceededError:
         return f"its check against the schema takes more than {MAX_CHECK_COST:,} steps"
     except TimeoutError:

@@ -60,7 +60,7 @@ def repair_text(text: str) -> str:
 
 def _require_shallow(value: Any) -> Any:
     if not is_shallow(value):
-        raise ValueError("it is nested too deeply")
+        raise ValueError(f"nested too deeply (limit {MAX_LEVELS} levels)")
     return value
 
 

@@ -42,7 +42,7 @@ def read_count(name: str, row: tuple[Any, ...] | None) -> int:
 def read_position(row: tuple[Any, ...]) -> int:
     """Return the position of an attempt's row."""
     if not isinstance(row[0], int):
-        raise DamagedRowError(f"an attempt is of position {quote(row[0])}")
+        raise DamagedRowError(f"position {quote(row[0])} of an attempt is not a number")
     return row[0]
 
 

@@ -448,9 +448,12 @@ class SqliteStore:
                     "AND place IN (SELECT place FROM ends)"
                 )
                 if not base.execute(stays if order in reused else over, (order,)).rowcount:
-                    raise LeaseLostError(f"position {order} is not {'closed' if order in reused else 'leased'}")
+                    state = "closed" if order in reused else "leased"
+                    raise LeaseLostError(f"step {step} cannot use position {order}: it is not {state} any more")
                 if used.get(order, (-1,))[-1] >= step:
-                    raise LeaseLostError(f"step {used[order][-1]} has used position {order}")
+                    raise LeaseLostError(
+                        f"step {step} cannot use position {order}: step {used[order][-1]} has used it already"
+                    )
                 row = (order, step, reason, order in reused)
                 base.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
 

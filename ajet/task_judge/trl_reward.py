@@ -52,10 +52,10 @@ def adapt_trl_reward(
         )
 
     async def ask(task: Task, output: WorkflowOutput) -> Any:
-        return _single_reward(await function(**_arguments_of(parameters, task, output)))
+        return _single_reward(await function(**_arguments_of(parameters, task, output)), reference)
 
     def ask_plain(task: Task, output: WorkflowOutput) -> Any:
-        return _single_reward(function(**_arguments_of(parameters, task, output)))
+        return _single_reward(function(**_arguments_of(parameters, task, output)), reference)
 
     caller: Any = ask if inspect.iscoroutinefunction(function) else ask_plain
     caller.__module__ = getattr(function, "__module__", None) or __name__
@@ -104,7 +104,7 @@ def _arguments_of(
     return given
 
 
-def _single_reward(found: Any) -> Any:
+def _single_reward(found: Any, reference: str) -> Any:
     """Return the reward of the only completion. Raises JudgeFailure."""
     if found is None or isinstance(found, Real):
         return found
@@ -113,7 +113,7 @@ def _single_reward(found: Any) -> Any:
         return rewards
     if not isinstance(rewards, list | tuple) or len(rewards) != 1 or not isinstance(rewards[0], Real | None):
         raise JudgeFailure(
-            f"a reward function of `completions` gave {found!r:.200} for one completion; expected a list with one "
-            "number a completion, or None for no score"
+            f"the reward function {reference} returned {found!r:.200} for one completion; expected a list with one "
+            "entry: a number, or None for no score"
         )
     return rewards[0]

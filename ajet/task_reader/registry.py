@@ -90,7 +90,7 @@ def require_json(task: Task, where: str) -> None:
         check_json(dict(task))
     except (BadRowError, RecursionError) as problem:
         raise TaskError(
-            f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
+            f"A task cannot be written as JSON: {problem or 'nested too deeply'}.",
             where=where,
             expected="text, finite numbers, true, false, null, lists and objects of these",
             do="write dates, decimals and bytes as text where the task is made",

@@ -168,7 +168,7 @@ class _Entry(BaseModel):
     @model_validator(mode="after")
     def _one_way(self) -> _Entry:
         if [self.url, self.command, self.image].count(None) != 2:
-            raise ValueError("expected either a url, a command or an image")
+            raise ValueError("expected exactly one of url, command, image")
         if self.shared and self.url is not None:
             raise ValueError("shared requires a command or an image; a server with a url is always shared")
         if self.image is None and "network" in self.model_fields_set:

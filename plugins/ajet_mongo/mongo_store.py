@@ -318,7 +318,9 @@ class MongoStore:
             names = self._find_holding_commits(found)
             free = {each["_id"] for each in found if max(list_steps(each, names), default=-1) < step}
             if foreign := [order for order in wanted if order not in free]:
-                raise LeaseLostError(f"positions {foreign} are not leased, or a step has used them")
+                raise LeaseLostError(
+                    f"step {step} cannot use positions {foreign}: their lease expired, or a step has used them already"
+                )
             ours = {"_id": {"$in": wanted}, **changes.match_use(name, step)}
             if end:
                 self.link.update(TASK, ending, changes.build_use(name, step, reason))
@@ -328,7 +330,7 @@ class MongoStore:
             took = {each["_id"] for each in self.link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:
                 self.link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
-                raise LeaseLostError(f"positions {lost} are not leased")
+                raise LeaseLostError(f"positions {lost} are not leased any more")
 
     def _mend_state(self) -> None:
         """Keep exactly the uses known to the ledger's head, and remove unreferenced documents."""

@@ -19,7 +19,7 @@ def div(total: float, parts: float) -> int:
     """Return `total / parts`, an integer. Raises ValueError for a remainder."""
     quotient, rest = divmod(total, parts)
     if rest:
-        raise ValueError(f"{total} is not divisible by {parts}")
+        raise ValueError(f"${{ajet.div:{total},{parts}}}: {total} is not divisible by {parts}")
     return int(quotient)
 
 

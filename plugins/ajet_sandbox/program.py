@@ -45,7 +45,7 @@ def wall_program(
     try:
         environment_fd = make_memfd(json.dumps({**settings, **environment}).encode())
     except OSError as error:
-        raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
+        raise SandboxFailure(f"the sandbox cannot be created: {error}; `ajet doctor` checks the sandbox") from error
     inside_settings = {"memory": walls.limits.memory, "disk": walls.limits.disk, "environment": environment_fd}
     more = ["--bind", str(walls.workdir), FOLDER]
     try:

@@ -137,7 +137,7 @@ def wall_command(
             argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), places.of(secret)]
     except OSError as error:
         _close_all(descriptors)
-        raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
+        raise SandboxFailure(f"the sandbox cannot be created: {error}; `ajet doctor` checks the sandbox") from error
     except BaseException:
         _close_all(descriptors)
         raise

@@ -216,7 +216,7 @@ class EpisodeRegistry:
             self._admission.refuse_crowded(task)  # before the store gives out a position
         if task is None or (request.trains and self._backlog is not None):
             if not request.trains:
-                raise Refused("An episode that does not train needs a task.", param="task")
+                raise Refused("An episode with `train: false` needs a `task`.", param="task")
             group = await self.groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
             task = group.task
         lease = group.lease if group is not None else await call_store_or_refuse(self._store.bring)

@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_a_value_error_and_says_what_would_do(noted, fold
         AgentTrainer("a", train_engine_name="nope")
     with pytest.raises(ValueError, match="already registered"):
         AgentTrainer.register_processor("noted", Noted)
-    with pytest.raises(ValueError, match="not a TrainerProcessor"):
+    with pytest.raises(ValueError, match="subclass of TrainerProcessor"):
         AgentTrainer.register_processor("other", dict)
     assert "other" not in TRAIN_PROCESSOR and set(TRAIN_PROCESSOR) >= {"verl", "local", "debug"}
     AgentTrainer.unregister_processor("never was")

@@ -65,5 +65,5 @@ TRAIN_PROCESSOR = TrainProcessors()
 
 def _require_processor(name: str, kind: Any) -> type[TrainerProcessor]:
     if not (isinstance(kind, type) and issubclass(kind, TrainerProcessor)):
-        raise ValueError(f"{name} train engine is not a TrainerProcessor: {kind!r}")
+        raise ValueError(f"the train engine {name} must be a subclass of TrainerProcessor, got {kind!r}")
     return kind

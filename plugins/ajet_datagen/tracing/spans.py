@@ -53,7 +53,7 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
                 bad.append((span.where, str(problem)))
                 continue
             except RecursionError:
-                bad.append((span.where, "it is nested too deeply"))
+                bad.append((span.where, "nested too deeply"))
                 continue
             if trace is None:
                 silent += 1

@@ -259,9 +259,9 @@ def _parse_arguments(text: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(text)
     except ValueError as problem:
-        raise UserError(f"The arguments are no JSON: {problem}", where=text, expected='{"name": "value"}') from None
+        raise UserError(f"The arguments are not JSON: {problem}", where=text, expected='{"name": "value"}') from None
     if not isinstance(parsed, dict):
-        raise UserError("The arguments are no JSON object.", where=text, expected='{"name": "value"}')
+        raise UserError("The arguments are not a JSON object.", where=text, expected='{"name": "value"}')
     return parsed
 
 

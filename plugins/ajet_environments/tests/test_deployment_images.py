@@ -89,7 +89,7 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypat
     file = tmp_path / "tools.yaml"
     for entry, said in (
         ("image: no-such/image", "podman is not installed"),
-        ("image: i, command: c", "either a url, a command or an image"),
+        ("image: i, command: c", "exactly one of url, command, image"),
         ("command: c, network: host", "network requires an image"),
         (r'image: i, env: {DOCKER_HOST: "x\ny"}', "DOCKER_HOST is read by the container engine itself"),
         ("'url': 'http://127.0.0.1/mcp', resources: {cores: 1}", "resources require a command"),

@@ -81,7 +81,9 @@ def box(start: str, end: str = "") -> Box:
         raise ToolError(f"{text} has no first and last cell")
     left, top, right, bottom = borders
     if not (1 <= left <= right <= 16_384 and 1 <= top <= bottom <= 1_048_576):
-        raise ToolError(f"{text} begins behind its end, or lies outside of a sheet")
+        raise ToolError(
+            f"invalid range {text}: its start comes after its end, or it exceeds the sheet; A1:C10 is a valid range"
+        )
     if (right - left + 1) * (bottom - top + 1) > MAX_CELLS:
         raise ToolError(f"{text} has more than {MAX_CELLS} cells")
     return left, top, right, bottom

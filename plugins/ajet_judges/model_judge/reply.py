@@ -93,7 +93,7 @@ def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise UnreadableReplyError(f"it is not JSON: {error}") from None
     except RecursionError:
-        raise UnreadableReplyError("it is nested too deeply") from None
+        raise UnreadableReplyError("nested too deeply") from None
     if problem is not None:
         raise UnreadableReplyError(problem)
     return dict(repair_surrogates(content))

@@ -81,7 +81,7 @@ WRONG = {
     "gaia-locl": "gaia-locl is no environment",
     "'unclosed": "no command",
     "empty.json": "describes no servers",
-    "both.json": "mcpServers.x: expected either a url, a command or an image",
+    "both.json": "mcpServers.x: expected exactly one of url, command, image",
     "typo.json": "mcpServers.x.comand",
     "unset.json": "AJET_TEST_UNSET is not set",
 }

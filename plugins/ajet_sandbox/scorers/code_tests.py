@@ -94,7 +94,7 @@ def load_json(text: str) -> Any:
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 4300 else Decimal(digits))
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
 
 
 def read_imports(code: str) -> str:
