@@ -144,10 +144,12 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
     experiment.ajet.task_judge = experiment.ajet.task_judge.replace_judges(judge_protocol=unjudged)
     split: TaskSplit = "validation" if open_reader(experiment).has("validation") else "train"
     with assemble(experiment, run_id="chat", split=split) as parts:
-        stage = parts.reader.tasks(split)[0]
-        console.print(Text(f"everything but the question is of the task {stage.task_id!r}", "dim"), soft_wrap=True)
+        template_task = parts.reader.tasks(split)[0]
+        console.print(
+            Text(f"everything but the question is of the task {template_task.task_id!r}", "dim"), soft_wrap=True
+        )
         for order, line in enumerate(_read_lines(prompt)):
-            task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
+            task = template_task.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
             sampling = choose_sampling(experiment.ajet, "validation")
             for group in parts.rollout.play([(order, task)], step=0, split="debug", repeats=1, sampling=sampling):
                 for episode in group.episodes:

@@ -113,10 +113,13 @@ def _choose_fitting_defaults(
 
 
 def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
-    """Return the place of the tasks, after writing objects to `file`. Raises TaskError.
+    """Return the path, data set or reader that names the tasks. Raises TaskError.
+
+    Tasks given as Python objects are first written to `file`.
 
     Args:
-        as_rows: True to write the rows of a table, too.
+        name: the argument of `tune` in error messages.
+        as_rows: True to write the rows of a table file (CSV, Parquet, …) to `file`, too.
     """
     if isinstance(tasks, str):
         _refuse_question(tasks, name)

@@ -51,13 +51,13 @@ def timelines(
     """
     untrained: Counter[str] = Counter()
     groups: dict[tuple[int | None, str | None], list[int]] = {}
-    for position, call in enumerate(calls):
+    for index, call in enumerate(calls):
         if not call.response_ids.size:
             continue
         if reason := _find_untrained_reason(call):
             untrained[reason] += int(call.response_ids.size)
         else:
-            groups.setdefault((None if ignore_tools else call.tools, call.terms.adapter), []).append(position)
+            groups.setdefault((None if ignore_tools else call.tools, call.terms.adapter), []).append(index)
     tree, spots = insert_calls(calls)
     chains = [chain for members in groups.values() for chain in _cut_chains(calls, tree, spots, members)]
     # One piece of memory for all arrays. np.zeros would also write the rest of the huge pages.
@@ -91,14 +91,14 @@ def _cut_chains(
     """Cut the tree of continuations into chains. Each member is in exactly one chain; the last member is the leaf."""
     before = find_continued(calls, tree, spots, members)
     if not any(before.values()):
-        return [[position] for position in members]
+        return [[index] for index in members]
     ending: dict[Spot, list[int]] = {}
     following: dict[Spot, list[int]] = {}
-    for position in members:
-        ending.setdefault(spots[position], []).append(position)
-        earlier = before[position]
+    for index in members:
+        ending.setdefault(spots[index], []).append(index)
+        earlier = before[index]
         if earlier is not None:
-            following.setdefault(earlier, []).append(position)
+            following.setdefault(earlier, []).append(index)
 
     heir: dict[int, int] = {}
     reach: dict[int, int] = {}
@@ -120,10 +120,10 @@ def _cut_chains(
 
     inherited = set(heir.values())
     chains = []
-    for position in members:
-        if position in inherited:
+    for index in members:
+        if index in inherited:
             continue
-        chain = [position]
+        chain = [index]
         while chain[-1] in heir:
             chain.append(heir[chain[-1]])
         chains.append(chain)
@@ -144,17 +144,20 @@ class _Digests:
         self._calls, self._tree, self._spots, self._before, self._heir = calls, tree, spots, before, heir
         self._chain: dict[int, bytes] = {}
 
-    def digest_call(self, position: int) -> bytes:
-        """Return a digest of the parts of a call that enter a timeline, without the tokens of the prompt."""
-        call = self._calls[position]
+    def digest_call(self, index: int) -> bytes:
+        """Return a digest of a call's agent, target, tools, versions, reply tokens and log-probabilities.
+
+        The digest orders calls that end with the same tokens. Their prompts are equal, so prompt tokens are left out.
+        """
+        call = self._calls[index]
         hashed = hashlib.blake2b(repr((call.agent, call.target, call.tools, call.versions)).encode(), digest_size=16)
         for array in (call.response_ids, call.logprobs, call.logprobs_unit):
             hashed.update(np.ascontiguousarray(array).data)
         return hashed.digest()
 
-    def digest_chain(self, position: int) -> bytes:
+    def digest_chain(self, index: int) -> bytes:
         """Return a digest of a call, its tokens behind the continued call, and all calls that continue it."""
-        chain = [position]
+        chain = [index]
         while chain[-1] not in self._chain and chain[-1] in self._heir:
             chain.append(self._heir[chain[-1]])
         rest = b""
@@ -184,8 +187,8 @@ def _build_timeline(
     leaf = calls[chain[-1]]
     ids = tree.ids(spots[chain[-1]])
     spans = []
-    for position in chain:
-        call, (_, stop) = calls[position], spots[position]
+    for index in chain:
+        call, (_, stop) = calls[index], spots[index]
         start = stop - call.response_ids.size
         mask[start:stop].fill(True)
         logprobs[start:stop] = call.logprobs

@@ -48,12 +48,13 @@ class EngineFollower(Protocol):
 
         Args:
             folder: folder of the weights; None for the weights of model.path.
-            probe: identifies the weights of a remote server.
+            probe: log-probabilities of a fixed text by version, to recognise the weights of a remote server. Local
+                engines ignore the probe.
             on_wait: called about once per second while running replies finish.
             is_leader: True if this process sends weights to the remote server.
 
         Returns:
-            False if the server cannot load weights; `version` then tells the weights in use.
+            False if the server cannot load weights; `self.version` then stays at the version in use.
 
         Raises:
             FileNotFoundError: the weights are gone or not complete yet.

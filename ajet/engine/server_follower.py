@@ -65,7 +65,7 @@ class ServerFollower:
         """Load a policy version into the server, as described in `EngineFollower`.
 
         Returns:
-            False if the server cannot load weights; `version` then tells the weights in use.
+            False if the server cannot load weights; `self.version` then stays at the version in use.
 
         Raises:
             FileNotFoundError: the weights are not available, or the server is away and may be restarting.

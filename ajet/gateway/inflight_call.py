@@ -5,8 +5,8 @@ retry (`x-stainless-retry-count` above 0, or an equal `Idempotency-Key`); and no
 replies. A retry joins the running call, reads the sampled tokens from the beginning, or resumes an aborted call after
 its last token: in each case the call stays the same. Any other request is a new call.
 
-Invariant: each reply is counted against `gateway.max_calls` from the moment its client joins until its task has ended.
-All code here runs on the gateway's loop.
+Invariant: each reply occupies one of the `gateway.max_calls` concurrency slots from the moment its client joins until
+its task has ended. All code here runs on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MAX_ABANDONED = 64
 
 
 class CallLimit:
-    """Counts the calls under way at one gateway, and refuses calls above the limit."""
+    """Counts the occupied concurrency slots of one gateway, and refuses calls above the limit."""
 
     def __init__(self, most: int) -> None:
         self.reserved, self._most = 0, most
 
     def reserve(self, calls: int) -> None:
-        """Reserve places for calls. Raises Refused if there are not enough."""
+        """Reserve a slot for each call. Raises Refused if there are not enough."""
         if self.reserved + calls > self._most:
             raise Refused(
                 f"{self.reserved} calls are under way, and this gateway takes no more than {self._most}; "
@@ -136,7 +136,7 @@ class InflightCall:
     def join(self) -> None:
         """Add a client, and start or resume the replies without a task. Raises Refused above the limit of calls.
 
-        Places are reserved before the first await, so that two requests cannot share a place.
+        Slots are reserved before the first await, so that two requests cannot take the same slot.
         """
         waiting = [reply for reply in self.replies if reply.needs_task]
         if waiting:
@@ -151,7 +151,7 @@ class InflightCall:
                 reply.task = reply.maker = asyncio.ensure_future(self._make_reply(reply))
             else:
                 reply.task = asyncio.ensure_future(self._make_later(reply))
-            reply.task.add_done_callback(partial(self._end_reply, reply))
+            reply.task.add_done_callback(partial(self._handle_task_end, reply))
 
     async def _make_later(self, reply: Reply) -> None:
         """Make a reply after its prompt is checked and an earlier maker has ended.
@@ -169,12 +169,13 @@ class InflightCall:
         reply.maker = asyncio.current_task()
         await self._make_reply(reply)
 
-    def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
-        """Release a place and notify the clients after a task has ended, with or without error."""
-        if reply.task is task:  # otherwise a task that resumes the reply has taken over the place
+    def _handle_task_end(self, reply: Reply, task: asyncio.Task[None]) -> None:
+        """Release the reply's concurrency slot and notify the clients after its task has ended."""
+        if reply.task is task:  # a newer task that resumes the reply would keep the slot
             self._limit.reserved -= 1
             reply.has_place = False
         if task.cancelled():
+            # `leave` sets `needs_task` before it cancels a task; any other cancellation comes from the shutdown.
             self._is_interrupted = self._is_interrupted or (reply.task is task and not reply.needs_task)
         elif isinstance(error := task.exception(), Exception):
             self.failure = self.failure or error

@@ -43,13 +43,13 @@ class Reply:
 
     request: ParsedRequest
     needs_task: bool = True
-    """True if no task makes the reply: before the first client, and after all clients left an incomplete reply."""
+    """True if no task samples the reply: before the first client, and after all clients left an incomplete reply."""
     task: asyncio.Task[None] | None = None
     """The latest task for the reply."""
     maker: asyncio.Task[None] | None = None
     """The latest task that sampled. After a client came back, `task` waits for the end of `maker`."""
     has_place: bool = False
-    """True while the reply is counted against the limit of calls."""
+    """True while the reply occupies a concurrency slot of the gateway."""
     call: Call | None = None
     """The record of the current draw; `None` before the first draw."""
     rejections: int = 0

@@ -36,7 +36,8 @@ def needs_check(request: ParsedRequest, *, is_constrained: bool) -> bool:
 def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: FinishReason) -> FormatViolation | None:
     """Return the first demand violated by a reply, or `None`.
 
-    A tool call is not yet a JSON answer, and a cut reply has its own finish reason: the schema is not checked then.
+    The arguments of strict tools are always checked. The `response_format` schema is checked only for a complete reply
+    without tool calls.
     """
     calls = message.get("tool_calls") or ()
     for tool in _list_strict_functions(request):
@@ -45,12 +46,16 @@ def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: F
             if problem is not None:
                 name = tool["name"]
                 return FormatViolation(
-                    f"arguments of {name!r}: {problem}", f"called {name!r} as its schema says", "tools"
+                    why=f"arguments of {name!r}: {problem}",
+                    demand=f"called {name!r} as its schema says",
+                    param="tools",
                 )
     if request.json_schema is None or calls or finish == "length":
         return None
     problem = find_reply_problem(message["content"] or "", request.json_schema)
-    return None if problem is None else FormatViolation(problem, "was JSON that the schema admits", "response_format")
+    if problem is None:
+        return None
+    return FormatViolation(why=problem, demand="was JSON that the schema admits", param="response_format")
 
 
 def _list_strict_functions(request: ParsedRequest) -> Iterator[Mapping[str, Any]]:

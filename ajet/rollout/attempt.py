@@ -180,7 +180,11 @@ class AttemptBase(ABC):
 
     @abstractmethod
     async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
-        """Open the attempt's session without blocking the event loop."""
+        """Open the attempt's session without blocking the event loop.
+
+        Args:
+            trainable: Targets to train, as in `open`.
+        """
 
 
 class LocalAttempt(AttemptBase):

@@ -60,16 +60,20 @@ _NO_LETTERS = re.compile(r"\\mathbb\{[A-Z]\}|\\[A-Za-z]+|[ei]")
 
 @dataclass(slots=True)
 class AnswerComparer:
-    """Decides pairs of normalized answers (`math_text.normalize_math`)."""
+    """Decides if two normalized answers (`math_text.normalize_math`) are equal."""
 
     ask: Callable[[str, str], bool]
-    """Whether math-verify finds a candidate equal to a reference."""
+    """Returns True if math-verify finds a candidate equal to a reference."""
     steps: int = 0
+    """Number of `decide` calls for this pair, members of lists and sets included."""
 
     def decide(self, candidate: str, reference: str) -> bool:
-        """Return True if candidate and reference are equal."""
+        """Return True if both denote the same mathematical value; the first rule that applies decides.
+
+        The numbers in the comments are those of the module's description.
+        """
         self.steps += 1
-        if _LOOSE.sub("", candidate) == _LOOSE.sub("", reference):
+        if _LOOSE.sub("", candidate) == _LOOSE.sub("", reference):  # (1) same spelling
             return True
         if (
             not candidate
@@ -78,32 +82,35 @@ class AnswerComparer:
             or max(measure_depth(candidate), measure_depth(reference)) > DEEPEST
         ):
             return False
-        for read in (_read_date, _read_time, _read_based):
+        for read in (_read_date, _read_time, _read_based):  # (2) dates, times, numbers in another base
             if read(candidate) or read(reference):
                 return read(candidate) == read(reference)
-        terms, wanted_terms = split_outside(candidate, ":"), split_outside(reference, ":")
+        terms, wanted_terms = split_outside(candidate, ":"), split_outside(reference, ":")  # (2) ratios
         if any(len(each) > 1 and None not in map(parse_number, each) for each in (terms, wanted_terms)):
             return _read_ratio(terms) == _read_ratio(wanted_terms) is not None
         if max(len(terms), len(wanted_terms)) > 2:  # math-verify reads the first two
             return len(terms) == len(wanted_terms) and all(map(self.decide, terms, wanted_terms))
         given, wanted = parse_number(candidate), parse_number(reference)
-        if given and wanted:
+        if given and wanted:  # (3) two numbers
             return is_same_number(given, wanted)
         sides, wanted_sides = _split_equation(candidate), _split_equation(reference)
-        if len(sides) > 1 or len(wanted_sides) > 1:
+        if len(sides) > 1 or len(wanted_sides) > 1:  # (4) equations
             return self._decide_equations(sides, wanted_sides)
         one, other = None if given else read_members(candidate), None if wanted else read_members(reference)
-        if one or other:
+        if one or other:  # (5) several members
             return self._decide_members(candidate, one, reference, other)
-        if _WORDS.fullmatch(reference) and not _NO_WORDS.fullmatch(reference):
+        if _WORDS.fullmatch(reference) and not _NO_WORDS.fullmatch(reference):  # (6) words
             return _normalize_words(candidate) == _normalize_words(reference)
         (value, unit), (wanted_value, wanted_unit) = split_unit(candidate), split_unit(reference)
-        if unit or wanted_unit:
+        if unit or wanted_unit:  # (7) units: one side may leave out its unit, except a percent sign
             dropped = (unit or wanted_unit) != ("%",) and not (unit and wanted_unit)
             return (dropped or get_ratio(unit, wanted_unit) == 1) and self.decide(value, wanted_value)
-        return not (wanted and not wanted.letter) and self._ask_math_verify(candidate, reference)
+        if wanted and not wanted.letter:  # (8) a number was expected, and the candidate is no number
+            return False
+        return self._ask_math_verify(candidate, reference)  # (9) any other expression
 
     def _decide_equations(self, sides: list[str], wanted_sides: list[str]) -> bool:
+        """Return True if two equations are equal, or an equation equals a single value (rule 4)."""
         (name, value), (wanted_name, wanted) = _split_name(sides), _split_name(wanted_sides)
         if len(wanted_sides) == 1:
             parts = [part for part in sides if name is None and part is not value and not _NAME.fullmatch(part)]
@@ -117,6 +124,7 @@ class AnswerComparer:
         return self.ask("=".join(sides), "=".join(wanted_sides))
 
     def _decide_members(self, candidate: str, one: MemberList | None, reference: str, other: MemberList | None) -> bool:
+        """Return True if two answers have equal members (rule 5); None stands for an answer with a single value."""
         if one is None or other is None:
             alone = one or other
             assert alone is not None
@@ -195,7 +203,7 @@ def _read_based(text: str) -> tuple[str, str] | None:
 
 
 def _read_ratio(terms: list[str]) -> list[Fraction] | None:
-    """Return the terms of `3:4:5`, or of the fraction `3/4`, with 1 as the first that is not 0."""
+    """Return the terms of `3:4:5`, or of the fraction `3/4`, divided by the first term that is not 0."""
     if len(terms) == 1:
         found = parse_number(terms[0])
         values = [found.value, Fraction(1)] if found and found.fraction and not found.unit else []
@@ -222,7 +230,7 @@ def _split_name(sides: list[str]) -> tuple[str | None, str]:
 
 
 def _has_names(parts: list[str]) -> bool:
-    """Return whether each is `name = value`, all of other names: then a bare value is of the name at its place."""
+    """Return True if each part is `name = value`, all with different names, so that the order of values matters."""
     names = [_split_name(_split_equation(part))[0] for part in parts]
     return None not in names and len(set(names)) == len(parts) > 1
 
@@ -293,7 +301,7 @@ def split_list(text: str) -> list[str]:
 
 
 def split_outside(text: str, *marks: str) -> list[str]:
-    """Return the parts between marks that stand in no bracket."""
+    """Return the parts of a text, split at marks outside of brackets."""
     depth, start, parts, place = 0, 0, list[str](), 0
     while place < len(text):
         mark = next((each for each in marks if text.startswith(each, place)), None)
@@ -309,7 +317,7 @@ def split_outside(text: str, *marks: str) -> list[str]:
 
 
 def measure_depth(text: str) -> int:
-    """Return how many brackets stand within each other at most."""
+    """Return the maximum depth of nested brackets."""
     depth = deepest = 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")

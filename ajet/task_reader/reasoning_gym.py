@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KEY = "ajet.task_reader.reasoning_gym"
 SEED_OFFSET = 1_000_003
-"""Families draw entry i with seed + i: the validation seed lies this far off, further than any size."""
+"""Validation seed minus training seed. Entry i is drawn with seed + i, so a split has at most this many tasks."""
 
 
 class ReasoningGymReader:
@@ -40,15 +40,15 @@ class ReasoningGymReader:
 
     @cached_property
     def judge(self) -> ReasoningGymJudge:
-        """Scores by the family's own rule."""
+        """The judge that scores answers by the task family's own rule."""
         return ReasoningGymJudge(self)
 
     def has(self, split: TaskSplit) -> bool:
-        """True if the split has tasks."""
+        """Return True if the split has tasks."""
         return self._sizes[split] > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Draws the split. Raises TaskError for a family or parameter that does not exist."""
+        """Generate the tasks of a split. Raises TaskError for an unknown task family or parameter."""
         entries = self.entries(self._seeds[split])
         tasks = []
         for index in range(self._sizes[split]):
@@ -64,7 +64,10 @@ class ReasoningGymReader:
         return tasks
 
     def entries(self, seed: int) -> Any:
-        """The family opened with one of the two seeds: `entries[index]`, `entries.score_answer(answer, entry)`."""
+        """Return the Reasoning Gym dataset of this task family for the training or the validation seed.
+
+        `entries[index]` is one entry (question and answer); `entries.score_answer(answer, entry)` scores an answer.
+        """
         if seed not in self._opened:
             self._opened[seed] = self._create_dataset(seed)
         return self._opened[seed]
@@ -95,7 +98,7 @@ class ReasoningGymReader:
 
 
 class ReasoningGymJudge:
-    """Judge without the base class; `metadata["final_answer"]` is the answer, bare or in <answer> tags."""
+    """Scores the workflow's `metadata["final_answer"]`, bare or in <answer> tags, by the task family's rule."""
 
     def __init__(self, reader: ReasoningGymReader) -> None:
         self._reader = reader

@@ -132,7 +132,7 @@ class ReplyStream:
             single_call: True if the first tool call ends the reply.
         """
         self._decoder, self._parser = decoder, parser
-        self._end_ids, self._stop, self._is_single = frozenset(end_ids), tuple(stop), single_call
+        self._end_ids, self._stop, self._allows_one_call = frozenset(end_ids), tuple(stop), single_call
         self._longest = max((len(text) for text in self._stop), default=1) - 1
         self._tail = ""
         """Text that may be the beginning of a stop string."""
@@ -148,7 +148,7 @@ class ReplyStream:
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Parse more sampled ids. Return the deltas that further ids cannot change."""
-        if not self._stop and not self._is_single:
+        if not self._stop and not self._allows_one_call:
             self.id_count += len(ids)
             text = self._decoder.feed([token for token in ids if token not in self._end_ids]) if ids else ""
             deltas = self._parser.feed(text) if text else []
@@ -205,12 +205,16 @@ class ReplyStream:
         return self._parser.feed(ready) if ready else []
 
     def _add_deltas(self, deltas: list[Delta]) -> list[Delta]:
-        """Add deltas to the message; drop further tool calls if only one is admitted."""
-        if self._is_single:
+        """Add deltas to the message and return them, without further calls if one call is allowed.
+
+        The further calls are removed from the list `deltas` itself.
+        """
+        if self._allows_one_call:
             calls = [delta for delta in deltas if "tool_calls" in delta]
             for extra in calls if self._has_call else calls[1:]:
                 deltas.remove(extra)
             self._has_call = self._has_call or bool(calls)
+            # Each tool-call delta is a whole call. After the first one the reply is complete, and sampling can end.
             self.is_cut = self.is_cut or self._has_call
         self.deltas += deltas
         return deltas

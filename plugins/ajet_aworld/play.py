@@ -214,7 +214,11 @@ async def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _find_toolless_servers(agent: Any) -> list[str]:
-    """Return requested servers of its `mcp_config` without tools; all requested ones if none is in the config."""
+    """Return the names of MCP servers that the agent requests but that serve no tools.
+
+    Servers that `agent.mcp_config` does not list or disables are not checked. If that leaves no server to check, the
+    requested servers missing in the config are returned.
+    """
     requested, known = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
     wanted = [name for name in requested if name in known and not known[name].get("disabled")]
     if requested and not wanted:

@@ -47,7 +47,7 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             "AgentDock server" if dock else "MCP server",
             server.url,
             KEY,
-            partial(why_not, server),
+            partial(find_server_problem, server),
             "AgentDock's interface" if dock else "an MCP server with a list of tools",
             f"start it (`{format_command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it with "
             "the run), or fix the address; a token is read from MCP_SERVER_TOKEN",
@@ -76,12 +76,16 @@ def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
     )
 
 
-def why_not(server: Server, seconds: float) -> str:
-    """Return "" if the server offers tools, else the problem."""
-    return asyncio.run(_why_not(server, seconds))
+def find_server_problem(server: Server, seconds: float) -> str:
+    """Return why no tool of the server can be used; "" if the server lists tools.
+
+    Args:
+        seconds: limit on the start of the session and on each request.
+    """
+    return asyncio.run(_find_server_problem(server, seconds))
 
 
-async def _why_not(server: Server, seconds: float) -> str:
+async def _find_server_problem(server: Server, seconds: float) -> str:
     from ajet.environment.loop import on_tools_loop
     from ajet_mcp.contract import CallFailedError, Limits
     from ajet_mcp.thin import ThinClient

@@ -1,7 +1,8 @@
 """Reads a store in MongoDB without changing it.
 
-Invariant: as in `ajet.store.reader`. A position with missing documents is read again: it may have been released or
-replayed meanwhile; only documents still referred to count as changed.
+A position is a task's place in the training order. Invariant: as in `ajet.store.reader`. A position with missing
+documents is read again, since a writer may have released or replayed the position meanwhile. Only documents that the
+position still refers to count as changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "clos
 
 
 class MongoReading:
-    """Read-only access to a store in MongoDB (`ajet.store.reader.Reading`)."""
+    """Reads a store in MongoDB without changing it; implements `ajet.store.reader.StoreReader`."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = MongoConnection(uri, database, login, patience=PATIENCE)
@@ -38,7 +39,7 @@ class MongoReading:
             self.run: str = ledger["run"] or ""
             found = self._link.find(LEDGER, THE_SETTINGS)
             self.settings: str = found[0]["text"] if found else ""
-            self._names = {*list_commits(self._link, ledger["head"]), ledger["open"]}
+            self._valid_commits = {*list_commits(self._link, ledger["head"]), ledger["open"]}
         except BaseException:
             self._link.close()
             raise
@@ -62,25 +63,31 @@ class MongoReading:
         if steps:
             wanted["uses.step"] = {"$in": list(steps)}
         found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
-        return [each["_id"] for each in found if not steps or {*list_steps(each, self._names)} & {*steps}]
+        return [each["_id"] for each in found if not steps or {*list_steps(each, self._valid_commits)} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
-        found = self._find_named(order)
-        while found is not None:
-            ends = list(self._records.iterate_episodes(found))
-            reread = self._find_named(order)
-            altered = any(isinstance(each, AlteredEpisodeError) for each in ends)
-            if reread is None or reread["ends"] == found["ends"] or not altered:
-                break
-            found = reread
-        if found is None or reread is None:
-            return None
-        left = [use["reason"] for use in found["uses"] if use["of"] in self._names and use["reason"] is not None]
-        steps = list_steps(found, self._names)
-        return build_stored_position(order, STATES[found["status"]], ends, steps, left[-1] if left else "")
+        """Return a position with its episodes; None if the position has none, or was removed meanwhile.
 
-    def _find_named(self, order: int) -> Document | None:
-        """Return the position if linked to episodes."""
+        The position is read again while a writer replaces its episodes.
+        """
+        document = self._find_position(order)
+        while document is not None:
+            episodes = list(self._records.iterate_episodes(document))
+            reread = self._find_position(order)
+            has_altered = any(isinstance(each, AlteredEpisodeError) for each in episodes)
+            # With other references to episodes (`ends`) by now, the error came from the change, not from damage.
+            if reread is None or reread["ends"] == document["ends"] or not has_altered:
+                break
+            document = reread
+        if document is None or reread is None:
+            return None
+        valid_uses = [use for use in document["uses"] if use["of"] in self._valid_commits]
+        reasons = [use["reason"] for use in valid_uses if use["reason"] is not None]  # of discards, not of updates
+        steps = list_steps(document, self._valid_commits)
+        return build_stored_position(order, STATES[document["status"]], episodes, steps, reasons[-1] if reasons else "")
+
+    def _find_position(self, order: int) -> Document | None:
+        """Return the document of a position with episodes; None for other positions."""
         found = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
         return found[0] if found else None
 

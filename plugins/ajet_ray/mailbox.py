@@ -1,6 +1,7 @@
 """Notices from verl's processes to the run's own process, and grants of tasks in the other direction.
 
-Notices are episodes, steps, validations, checkpoints and processes. Invariant: only the run's own process writes the
+A notice is a message about an event: an episode, a step, a validation, a checkpoint or a process. A ticket is the
+trainer's claim on one group, and a grant is the task of a ticket. Invariant: only the run's own process writes the
 record (a single writer with a lock). A notice is taken once and in its sender's order. A repeated ticket request gets
 the same grant, and after the group closed, the group. The mailbox is an actor, found by name.
 """
@@ -47,19 +48,19 @@ class TicketGrant:
     """The position in the training order."""
     task: Task
     group: Group | None = None
-    """The group, if played already: to be handed over."""
+    """The finished group, if an earlier launch or request played it already."""
 
 
 @dataclass(frozen=True, slots=True)
 class TicketRequest:
-    """A process is about to play the ticket."""
+    """A process requests the task of the ticket, and will play it."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class TicketFailure:
-    """The ticket's group kills every playing process."""
+    """The ticket's group killed every process that played the group."""
 
     ticket: int
 
@@ -160,7 +161,7 @@ Notice = (
 
 
 class _Mailbox:
-    """The mailbox actor. All methods run on a shared event loop."""
+    """The mailbox actor: collects notices, and grants of tickets. All methods run on one event loop."""
 
     def __init__(self) -> None:
         self._letters: asyncio.Queue[Notice] = asyncio.Queue()
@@ -184,14 +185,14 @@ class _Mailbox:
         return self._grants[ticket]
 
     async def pin(self, found: list[Any]) -> list[Any]:
-        """Return the run's tools: the first caller's tools."""
+        """Return the tools found by the first caller, for all callers."""
         if self._tools is None:
             self._tools = found
             self._letters.put_nowait(ToolsNotice(found))
         return self._tools
 
     async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
-        """Add the next tickets' grants. Earlier grants stay only at the `open` positions."""
+        """Add the grants of the next tickets, and drop earlier grants of positions that are not `open`."""
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
         async with self._more:
             self._grants.update(enumerate(grants, self._granted))
@@ -225,7 +226,7 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Posts notices from any process of the run."""
+    """Sends notices (episodes, steps, checkpoints, …) from any process of the run to the run's own process."""
 
     def __init__(self) -> None:
         import ray
@@ -233,17 +234,17 @@ class Sender:
         self._box = ray.get_actor(NAME)
 
     def post(self, *letters: Notice) -> None:
-        """Send notices without waiting. Thread-safe."""
+        """Send notices without waiting for their delivery. Thread-safe."""
         self._box.put.remote(list(letters))
 
     def post_and_wait(self, *letters: Notice) -> None:
-        """Send and wait until the mailbox has the notices."""
+        """Send notices and block until the mailbox has them."""
         import ray
 
         ray.get(self._box.put.remote(list(letters)))
 
     async def post_async(self, *letters: Notice) -> None:
-        """Send and await the mailbox."""
+        """Send notices and await their delivery to the mailbox."""
         await self._box.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> TicketGrant:
@@ -265,7 +266,7 @@ class Sender:
         return bool(ray.get(self._box.stopping.remote()))
 
     def introduce(self, role: str) -> None:
-        """Post the role of the current process."""
+        """Send a notice with the current process's role, id and host."""
         import os
         import socket
 

@@ -1,9 +1,10 @@
 """Tickets: the tasks of verl's rows. verl's data set only counts rows; the run's store assigns a task when a row is
 played.
 
-Invariant: ticket k of a launch is the k-th position leased by the launch: first groups closed by an earlier launch but
-never trained (handed over unchanged, if the launch's first weights could have sampled them), then begun positions, then
-the order continues. A position leaves once, with a step: trained, useless, or too old for verl.
+A ticket is the trainer's claim on one group, numbered from 0 in each launch. A position is a task's place in the
+training order. Invariant: ticket k of a launch is the k-th position leased by the launch: first groups closed by an
+earlier launch but never trained (handed over unchanged, if the launch's first weights could have sampled them), then
+begun positions, then new positions. Each position ends once, in a step: trained, without a score, or too old for verl.
 """
 
 from __future__ import annotations
@@ -108,8 +109,13 @@ class LaunchTickets:
     """The tickets of a launch, granted in training order."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
-        """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see
-        `find_drop_age`."""
+        """Start without tickets.
+
+        Args:
+            store: closed groups of earlier launches in the store are handed over first.
+            batch: number of tasks of a step.
+            dropped_after: steps for which verl stores a group (`find_drop_age`).
+        """
         self._store, self._order = store, order
         self._dead_letters = DeadLetterLog(store)
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
@@ -128,11 +134,14 @@ class LaunchTickets:
         """Number of positions given up."""
 
     def note_request(self, ticket: int) -> None:
-        """Note the start of a ticket's rollout."""
+        """Note that a process is about to play the ticket, so that further tickets are granted in time."""
         self._last_requested = max(self._last_requested, ticket)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Return the next grants, so that some unrequested grants are always available."""
+        """Lease positions for the next tickets and return their grants.
+
+        Some tickets are granted before a process requests them, so that no process waits.
+        """
         return [self._grant_next() for _ in range(len(self._leases), self._last_requested + 1 + self._ahead)]
 
     @property
@@ -156,7 +165,7 @@ class LaunchTickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a ticket with a group that kills every playing process."""
+        """Give up a ticket because its group kills every process that plays the group."""
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
@@ -164,7 +173,11 @@ class LaunchTickets:
         self._failed_count += 1
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
-        """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
+        """End the positions that this step trained, could not score or found too old; return their groups.
+
+        Args:
+            credited: the step's credit by episode uuid; a group with a credited episode was trained.
+        """
         groups = self._list_closed()
         over = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
@@ -206,10 +219,10 @@ class LaunchTickets:
         self._store.forget(step)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """Add further files to the new checkpoint, besides verl's part `verls`."""
+        """Add files to the new checkpoint, besides verl's own files in `verls`; nothing to add here."""
 
     def finish_run(self) -> None:
-        """Called after the last step is saved."""
+        """Finish the tickets after the checkpoint of the last step; nothing to do here."""
 
     def _grant_next(self) -> TicketGrant:
         if self._handed_over is None:

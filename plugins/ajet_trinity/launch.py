@@ -39,7 +39,7 @@ class TrinityRunner(Runner):
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Require a store if samplers are to play."""
+        """Raise ConfigError if remote samplers play the episodes and no store is named."""
         from ajet.schema.errors import ConfigError
         from ajet_trinity.config import TRAIN, choose_mode
 
@@ -51,7 +51,11 @@ class TrinityRunner(Runner):
             )
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """Require a port per gateway; on GPUs continue the command in Trinity's own environment, if present."""
+        """Raise UserError if several gateways would share one port, or a gateway cannot listen.
+
+        On a GPU machine, restart this command in Trinity's own environment, if that is installed and Trinity cannot be
+        imported here.
+        """
         from ajet_ray.cluster.gateway_port import require_gateways
         from ajet_trinity.config import choose_device, compose_trinity_config
         from ajet_trinity.own_environment import continue_in, find_python

@@ -207,9 +207,10 @@ PREFIX, ENDS, LENGTHS = 12, (5, 21), (3, 40, 9)
 
 
 def probe_packing(forward: PackedForward) -> bool:
-    """Return True if the model computes packed rows correctly, and switch its attention to trees.
+    """Compare packed rows with unpacked ones; return True and install tree attention if they agree.
 
-    Otherwise the model keeps its own attention if equal to transformers' eager attention, else gets the eager one.
+    If they differ, return False. The model then keeps its attention if the attention's outputs match transformers'
+    eager attention; if not, eager attention is installed.
 
     Raises:
         ConfigError: the model's logits cannot be computed from its hidden states.

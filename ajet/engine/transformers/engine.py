@@ -80,9 +80,9 @@ class TransformersEngine:
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(_unwrap_model(model).forward).parameters
-        self._mixed = MixedAdapters(self._model, adapters) if adapters else None
+        self._mixed_adapters = MixedAdapters(self._model, adapters) if adapters else None
         self._packed = PackedWeights(self._model)
-        self._shape = shape = self._probe_shape(verdicts)
+        self._shape = shape = self._check_model(verdicts)
         end_worker_threads()  # threads left by the code that loaded the model
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache_bytes(self._device))
         self._scheduler = StepScheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
@@ -105,7 +105,9 @@ class TransformersEngine:
         Raises:
             EngineFailure: the engine is closed, lacks the adapter, or a step failed.
         """
-        if request.adapter is not None and (self._mixed is None or request.adapter not in self._mixed.names):
+        if request.adapter is not None and (
+            self._mixed_adapters is None or request.adapter not in self._mixed_adapters.names
+        ):
             raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
         call = InflightRequest(
             request,
@@ -184,11 +186,11 @@ class TransformersEngine:
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._packed.close()
-        if self._mixed is not None:
-            self._mixed.close()
+        if self._mixed_adapters is not None:
+            self._mixed_adapters.close()
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
-        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
+        """Return a greedy continuation of `count` tokens and each token's log-probability at temperature 1.
 
         Runs between two steps; caches, counts and random numbers of other calls stay unchanged.
         """
@@ -216,8 +218,11 @@ class TransformersEngine:
             finally:
                 end_worker_threads()
 
-    def _probe_shape(self, verdicts: VerdictCache | None) -> Shape:
-        """Return the shape of keys and values, after checking that the engine computes the model correctly.
+    def _check_model(self, verdicts: VerdictCache | None) -> Shape:
+        """Check that the engine computes the model correctly, and return the shape of keys and values.
+
+        Args:
+            verdicts: models that passed the comparison with their eager forward pass; this comparison is then skipped.
 
         Raises:
             UserError: the engine cannot sample the model.
@@ -226,9 +231,10 @@ class TransformersEngine:
         probe = ShapeProbe()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
         try:
+            # The logits of these two tokens are not needed: attention records its shapes and windows in `probe`.
             self._compute_logits(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
-            why = explain_unseen_masks(self._model, probe.windows)
-        except TypeError as error:
+            why = explain_unseen_masks(self._model, probe.windows)  # a mask that the engine would not apply
+        except TypeError as error:  # an attention keyword that the engine does not compute
             why = str(error)
         if why:
             raise UserError(
@@ -237,9 +243,10 @@ class TransformersEngine:
                 do="use rollout.engine: vllm, or a model that docs/models.md lists",
             )
         shape = probe.shape()
-        if self._mixed is not None:
+        if self._mixed_adapters is not None:
             last = torch.ones(1, dtype=torch.long, device=self._device)
-            with self._mixed.computing([(name, last) for name in sorted(self._mixed.names)]):
+            # Raises UserError if a layer cannot apply an adapter to the last token alone.
+            with self._mixed_adapters.computing([(name, last) for name in sorted(self._mixed_adapters.names)]):
                 self._compute_logits(ShapeProbe(), ids, torch.arange(2, device=self._device)[None], ids[0, :1])
         if verdicts is None or not verdicts.has(key):
             require_eager_agreement(self._model, self._compute_logits, shape, self._vocabulary)
@@ -256,9 +263,9 @@ class TransformersEngine:
 
     def _use_adapters(self, step: Any) -> AbstractContextManager[None]:
         """Return a context manager within which each token of `step` uses the adapter of its call."""
-        if self._mixed is None or isinstance(step, ShapeProbe):
+        if self._mixed_adapters is None or isinstance(step, ShapeProbe):
             return nullcontext()
-        return self._mixed.computing(split_by_adapter(step.owners, self._device))
+        return self._mixed_adapters.computing(split_by_adapter(step.owners, self._device))
 
     def _run_loop(self) -> None:
         try:

@@ -168,7 +168,7 @@ class VllmEngine:
             self._run_in_thread(self._update_weights(version))
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
-        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
+        """Return a greedy continuation of `count` tokens and each token's log-probability at temperature 1.
 
         Raises:
             EngineFailure: vLLM failed.
@@ -329,6 +329,7 @@ class VllmEngine:
         return sorted(set(names) - loaded)
 
     async def _stop_vllm(self) -> None:
+        """Cancel running calls, wait until they have ended, then shut vLLM down."""
         with self._lock:
             calls = list(self._calls)
         for call in calls:

@@ -74,7 +74,7 @@ class SharedPlayer:
         self._ambient = RunEnvironment(setup.ambient)
 
     def take(self, order: Message) -> None:
-        """Start an attempt, or cancel an attempt."""
+        """Start the requested attempt without waiting for its end, or cancel it."""
         if order.kind == "attempt":
             self._begin_attempt(order.about, order.body)
         elif (found := self._attempts.get(order.about)) is not None:

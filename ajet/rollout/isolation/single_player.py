@@ -49,7 +49,10 @@ class SinglePlayer:
         enter_attempt(setup.ambient)
 
     def take(self, order: Message) -> None:
-        """Play the attempt to the end and report the end."""
+        """Play the requested attempt and send its result to the parent process.
+
+        The result includes the changes that the attempt left in this process.
+        """
         self._channel.begin(order.about)
         before, outcome = self._play_attempt(order.about, *decode_attempt(order.body))
         with suppress(OSError, ValueError):  # user code may have closed the stream

@@ -92,7 +92,7 @@ class ServedEpisode:
 
 
 def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return a client's view of an open episode. `version` is the policy's version."""
+    """Return the state of an open episode for its client. `version` is the policy's version."""
     return {
         "episode": served.identity.uuid,
         "status": "unrecorded" if served.unrecorded_since is not None else "judging" if served.ending else "open",

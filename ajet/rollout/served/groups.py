@@ -1,12 +1,13 @@
 """Groups of clients' attempts at one task, and the store's calls for the groups.
 
-Invariants: every place in a group is taken at most once. A group is complete when each taken place has an episode and
-no further place is due: all are taken, or the deadline has passed. A place is free again if the attempt was given up
-without a recorded end, or was lost and may be repeated. A group is listed from the first attempt until the group is
-complete. The store notes a complete group, and a later server then takes no further attempts for the group. All methods
-run on the registry's loop, which never waits for the store. The store is called in threads, for at most STORE_PATIENCE
-seconds during an outage, to leave threads for other requests. One new group is created at a time: a client arriving
-meanwhile takes a place in the new group.
+A place is the slot of one attempt in a group. A position is a task's place in the training order, leased from the
+store. Invariants: every place in a group is taken at most once. A group is complete when each taken place has an
+episode and no further place is due: all are taken, or the deadline has passed. A place is free again if the attempt was
+given up without a recorded end, or was lost and may be repeated. A group is listed from the first attempt until the
+group is complete. The store notes a complete group, and a later server then takes no further attempts for the group.
+All methods run on the registry's loop, which never waits for the store. The store is called in threads, for at most
+STORE_PATIENCE seconds during an outage, to leave threads for other requests. One new group is created at a time: a
+client arriving meanwhile takes a place in the new group.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def call_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: 
 
 
 class OpenGroup:
-    """The attempts at one task. The position of the `lease` is negative if a client brought the task."""
+    """The attempts at one task. The position `lease.order` is negative if a client brought the task."""
 
     def __init__(self, task: Task, lease: Lease, places: int) -> None:
         self.task, self.lease = task, lease
@@ -81,7 +82,7 @@ class OpenGroup:
         return not self._taken
 
     def accepts(self, task: Task | None) -> bool:
-        """True if an attempt at the task belongs to the group. None is any task of the task reader."""
+        """Return True if an attempt at the task belongs to the group. None stands for any task of the task reader."""
         if task is None:
             return self.lease.order >= 0
         return self.task.task_id == task.task_id and self.task == task
@@ -98,28 +99,29 @@ class OpenGroup:
         return repeat
 
     def free_place(self, repeat: int) -> None:
-        """Free the place of an attempt that does not count. Another attempt may take the place unless the group is
-        closed.
+        """Free the place of an attempt that does not count.
+
+        Another attempt may take the place. In a closed group the place is removed instead.
         """
         self._taken.discard(repeat)
         if self._closed:
             self.places = len(self._taken)
 
     def may_repeat(self, repeat: int, most: int) -> bool:
-        """True if a lost attempt may be repeated, at most `most` times. Each call counts one repetition."""
+        """Return True if a lost attempt may be repeated, at most `most` times per place. Each True is counted."""
         if self._closed or self._repeats[repeat] >= most:
             return False
         self._repeats[repeat] += 1
         return True
 
     def restore(self, episode: Episode) -> None:
-        """Add an attempt acknowledged by an earlier server."""
+        """Add an episode that an earlier server put into the store."""
         self._taken.add(episode.repeat)
         self.episodes.append(episode)
         self.name = episode.group or self.name
 
     def close(self) -> None:
-        """Take no further attempts. The taken places are the complete group."""
+        """Refuse further attempts and remove the free places."""
         self._closed = True
         self.places = len(self._taken)
 
@@ -131,20 +133,20 @@ class OpenGroup:
 class OpenGroups:
     """The open groups of one registry."""
 
-    def __init__(self, store: Store, tasks: TaskOrder | None, places: int) -> None:
+    def __init__(self, store: Store, tasks: TaskOrder | None, attempts_per_task: int) -> None:
         """Start without groups.
 
         Args:
             tasks: The task reader's order. None: clients bring all tasks themselves.
-            places: Number of attempts at a task.
+            attempts_per_task: Number of places in a group (`rollout.num_repeat`).
         """
-        self._store, self.tasks, self._places = store, tasks, places
+        self._store, self.tasks, self._attempts_per_task = store, tasks, attempts_per_task
         self._open: list[OpenGroup] = []
         self._making = asyncio.Lock()
         self._removing: set[OpenGroup] = set()
         """Listed groups whose end is being reported to the store."""
         self._is_store_away = False
-        """True if the last return of a position failed and the failure was logged."""
+        """True if the last `return_task` could not reach the store; further failures are not logged."""
 
     def __iter__(self) -> Iterator[OpenGroup]:
         return iter(tuple(self._open))
@@ -157,7 +159,7 @@ class OpenGroups:
 
     def restore_group(self, lease: Lease) -> OpenGroup:
         """Add an earlier server's group from the store."""
-        group = OpenGroup(lease.attempts[0].episode.task, lease, self._places)
+        group = OpenGroup(lease.attempts[0].episode.task, lease, self._attempts_per_task)
         for record in lease.attempts:
             group.restore(record.episode)
         self._open.append(group)
@@ -207,13 +209,13 @@ class OpenGroups:
             assert self.tasks is not None
             (lease,) = await call_store_or_refuse(self._store.lease, 1)
             task = self.tasks.task(lease.order)
-        group = OpenGroup(task, lease, self._places)
+        group = OpenGroup(task, lease, self._attempts_per_task)
         self._open.append(group)
         if len(self._open) == MANY_GROUPS:
             logger.warning(
                 "{} tasks have fewer than {} attempts each and wait for more: rollout.group_deadline would let them go",
                 MANY_GROUPS,
-                self._places,
+                self._attempts_per_task,
             )
         return group
 
@@ -245,8 +247,7 @@ class OpenGroups:
         """Remove a complete group. After a cancellation the group stays.
 
         Args:
-            report: True if the store shall note the complete group. A restarted server then does not wait for the
-                group.
+            report: True to close the group in the store, so that a restarted server does not wait for further attempts.
         """
         if report:
             self._removing.add(group)

@@ -55,12 +55,12 @@ class AdmissionControl:
         """The number of episodes waiting for a position of the store."""
 
     def is_crowded(self, task: Task) -> bool:
-        """True if as many episodes of a task are under way as may be."""
+        """Return True if the task has as many episodes under way as `serve.max_per_task` allows."""
         most = self._max_per_task
         return most is not None and sum(each.identity.task == task for each in self._under_way.values()) >= most
 
     def refuse_crowded(self, task: Task) -> None:
-        """Raise Refused if as many episodes of a task are under way as may be."""
+        """Raise Refused if the task has as many episodes under way as `serve.max_per_task` allows."""
         if self.is_crowded(task):
             raise Refused(
                 f"{self._max_per_task} episodes of this task are under way, as many as serve.max_per_task allows; "
@@ -169,7 +169,7 @@ class EpisodeOpener:
 
 
 def describe_opened(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return the reply to the client that opened the episode."""
+    """Return the reply to the request that opened the episode: `describe_open` with task, address and key."""
     endpoint = served.endpoint
     return {
         **describe_open(served, version),

@@ -290,7 +290,11 @@ class EpisodeRegistry:
         return served
 
     async def _end_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
-        """End an episode once. Later callers wait for the same end."""
+        """Judge, record and hand over an episode once. Later callers wait for the same end.
+
+        Args:
+            by: The cause of the end: "client", "delete", "timeout" or "closing" (the server's shutdown).
+        """
         if served.ending is None or (served.unrecorded_since is not None and served.ending.done()):
             served.ending = asyncio.ensure_future(self._conclude_episode(served, played, by))
         return await asyncio.shield(served.ending)

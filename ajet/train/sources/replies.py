@@ -1,8 +1,8 @@
-"""Groups of given replies, for `ajet sft`: lessons of a data set or a recorded run, in seeded order.
+"""Groups of given replies, for `ajet sft`, from a data set or a recorded run, in seeded order.
 
-Invariants: a lesson counts as learned in the commit of the checkpoint with its step, so a resumed run takes the same
-lessons as an uninterrupted run. Log-probabilities come from the trainer's own forward pass, packed as in an update, at
-temperature 1.
+A lesson is one training example: a conversation, or a pair of a chosen and a rejected one. Invariants: a lesson counts
+as learned in the commit of the checkpoint with its step, so a resumed run takes the same lessons as an uninterrupted
+run. Log-probabilities come from the trainer's own forward pass, packed as in an update, at temperature 1.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PAIR_METRICS = ("loss", "dpo/accuracy", "dpo/margin")
 
 
 class RepliesSource(Source):
-    """Make a group of each lesson, and measure the loss of held-out lessons in validations."""
+    """Makes a group of each training example, and measures the loss of held-out examples in validations."""
 
     def __init__(self, lessons: Sequence[Lesson], validation: Sequence[Lesson], objective: LessonObjective) -> None:
         self._lessons = {lesson.task.task_id: lesson for lesson in lessons}
         self._validation, self._objective = validation, objective
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
-        """Take the lessons of the next step."""
+        """Lease the next training examples from the store and return their groups, in training order."""
         began, tasks = time.monotonic(), session.task_order
         settings, step = session.experiment.ajet, session.step + 1
         ignores = settings.context_tracker.timeline_merging_policy.ignore_tools
@@ -60,7 +60,7 @@ class RepliesSource(Source):
         return session.add_given_up(StepGroups(began, groups))
 
     def validate_if_due(self, session: TrainingSession) -> None:
-        """Record the loss of the held-out lessons."""
+        """Compute and record the loss on held-out examples if this step is a validation step."""
         if not self._validation or not session.is_validation_due(session.total_steps, always_last=True):
             return
         began, run, step = time.monotonic(), session.run, session.step
@@ -74,14 +74,14 @@ class RepliesSource(Source):
 
 
 class LessonObjective:
-    """The objective of `ajet sft`: build the batch of a step, and measure the loss of held-out lessons."""
+    """The objective of `ajet sft`: builds the batch of a step, and measures the loss of held-out examples."""
 
     def __init__(self, settings: AjetConfig, backbone: Backbone) -> None:
         self._settings, self._backbone = settings, backbone
         self._is_dpo = settings.sft.objective == "dpo"
 
     def make_batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
-        """Build the batch for an update. Its metrics count the lessons."""
+        """Build the batch for an update. The metric `train/rows` is the number of training examples."""
         if self._is_dpo:
             batch = build_pairs_batch(groups, self._settings, self._score_twice, step=step)
         else:
@@ -90,7 +90,7 @@ class LessonObjective:
         return batch
 
     def measure_loss(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the loss of an update on all groups, per token or per pair, without an update."""
+        """Return the loss on all groups, per token or (with DPO) per pair, without an update."""
         if self._is_dpo:
             found = self.make_batch(groups, step=0).metrics
             return {name: found[name] for name in PAIR_METRICS}

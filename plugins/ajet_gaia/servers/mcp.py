@@ -21,7 +21,11 @@ from .tool import FunctionTool, Image, ToolError, bounded
 
 
 def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, off: str = "") -> None:
-    """Serve the tools until stdin ends."""
+    """Serve the tools until stdin ends.
+
+    Args:
+        off: error text that every call gets instead of an answer; "" if the tools work.
+    """
     anyio.run(partial(_serve_tools, name, tools, settings, off))
 
 

@@ -63,8 +63,12 @@ def get_query(task: Task, name: str) -> str:
 
 
 def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[RubricExample]]:
-    """Return (examples for writing rubrics, held-out examples). Raises TaskError, or the UserError of the
-    `input_data_type` reader."""
+    """Return (examples for writing rubrics, held-out examples), read as `rubrics_auto_grader` configures.
+
+    Raises:
+        TaskError: no example file is configured, or an example is invalid.
+        UserError: the reader named by `input_data_type` cannot read its data.
+    """
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     settings = experiment.ajet.model_copy(deep=True)
     settings.task_reader.type = grader.input_data_type
@@ -78,8 +82,9 @@ def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[Rub
             expected=f"a JSON Lines file with lines {FORMS[grader.grader_mode]}",
             do=f"set {key}",
         )
-    own = grader.input_data_type == "jsonl_dataset_file"  # of another reader the held out rows are the run's own
-    held_out = reader.tasks("validation") if own and reader.has("validation") else []
+    # Any other reader reads the run's own data: the run's validation tasks are no held-out examples.
+    has_separate_file = grader.input_data_type == "jsonl_dataset_file"
+    held_out = reader.tasks("validation") if has_separate_file and reader.has("validation") else []
     return _parse_examples(reader.tasks("train"), grader), _parse_examples(held_out, grader)
 
 

@@ -87,6 +87,7 @@ class AnswerGrader:
             template: Prompt with {rubrics}, {answer} and optionally {question}, {reference}, {tools}, {min_score},
                 {max_score}.
             where: Configuration key of the template.
+            may_not_apply: True if the model may answer that a criterion does not apply to the task.
         """
         self.judge, self.scale, self._may_not_apply = judge, scale, may_not_apply
         self._template = TEMPLATE if template is None else template

@@ -128,14 +128,21 @@ class LogprobRecomputation:
         self._gaps.append((step, split, "as sampled", max(1.0, 1 / temperature), _join_arrays(gaps)))
 
     def _find_distribution(self, call: Call, split: Split) -> SamplingDistribution | None:
-        """Return the sampling distribution of a call; None if unknown or greedy."""
+        """Return the distribution that a call was sampled from, as (temperature, top_p, top_k).
+
+        A call that records no truncation gets the configured top_p and top_k.
+
+        Returns:
+            None for a call that is not trained, greedy, or constrained to a format, and for a validation call that
+            records no truncation although the settings have one.
+        """
         if not call.trained or call.temperature <= 0 or call.terms.constrained:
             return None
-        meant = choose_sampling(self._settings, split)
-        if is_untruncated(call) and split == "validation" and (meant.top_p < 1 or meant.top_k > 0):
-            return None  # validation may have been drawn otherwise when the call was made
+        configured = choose_sampling(self._settings, split)
+        if is_untruncated(call) and split == "validation" and (configured.top_p < 1 or configured.top_k > 0):
+            return None  # the validation settings may have been different when the call was made
         if is_untruncated(call):
-            return call.temperature, meant.top_p, meant.top_k
+            return call.temperature, configured.top_p, configured.top_k
         return call.temperature, call.terms.top_p, call.terms.top_k
 
     def _pack_rows(self, samples: Sequence[Sample]) -> list[PackedRow]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 LEAST_ABI = 2
-"""Before it (Linux 5.19) Landlock denies every rename between folders."""
+"""Required version of Landlock (Linux 5.19); earlier versions deny every rename between folders."""
 
 
 def restrict_opening(projects: Collection[str]) -> None:
@@ -55,7 +55,11 @@ def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
 
 
 def _allow_files(ruleset: int, top: str) -> None:
-    """Allow the files of a project, except secrets and locks under any of their names."""
+    """Allow reading the project's files, except secret files and lock files.
+
+    Another name (hard link) of a secret file or lock file is not allowed either. Folders of git and installed packages
+    are allowed as a whole.
+    """
     files: list[tuple[int, os.DirEntry[str]]] = []
     secrets: set[tuple[int, int]] = set()
     for listing in walk_project(top):
@@ -73,10 +77,10 @@ def _allow_files(ruleset: int, top: str) -> None:
 
 
 def _allow_cover(ruleset: int, path: str, device: int) -> bool:
-    """Allow the empty file that covers a secret, and return True; False for the project's own file.
+    """Allow an empty file mounted over a secret file or lock file. Return False for the project's own file.
 
     Args:
-        device: The folder's device; a cover lies on another device.
+        device: The folder's device; a mounted file lies on another device.
     """
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -134,7 +134,7 @@ class PlainSessions:
         return episode
 
     async def _find_place(self, uid: str) -> int:
-        """Return the number of verl's group, equal for all its sessions."""
+        """Return the position recorded for verl's group `uid`, equal for all sessions of the group."""
         async with self._lock:
             if uid not in self._places:
                 self._places[uid] = await self._record.place(uid)

@@ -26,7 +26,7 @@ FIRST = (
 
 
 class PlainRecord:
-    """Writes the record, as a Ray actor."""
+    """Ray actor that writes the run's record (episodes and status) for rollouts played in other processes."""
 
     def __init__(self, yaml: str, base: Path, root: Path) -> None:
         experiment = Experiment.from_text(yaml, base, root=root)
@@ -40,7 +40,7 @@ class PlainRecord:
         return self._run.run_id
 
     def place(self, uid: str) -> int:
-        """Return the number of verl's group, assigned at the first call."""
+        """Return the position recorded for verl's group `uid`, assigned at the first call: 0, 1, 2, …"""
         return self._places.setdefault(uid, len(self._places))
 
     def keep(self, group: Group) -> None:
@@ -63,7 +63,7 @@ class RecordClient:
         return str(ray.get(self._actor.run_id.remote()))
 
     async def place(self, uid: str) -> int:
-        """Return the number of verl's group, equal in all processes."""
+        """Return the position recorded for verl's group `uid`, equal in all processes."""
         return int(await self._actor.place.remote(uid))
 
     async def keep(self, group: Group) -> None:
