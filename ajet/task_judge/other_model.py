@@ -48,7 +48,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
                 except OpenAIError as error:
                     problem, why = error, str(error)
                 except (ValueError, AttributeError, TypeError, IndexError) as error:  # a page, nothing, other JSON
-                    problem, why = error, "it answered what is no chat completion"
+                    problem, why = error, "its reply is not a chat completion"
         why = why.replace(key, "[redacted]")
         raise JudgeFailure(
             f"{model} at {server.base_url} does not answer: {why}", retryable=True, own=True

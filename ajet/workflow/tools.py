@@ -61,7 +61,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         )
         self.result: Any = ""
         """Result shown to the model: text, or a value shown as JSON."""
-        self.full_result: str | None = None
+        self.whole: str | None = None
         """Complete result, if the model is shown less."""
         self.error: ToolError = ""
         """Error class; set by an exception in the block."""
@@ -112,8 +112,8 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         if problem is not None:
             self.error = self.error or classify_error(problem)
             self.result = self.result or f"{type(problem).__name__}: {problem}"
-        self._digest = compute_digest(self.result if self.full_result is None else self.full_result)
-        self._full_length = -1 if self.full_result is None else len(self.full_result)
+        self._digest = compute_digest(self.result if self.whole is None else self.whole)
+        self._full_length = -1 if self.whole is None else len(self.whole)
 
 
 class ToolFailedError(AjetError):

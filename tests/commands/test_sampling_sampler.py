@@ -278,7 +278,7 @@ def test_nothing_is_begun_while_the_announced_weights_are_not_there(
     finally:
         module.logger.remove(sink)
     assert not rollout.begun and ledger.depths().next == 0
-    assert any("the weights of step 3 are not to be had yet" in each for each in said)
+    assert any("the weights of step 3 are not available yet" in each for each in said)
 
 
 def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_of_the_same(

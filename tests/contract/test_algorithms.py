@@ -26,6 +26,7 @@ from tests.support.ajet_process import ajet, metric_rows
 from tests.support.local_fixtures import config_of, episode_of, group_of
 
 PAGE = ROOT / "docs" / "algorithms.md"
+FORMULAS = ROOT / "docs" / "reference" / "algorithms.md"
 OWN = ["own.py->AgainstTheMedian", "own.py->AgainstHalf"]
 
 
@@ -132,7 +133,7 @@ def test_each_line_of_the_table_is_its_class(name):
     algorithm = open_algorithm(settings)
     assert (algorithm.name, algorithm.needs) == (name, ALGORITHMS[name].needs)
     told = {".".join(path): describe_field(field) for path, field, _ in walk_keys(AjetConfig)}
-    assert name in str(told["trainer_common.algorithm.adv_estimator"]) and f"\n| `{name}` |" in PAGE.read_text()
+    assert name in str(told["trainer_common.algorithm.adv_estimator"]) and f"\n| `{name}` |" in FORMULAS.read_text()
 
 
 @pytest.mark.parametrize(("value", "taken"), [*((name, True) for name in [*ALGORITHMS, *OWN]), ("opo", False)])

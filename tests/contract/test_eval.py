@@ -319,7 +319,7 @@ def test_judges_that_cannot_be_asked_leave_attempts_out_and_one_that_fails_is_sa
     assert "no result: no attempt got a verdict" in out and "a judge that stumbles" in out
     run(capsys, *arguments)
     out = run(capsys, *arguments, "--judge", "workflow.py->strict", code=1)
-    assert "by workflow.py->strict: nothing is known of it" in out
+    assert "by workflow.py->strict: no result" in out
     told = json.loads(run(capsys, *arguments, "--judge", "workflow.py->strict", "--json", code=1))
     assert told["models"][0]["judges"]["workflow.py->strict"]["scored"] == 0
 

@@ -75,7 +75,7 @@ def test_an_evaluated_endpoint_that_answers_no_reply_is_named_with_what_it_said(
         "half": "choices",
         "nested": "choices",
         "long integers": "choices",
-        "half a stream": "before the reply was complete|no JSON",
+        "half a stream": "before the reply was complete|invalid JSON",
     }
     for call in (engine.chat(ASK), streamed(engine)):
         with pytest.raises(EngineFailure, match=words[server.way]) as failure:
@@ -151,7 +151,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
     monkeypatch.delenv("DASHSCOPE_API_KEY", raising=False)
     monkeypatch.setattr(other_model, "TIMEOUT", SECONDS)
     monkeypatch.setattr(other_model, "RETRIES", 0)
-    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "its answer is no chat completion"
+    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "its reply is not a chat completion"
     with pytest.raises(JudgeFailure, match=f"m at {server.url} does not answer: {said}") as failure:
         make_model_caller("m", 10)(ASK["messages"])
     assert failure.value.own and failure.value.retryable

@@ -222,7 +222,7 @@ def other_template(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change, named",
     [
-        (other_weights, "the weights that training began with"),
+        (other_weights, "the initial weights"),
         (other_tokenizer, "the tokenizer"),
         (other_template, "the chat template"),
     ],

@@ -12,7 +12,7 @@ from ajet.schema.task import WorkflowOutput
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"rewrd": 1.0}, ["rewrd=…", "is it reward?"]), ({"success": True}, ["is it is_success?"]), ({"score": 1}, [])],
+    [({"rewrd": 1.0}, ["rewrd=…", "reward?"]), ({"success": True}, ["is_success?"]), ({"score": 1}, [])],
 )
 def test_a_field_that_is_nearly_another_is_said_once(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], said: list[str]

@@ -198,7 +198,7 @@ def _interrupt_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
     def counted(optimizer: FlatAdamW, *args: Any, **more: Any) -> float:
         left[0] -= 1
         if left[0] == 0:
-            _run_at_call(patch, optimizer, "_move_slice", 2, _interrupt_twice)
+            _run_at_call(patch, optimizer, "move_slice", 2, _interrupt_twice)
         return plain(optimizer, *args, **more)
 
     patch.setattr(FlatAdamW, "step", counted)
@@ -220,7 +220,7 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
         if moment == "optimizer":
             _interrupt_second_slice(patch, step)
         elif moment == "gradients":
-            _run_at_call(patch, Trainer, "_add_gradients", step, after=_interrupt_twice)
+            _run_at_call(patch, Trainer, "add_gradients", step, after=_interrupt_twice)
         elif moment == "before the store":
             _run_at_call(patch, RunStore, "use", step, _interrupt_twice)
         elif moment == "after the store":

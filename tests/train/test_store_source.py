@@ -258,7 +258,7 @@ def test_a_sampler_that_says_another_version_than_it_samples_with_ends_the_run_a
         made.play(step, version=step)
         made.step()
     made.play(4, version=4)
-    with pytest.raises(UserError, match="two steps in a row. They were machine-7") as refusal:
+    with pytest.raises(UserError, match="two steps in a row.*machine-7") as refusal:
         made.step()
     assert refusal.value.where == "policy version 4" and "ajet audit" in str(refusal.value.do)
 

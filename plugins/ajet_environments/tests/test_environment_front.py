@@ -405,7 +405,7 @@ def test_what_cannot_be_an_environment_is_one_screen(place, tmp_path, text, said
 
 
 def test_only_this_machine_reaches_one_without_a_token():
-    with pytest.raises(UserError, match="this machine alone"):
+    with pytest.raises(UserError, match="without a key"):
         start_environment("x.yaml", host="0.0.0.0", token=False)
 
 

@@ -374,7 +374,7 @@ def test_samplers_that_say_another_version_than_they_sample_with_are_named(made)
             continue
         with pytest.raises(UserError, match=r"logprobs do not match policy 1") as said:
             record.handle_notice(letter)
-        assert "They were liar." in said.value.what
+        assert "liar" in said.value.what
 
 
 def test_the_tools_that_the_first_of_its_processes_found_are_the_runs(tmp_path):

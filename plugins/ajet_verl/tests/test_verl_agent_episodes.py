@@ -207,7 +207,7 @@ def test_verls_agent_loop_hands_over_what_is_scored_and_raises_only_for_a_group_
         return await inner(self, workflow_task, tuner)
 
     inner, broken = parts.workflow.execute, {1}
-    monkeypatch.setattr(made._rollout._attempts._workflow_class, "execute", fails)
+    monkeypatch.setattr(made._rollout.attempts._workflow_class, "execute", fails)
     some = asyncio.run(group("c"))
     assert some[1] == [] and all(some[session] for session in (0, 2, 3)), "the others are trained"
     broken |= set(range(REPEATS))
