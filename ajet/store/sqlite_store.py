@@ -173,7 +173,7 @@ class SqliteStore:
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """Mark the groups as trained on, as `Store.use` describes. Advantages are not stored: the run's record has them."""
+        """Mark the groups as trained on, as `Store.use` describes. Only the run's record stores the advantages."""
         self._end_positions(list(orders), step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
