@@ -40,7 +40,7 @@ class WeightsProbe:
         return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.logprobs[version], np.float64)).mean())
 
     def matches(self, version: int, found: Sequence[float]) -> bool:
-        """Return True if the version may have computed the logprobs `found`; NaN never matches."""
+        """Return True if the version may have computed the logprobs `found`. NaN never matches."""
         return self.measure_gap(version, found) <= self.tolerance
 
     def find_oldest(self, found: Sequence[float]) -> int | None:
@@ -73,7 +73,7 @@ class WeightsProbe:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any] | None) -> WeightsProbe | None:
-        """Rebuild a probe from the result of `to_json`; None for None."""
+        """Rebuild a probe from the result of `to_json`. None stays None."""
         if state is None:
             return None
         rows = {int(version): tuple(values) for version, values in state["said"].items()}

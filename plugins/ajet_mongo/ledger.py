@@ -44,7 +44,7 @@ class Ledger:
 
     @property
     def void(self) -> list[str]:
-        """Names of commits that earlier trainers did not finish; uses that refer to them are undone."""
+        """Names of commits that earlier trainers did not finish. Uses that refer to such a commit are undone."""
         return list(self._document["void"])
 
     def refresh(self) -> None:

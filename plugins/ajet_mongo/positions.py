@@ -72,7 +72,7 @@ class MongoPositions:
         self._link.update(TASK, changes.match_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
-        """Lease the first position that matches `wanted`; return its document, or None without a match.
+        """Lease the first position that matches `wanted`. Return its document, or None without a match.
 
         Args:
             upsert: create the position if none matches.
@@ -149,7 +149,7 @@ class MongoPositions:
         self._link.run_quick(insert)
 
     def find_last(self) -> int:
-        """Return the highest position that has or had a document; -1 without one."""
+        """Return the highest position that has or had a document, or -1 without one."""
         found = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
         return max(self._ledger.floor - 1, *(each["_id"] for each in found), -1)
 

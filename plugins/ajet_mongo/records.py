@@ -135,7 +135,7 @@ class EpisodeRecords:
         return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Copy the uses of positions into their records, for readers of the database; the positions are authoritative.
+        """Copy the uses of positions into their records, for readers of the database. The positions are authoritative.
 
         Advantages of steps outside the uses are removed.
 
