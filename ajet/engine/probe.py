@@ -1,8 +1,9 @@
 """Probe: each policy version's logprobs of a fixed text, to identify the weights of a remote server.
 
-Invariant: unknown weights never pass as announced ones. A server does not have a version if its logprobs differ by more
-than engine and trainer may differ (`trainer_common.canary`). If several versions match, the oldest counts, because
-samples must never appear fresher than they are.
+The trainer announces the probe with each policy. Invariant: weights that the trainer did not announce never pass. A
+server does not have a version if its logprobs differ by more than engine and trainer may differ
+(`trainer_common.canary`). If several versions match, the oldest counts, because samples must never appear fresher than
+they are.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class WeightsProbe:
         return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.logprobs[version], np.float64)).mean())
 
     def matches(self, version: int, found: Sequence[float]) -> bool:
-        """True if `found` can come from the version; NaN never matches."""
+        """Return True if the version may have computed the logprobs `found`. NaN never matches."""
         return self.measure_gap(version, found) <= self.tolerance
 
     def find_oldest(self, found: Sequence[float]) -> int | None:
@@ -47,7 +48,7 @@ class WeightsProbe:
         return next((version for version in sorted(self.logprobs) if self.matches(version, found)), None)
 
     def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
-        """Return the probe with one more version; of earlier ones, only the first and the newest `keep` remain."""
+        """Return the probe with one more version. Of earlier versions, the first and the newest `keep` remain."""
         known = {**{one: row for one, row in self.logprobs.items() if one < version}, version: tuple(logprobs)}
         staying = {*sorted(known)[:1], *sorted(known)[-keep - 1 :]}
         return replace(self, logprobs={one: known[one] for one in sorted(staying)})
@@ -61,16 +62,18 @@ class WeightsProbe:
     def resume_from(
         cls, earlier: WeightsProbe | None, ids: tuple[int, ...], tolerance: float, *, version: int
     ) -> WeightsProbe:
-        """Return the probe of a trainer that resumes from `version`, still without logprobs of it.
+        """Return the probe of a trainer that resumes from `version`, without logprobs of this version yet.
 
-        Logprobs of versions before are taken from `earlier` if its ids are the same.
+        Args:
+            earlier: probe announced before the resume. Logprobs of versions below `version` are taken from this probe,
+                if the text has the same ids.
         """
         earlier_logprobs = earlier.logprobs if earlier is not None and earlier.ids == ids else {}
         return cls(ids, tolerance, {one: row for one, row in earlier_logprobs.items() if one < version})
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any] | None) -> WeightsProbe | None:
-        """Rebuild a probe from its JSON values; None for None."""
+        """Rebuild a probe from the result of `to_json`. None stays None."""
         if state is None:
             return None
         rows = {int(version): tuple(values) for version, values in state["said"].items()}

@@ -1,8 +1,9 @@
 """The store: registry of tasks and groups from the lease to the training step.
 
-Input: leased positions of the training order, finished episodes, closed groups, used and discarded groups. Output:
-positions to lease, closed groups, and the state for a checkpoint. Invariant: a store is opened at a checkpoint, and
-uses unknown to the checkpoint are undone. `TaskOrder` maps positions to tasks.
+A position is a task's place in the training order, counted from 0; `TaskOrder` maps positions to tasks. A client's own
+task has a position below 0. Input: leased positions, finished episodes, closed groups, used and discarded groups.
+Output: positions to lease, closed groups, and the state for a checkpoint. Invariant: a store is opened at a checkpoint,
+and uses unknown to the checkpoint are undone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The interface of a store, tested for every implementation by tests/contract/test_stores.py.
 
-Invariant: a position is either free, leased, closed or over (used for the last time, or discarded). Uses count only as
-of a checkpoint: a store opened at a checkpoint undoes later uses and keeps their episodes. A put episode is on disk
-exactly once. A stale lease is refused. No step uses a position twice.
+A position is a task's place in the training order. The parameter `order` is a position's number, `orders` are several.
+A use is a training step's update on the group at a position. Invariant: a position is either free, leased, closed or
+over (used for the last time, or discarded). Uses count only as of a checkpoint: a store opened at a checkpoint undoes
+later uses and keeps the episodes of these uses. A put episode is on disk exactly once. A stale lease is refused. No
+step uses a position twice.
 """
 
 from __future__ import annotations
@@ -34,17 +36,18 @@ TRANSIENT_ERRORS = (StoreUnavailableError, CannotWriteError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A finished episode with facts about its end."""
+    """A finished episode, with the facts that a store adds to the episode."""
 
     episode: Episode
     alone: bool = False
     """True if the episode belongs to no group and is recorded only."""
     ended_by: str = ""
+    """Name of the sampler, or on a server the cause of the end (such as "client"); "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A leased position. `order` is the place in the training order; negative for a client's own task."""
+    """A leased position. `order` is the number of the position: from 0, or negative for a client's own task."""
 
     order: int
     fence: int
@@ -55,16 +58,19 @@ class Lease:
 
 
 class LeaseLostError(AjetError):
-    """The position is leased by another process by now, or over."""
+    """Another process has leased the position by now, or the position is over."""
 
 
 class Store(Protocol):
     def lease(self, count: int) -> list[Lease]:
-        """Lease the next positions: started and free positions first, in order."""
+        """Lease the next positions in order: first positions that were leased before and are free, then new ones."""
         ...
 
     def bring(self) -> Lease:
-        """Lease a position for a task outside the order; leased again only if episodes were put."""
+        """Lease a new position for a client's own task, outside the training order.
+
+        A returned or lost position of this kind is leased again only if it has put episodes.
+        """
         ...
 
     def lease_kept(self) -> list[Lease]:
@@ -89,7 +95,7 @@ class Store(Protocol):
         ...
 
     def begun(self) -> list[int]:
-        """Return the positions of the order that were leased and never used or discarded."""
+        """Return the positions of the training order that were leased and never used or discarded."""
         ...
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
@@ -105,7 +111,11 @@ class Store(Protocol):
         ...
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """End positions without an update, or after their last use. Raises as `use`."""
+        """End positions without an update, or after their last use. Raises as `use`.
+
+        Args:
+            reason: why no update, or no further update, trains on the groups.
+        """
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:
@@ -115,7 +125,7 @@ class Store(Protocol):
     def commit(self) -> dict[str, Any]:
         """Return the state for the next checkpoint as JSON values, with all uses so far.
 
-        A store is opened `at` this state.
+        A resumed run opens the store `at` this state.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Dead letters: positions that a store leases no more, and their log lines.
 
-Invariant: each training process logs a dead letter once with the reasons, and every count of positions includes dead
-letters, neither as trained nor as skipped. A store of one process refuses to open with changed episodes and has no dead
-letters.
+A position is a task's place in the training order. Invariant: each training process logs a dead letter once with the
+reasons, and every count of positions includes dead letters, neither as trained nor as skipped. A store of one process
+refuses to open with changed episodes and has no dead letters.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ LONGEST_REASON = 300
 
 
 class TaskNamer(Protocol):
+    """Maps a position to its task, as `TaskOrder` does."""
+
     def task(self, order: int) -> Any: ...
 
 
@@ -48,7 +50,7 @@ class DeadLetterLog:
 
     @property
     def quarantined(self) -> Counter[str]:
-        """The number of groups that could not be trained on, by kind, as of the last read."""
+        """The number of groups that could not be trained on, by the kind of refusal (`RefusalKind`), as last read."""
         return Counter(self._kinds)
 
     def read_dead_letters(self) -> dict[int, tuple[str, ...]]:
@@ -58,7 +60,11 @@ class DeadLetterLog:
         return dead
 
     def log_new(self, tasks: TaskNamer | None) -> dict[int, list[str]]:
-        """Log new dead letters and return their reasons by position. `tasks` gives the names of tasks."""
+        """Log the dead letters that are new since the last call, and return their reasons by position.
+
+        Args:
+            tasks: gives the task's name for the log; None to log the position alone.
+        """
         dead = self.read_dead_letters()
         new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._logged)}
         for order, why in new.items():
@@ -72,6 +78,6 @@ class DeadLetterLog:
 
 
 def _kind_of_letter(reasons: Sequence[str]) -> str:
-    """Return the refusal kind of a dead letter; "" if the attempts failed."""
+    """Return the kind of refusal of a dead letter's group, or "" if the attempts failed instead."""
     last = reasons[-1] if reasons else ""
     return UNREADABLE if last.startswith(ALTERED) else kind_of(last)

@@ -1,8 +1,9 @@
 """Digests of stored episodes, and errors for changed episodes.
 
-Invariant: the process that puts an episode writes the digest, and every process that reads the episode compares the
-digest. Covered are the position, the end of the episode, line and arrays. A digest detects accidents; a process with
-write access to the database can write a matching digest.
+A position is a task's place in the training order. Invariant: the process that puts an episode writes the digest, and
+every process that reads the episode compares the digest. The digest covers the position, the facts in `Kept`, and the
+episode as stored: a line of JSON and its arrays. A digest detects accidents; a process with write access to the
+database can write a matching digest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ajet.schema.errors import AjetError, UserError
 
 ALTERED = "changed in the store"
 """First words of the reason of a dead position with a changed episode."""
+# Errors of decoding an episode that another program changed.
 _UNREADABLE = (
     *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError),
     *(AssertionError, UserError, zlib.error),
@@ -24,7 +26,7 @@ _UNREADABLE = (
 
 
 class AlteredEpisodeError(AjetError):
-    """A stored episode differs from the put episode."""
+    """A stored episode differs from the episode that was put."""
 
     def __init__(self, what: str = "it is not what was put: its digest does not match") -> None:
         super().__init__(what)
@@ -39,7 +41,9 @@ def digest_episode(order: int, uuid: str, alone: bool, ended_by: str, line: byte
 
 @contextmanager
 def explain_alteration(order: int | None, uuid: str, store: str, sampler: object = "") -> Iterator[None]:
-    """Add episode, position, sampler and store to the error of an altered or unreadable episode.
+    """Within the block, name the episode in the error of an altered or unreadable episode.
+
+    The error's message names position, sampler and store, too.
 
     Raises:
         AlteredEpisodeError: the episode was altered or cannot be read.

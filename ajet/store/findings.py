@@ -1,4 +1,4 @@
-"""Findings about a store, for `ajet doctor --store`."""
+"""Findings about a store, for `ajet doctor --store`. A position is a task's place in the training order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ SILENT = 300.0
 
 
 def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
-    """Report positions and size. `states` maps a state to its number of positions, `size` is in bytes."""
+    """Report the numbers of positions and episodes, and the size of the store.
+
+    Args:
+        states: number of positions in each state.
+        ends: number of put episodes.
+        size: bytes.
+    """
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
     return Finding("positions", "ok", f"{counts}; {ends:,} episodes, {size / 1e6:,.1f} MB")
 
@@ -28,14 +34,19 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
 
 
 def report_member(role: str, name: str, age: float, leases: int) -> Finding:
-    """Report one member of the store."""
+    """Report one member of the store.
+
+    Args:
+        age: seconds since the last heartbeat.
+        leases: number of positions that the member holds.
+    """
     holds = f"{leases} lease{'s' * (leases != 1)}"
     silent = "silent: its positions go to others when its leases end" if age > SILENT else ""
     return Finding(f"{role} {name}", "warning" if silent else "ok", f"last heartbeat {age:.0f} s ago, {holds}", silent)
 
 
 def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
-    """Report the policy announced for samplers."""
+    """Report the policy announced for samplers, `age` seconds ago."""
     return Finding("policy", "ok", f"step {policy['step']}, {age:.0f} s ago, weights at {policy['weights']}")
 
 

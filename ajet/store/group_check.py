@@ -1,8 +1,9 @@
 """Checks a closed group of a shared store before training.
 
-Invariant: every backbone can train on a checked group: numbers are finite, token ids exist, timelines match calls, and
-the group is the leased one. Any other group raises `GroupRefusedError` and is quarantined by the caller. A damaged
-group never ends a run.
+A position is a task's place in the training order; a closed position has a complete group. Invariant: every backbone
+can train on a checked group: numbers are finite, token ids exist, timelines match calls, and all episodes are of the
+leased position's task. Any other group raises `GroupRefusedError` and is quarantined by the caller. A damaged group
+never ends a run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ajet.store.contract import Kept, Lease
 RefusalKind = Literal[
     "attempts", "task", "split", "status", "number", "token_id", "call", "timeline", "length", "policy_version"
 ]
-"""Why a group is refused."""
+"""The part of a group that is wrong, so that the group is refused."""
 QUARANTINED = "quarantined"
 """First word of a stored refusal reason."""
 UNREADABLE = "unreadable"
@@ -50,6 +51,7 @@ class GroupTerms:
     """Requirements of a trainer on a group. `None` admits any value."""
 
     run: str
+    """Identity of the run that must have played the episodes."""
     repeats: int
     """Attempts per group (`rollout.num_repeat`)."""
     longest: int
@@ -106,17 +108,19 @@ def _check_parts(episode: Episode) -> None:
 
 
 def name_attempt(one: Kept) -> str:
-    """Return the attempt and its sampler as text."""
+    """Return the attempt's number, uuid and sampler as text, for a refusal."""
     episode = one.episode
     return f"attempt {episode.repeat} ({episode.uuid}) of sampler {one.ended_by or episode.sampler or 'unknown'}"
 
 
 def quote(value: object) -> str:
+    """Return the value as Python code, cut to LONGEST_VALUE characters."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def _check_against_terms(one: Kept, order: int, task_id: str, version: int, terms: GroupTerms) -> None:
+    """Check that an episode is of this task, split and run, and fits the model and the policy versions."""
     episode = one.episode
     _require_valid(
         episode.task.task_id == task_id and episode.order == order and not one.alone,
@@ -156,6 +160,7 @@ def _check_ids(call: Call, vocabulary: int | None) -> None:
 
 
 def _check_plain(episode: Episode) -> None:
+    """Check the episode's own fields: status, failure, metrics, times, counts and tool uses."""
     _require_valid(episode.status in get_args(Status), "status", f"its status is {quote(episode.status)}")
     failure = episode.failure
     if failure is not None:
@@ -238,6 +243,7 @@ def _check_call(call: Call, at: int) -> None:
 
 
 def _check_timelines(episode: Episode) -> None:
+    """Check that each sampled token is in one timeline at most, and that all sampled tokens are counted."""
     calls = episode.calls
     seen = [np.zeros(len(call.response_ids), dtype=np.bool_) for call in calls]
     for at, timeline in enumerate(episode.timelines):
@@ -257,6 +263,11 @@ def _check_timelines(episode: Episode) -> None:
 
 
 def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
+    """Check that a timeline is the one built from its calls, possibly cut at the end.
+
+    Args:
+        at: number of the timeline in the episode.
+    """
     size = len(timeline.ids)
     sizes = {len(each) for each in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
     _require_valid(
@@ -293,6 +304,7 @@ def _require_numbers(named: Iterable[tuple[str, object]], what: str) -> None:
 
 
 def _require_valid(holds: bool, kind: RefusalKind, why: str) -> None:
+    """Raise GroupRefusedError with this kind and message unless the condition holds."""
     if not holds:
         raise GroupRefusedError(kind, why)
 

@@ -25,7 +25,7 @@ from ajet.store.reader import StoreReader
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, SharedStore, StoreOptions, Usable
 
 ADDRESS_FILE = "store.address"
-"""File in a run's folder with the store's address; may hold episodes missing in the folder."""
+"""File in a run's folder with the store's address. The store may have episodes that are missing in the folder."""
 SETTINGS = "resolved.yaml"
 """File in a run's folder with the settings, without secrets."""
 USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
@@ -33,7 +33,7 @@ USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The place of a store: a SQLite file, or a database of a server such as MongoDB."""
+    """The address of a store: a SQLite file, or a database of a server such as MongoDB."""
 
     path: Path | None = None
     """Path of a SQLite file; `None` for a server."""
@@ -78,6 +78,7 @@ class Address:
 
     @property
     def shown(self) -> str:
+        """The address as text, for messages and for `store.address`."""
         if self.path is not None:
             return f"sqlite:{self.path}"
         parts = urlsplit(self.uri)
@@ -86,13 +87,13 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class StoreLeftovers:
-    """The leftovers of killed puts in a store."""
+    """Parts of episodes in a store, written by processes that were killed before the episode was complete."""
 
     count: int = 0
     """Number of episodes or parts of episodes."""
     size: int = 0  # bytes
     why_not: str = ""
-    """Why the store could not be examined."""
+    """Why the store could not be examined; "" if it was."""
 
 
 class StoreDriver(Protocol):
@@ -107,14 +108,20 @@ class StoreDriver(Protocol):
     """The address used if `store.uri` is null."""
 
     def open(self, address: Address, opener: StoreOptions) -> SharedStore:
-        """Open the store, and create a missing store."""
+        """Open the store at the address. A missing store is created."""
         ...
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
-        """Raise the errors of `open` without creating or changing anything. `made`: folder created by a start."""
+        """Raise the errors of `open` without creating or changing anything.
+
+        Args:
+            made: a folder that may be missing, because the start of the run creates the folder.
+        """
         ...
 
-    def read(self, address: Address) -> StoreReader: ...
+    def read(self, address: Address) -> StoreReader:
+        """Open the store read-only. Raises UserError for a missing store."""
+        ...
 
     def survey(self, address: Address) -> list[Finding]:
         """Return the findings for `ajet doctor --store`; an unreachable server is a finding."""
@@ -126,7 +133,7 @@ class StoreDriver(Protocol):
 
 
 def find_driver(address: Address) -> StoreDriver:
-    """Return the driver of the store at an address. Raises ConfigError if no plug-in has its scheme."""
+    """Return the driver for an address. Raises ConfigError if no plug-in has a driver for the address's scheme."""
     part = find_shared_store(address.scheme)
     if part is None:
         raise ConfigError(f"No store is known at {address.scheme}: addresses.", expected=list_forms())
@@ -212,7 +219,11 @@ def require_store(address: Address) -> None:
 
 
 def check_store(address: Address, *, made: Path | None = None) -> None:
-    """Raise the errors of `require_store` without creating or changing anything. `made`: folder created by a start."""
+    """Raise the errors of `require_store` without creating or changing anything.
+
+    Args:
+        made: a folder that may be missing, because the start of the run creates the folder.
+    """
     try:
         find_driver(address).check(address, made=made)
     except (StoreDownError, StoreUnreachableError) as down:

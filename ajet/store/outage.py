@@ -1,8 +1,8 @@
 """Waits while a store is unreachable, such as a server without an answer or an unmounted network folder.
 
 Invariant: all threads of a process share one outage, logged once at the start and once at the end. After `patience`
-seconds each waiting operation raises StoreUnreachableError, and later operations are tried once. A repeated operation
-may have succeeded before; the caller decides if a repeat is safe.
+seconds each waiting operation raises StoreUnreachableError, and later operations are tried once. An operation may have
+succeeded although its answer was lost, so the caller decides if a repeat is safe.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 @contextmanager
 def interruptible(raise_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `raise_interrupt` between tries of operations within the block; its exception ends the operation.
+    """Call `raise_interrupt` between tries of operations within the block. An exception ends the operation.
 
-    After an interrupt operations are tried once, as after the patience.
+    After such an exception, operations are tried once, as after `patience` seconds.
     """
     token = _raise_interrupt.set(raise_interrupt)
     try:
@@ -59,7 +59,7 @@ def patience_limit() -> float | None:
 
 
 class Outage:
-    """The outage of one process's store, if any. Thread-safe."""
+    """Tracks whether one process's store is unreachable, and repeats operations meanwhile. Thread-safe."""
 
     def __init__(self, shown: str, patience: float) -> None:
         """Track one store.
@@ -79,15 +79,17 @@ class Outage:
 
     @property
     def is_closing(self) -> bool:
+        """True once the process has closed the store. Operations are not repeated any more."""
         return self._closing.is_set()
 
     def close(self) -> None:
+        """End all waits for the store, because the process closes the store."""
         self._closing.set()
 
     def ended_within(self, seconds: float) -> bool:
         """Return True if a logged outage ended in the last `seconds`, or ends with the calling operation.
 
-        Leases could not be renewed during the outage.
+        The caller then lets no lease expire, since holders could not renew leases during the outage.
         """
         return self._is_logged or time.monotonic() - self._ended < seconds
 
@@ -121,6 +123,10 @@ class Outage:
                 return self._closing.is_set()
 
     def _may_wait(self, began: float, pause: float) -> bool:
+        """Return True if an operation that began at `began` may be repeated after `pause` seconds.
+
+        The first failed operation starts the outage.
+        """
         now, limit = time.monotonic(), _limit.get()
         with self._lock:
             self._since = began if self._since is None else self._since
@@ -136,6 +142,7 @@ class Outage:
             return True
 
     def _note_back(self) -> None:
+        """End the outage after a successful operation, and log the end if the start was logged."""
         with self._lock:
             if self._since is None:  # the store answered late: leases could not be renewed meanwhile either
                 self._ended = time.monotonic()

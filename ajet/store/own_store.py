@@ -1,4 +1,7 @@
-"""The store of a run: address, check and open."""
+"""The store of a run: finds the address in the run's settings, checks the store and opens it.
+
+Invariant: a run has either a private store, used by the training process alone, or a shared store at an address.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def store_address(experiment: Experiment, folder: Path) -> Address | None:
 
 
 def require_own_store(experiment: Experiment, folder: Path) -> None:
-    """Refuse a run whose shared store cannot be opened, before a model is loaded. Raises UserError."""
+    """Open and close the run's shared store, if any, before a model is loaded. Raises UserError."""
     if (address := store_address(experiment, folder)) is not None:
         require_store(address)
 
@@ -55,7 +58,7 @@ def check_own_store(experiment: Experiment, folder: Path) -> Address | None:
     """Check a run's shared store without creating or changing anything, and return its address.
 
     Args:
-        folder: The folder of the start.
+        folder: The run's folder. The folder may be missing: the start creates the folder.
     """
     if (address := store_address(experiment, folder)) is not None:
         check_store(address, made=folder)
@@ -112,7 +115,7 @@ def is_shared(store: Store) -> TypeGuard[SharedStore]:
 def store_class(experiment: Experiment) -> type[Any]:
     """Return the class named by `store.type` for a private store. Raises UnresolvedReferenceError.
 
-    It is constructed like `RunStore`.
+    The class takes the same arguments as `RunStore`.
     """
     from ajet.config.references import resolve_class
 

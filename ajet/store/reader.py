@@ -1,7 +1,8 @@
 """Reads a store by address alone: positions with episodes, and the announced policy.
 
-Invariant: nothing changes: no database is created or migrated, no lease ends, no position is quarantined. Each position
-is read at one moment; a changed episode is reported with the change.
+A position is a task's place in the training order. Invariant: a reader changes nothing: no database is created or
+migrated, no lease ends, no position is quarantined. Each position is read at one moment; a changed episode is reported
+with the change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ State = Literal["waiting", "leased", "closed", "over", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """A position with put episodes."""
+    """A position that has put episodes."""
 
     order: int
     state: State
@@ -27,9 +28,9 @@ class StoredPosition:
     altered: tuple[str, ...] = ()
     """For each changed episode, a description of the change."""
     used: tuple[int, ...] = ()
-    """Steps that used the position, in order."""
+    """Training steps that used the position, in order."""
     left: str = ""
-    """Reason of a discarded position."""
+    """Why the position was discarded without an update; "" for other positions."""
 
 
 class StoreReader(Protocol):
@@ -40,10 +41,12 @@ class StoreReader(Protocol):
     settings: str
     """Resolved YAML of the run; "" before a trainer opened the store."""
 
-    def announced(self) -> Policy | None: ...
+    def announced(self) -> Policy | None:
+        """Return the latest policy announced for samplers, or None without one."""
+        ...
 
     def begun(self) -> int:
-        """Return the number of started positions of the order."""
+        """Return the number of positions of the training order that were leased at least once."""
         ...
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
@@ -56,7 +59,7 @@ class StoreReader(Protocol):
         ...
 
     def position(self, order: int) -> StoredPosition | None:
-        """Return a position with its episodes; None if removed meanwhile."""
+        """Return a position with its episodes, or None if a writer has removed the position meanwhile."""
         ...
 
     def close(self) -> None: ...
@@ -65,7 +68,13 @@ class StoreReader(Protocol):
 def build_stored_position(
     order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], left: str
 ) -> StoredPosition:
-    """Build a position from read rows."""
+    """Build a position from values read from a database.
+
+    Args:
+        ends: the put episodes, or the errors for changed ones.
+        steps: the training steps that used the position.
+        left: why the position was discarded; ignored if a step used the position.
+    """
     unaltered = tuple(each for each in ends if isinstance(each, Kept))
     altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))
     return StoredPosition(order, state, unaltered, altered, tuple(steps), "" if steps else left)

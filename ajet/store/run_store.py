@@ -1,9 +1,9 @@
 """RunStore: the store of one process, in the folder of its run.
 
-Invariant: a put episode stays in `pending/`, a file per position in the format of `episodes/`, until every loadable
-checkpoint knows its use. Positions exist only in memory and in the checkpoint, so a kill leaves the state of the
-checkpoint plus unknown episodes. The run's lock excludes a second writer; a lease ends with the process. A changed file
-makes the start fail.
+A position is a task's place in the training order. Invariant: a put episode stays in `pending/`, a file per position
+in the format of `episodes/`, until every loadable checkpoint knows the position's use. Positions exist only in memory
+and in the checkpoint, so a kill leaves the checkpoint's state plus episodes that the checkpoint does not know. The
+run's lock excludes a second writer; a lease ends with the process. A changed file makes the start fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ajet.store.digest import AlteredEpisodeError, explain_alteration
 
 
 class PositionQueue:
-    """Positions of the training order: next, leased, waiting. Restored from `state`.
+    """Positions of the training order: next, leased, waiting (leased before and free again). Restored from `state`.
 
     Invariant: every position below `next` that is neither leased nor waiting is over, and no position is leased twice.
     Positions of clients count down from -1 and are leased or over. Not thread-safe: the store holds the lock.
@@ -38,19 +38,22 @@ class PositionQueue:
         self._fence = 0
 
     def take(self, count: int) -> list[Lease]:
-        """Lease the next positions of the order, waiting ones first."""
+        """Lease the next `count` positions of the training order: waiting positions first, then new ones."""
         waiting = sorted(order for order in self._waiting if order >= 0)[:count]
         fresh = range(self._next, self._next + count - len(waiting))
         self._next = fresh.stop
         return [self._lease_position(order) for order in (*waiting, *fresh)]
 
     def bring(self) -> Lease:
-        """Lease a position outside of the order."""
+        """Lease a new position for a client's own task, outside the training order."""
         self._brought += 1
         return self._lease_position(-self._brought)
 
     def offer(self, order: int) -> bool:
-        """Mark a position and earlier unstarted positions as waiting; False if the position is over or leased."""
+        """Mark a position as waiting, because episodes of the position were found on disk.
+
+        Earlier positions that were never leased are marked, too. Return False if the position is over or leased.
+        """
         if order in self._leased:
             return False
         if order < 0:
@@ -62,10 +65,11 @@ class PositionQueue:
         return order in self._waiting
 
     def is_waiting(self, order: int) -> bool:
-        """True if the position was started and is free."""
+        """Return True if the position was leased before and is free again."""
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
+        """Lease this position."""
         return self._lease_position(order)
 
     def current_lease(self, order: int) -> Lease:
@@ -86,13 +90,13 @@ class PositionQueue:
             del self._leased[order]
 
     def give_back(self, lease: Lease) -> None:
-        """Return a lease; the position waits."""
+        """End a lease and mark the position as waiting. Raises LeaseLostError."""
         self.require_lease(lease)
         del self._leased[lease.order]
         self._waiting.add(lease.order)
 
     def begun(self) -> list[int]:
-        """Return the positions of the order that are leased, or wait."""
+        """Return the positions of the training order that are leased or waiting."""
         return sorted(order for order in self._leased.keys() | self._waiting if order >= 0)
 
     def state(self) -> dict[str, Any]:
@@ -107,7 +111,7 @@ class PositionQueue:
 
 
 Line = tuple[dict[str, Any], bytes]
-"""Parsed row and original bytes of a line."""
+"""Parsed row and original bytes of a line in a pending file: one episode."""
 
 
 class RunStore:
@@ -127,8 +131,8 @@ class RunStore:
         Args:
             folder: None disables `put`.
             ledger: name of the store; uses of a checkpoint with another name are ignored.
-            usable: True if put episodes may be used at this checkpoint; unusable episodes are removed and the position
-                is played again.
+            usable: returns True if a position's put episodes may be used at this checkpoint. Unusable episodes are
+                removed, and the position is played again.
         """
         state = at or {}
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
@@ -141,13 +145,15 @@ class RunStore:
         """File number of each open position with episodes."""
         uses = state if state.get("ledger") == ledger else {}
         self._used: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
-        """Used files by the uuid of their first episode, with the step."""
+        """Step of the last use of each used position, by the uuid of the position's first episode."""
         self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
-        """Files that stay closed after a use, by the same uuid, with the steps of their uses."""
-        self._steps: dict[int, list[int]] = {}  # the same, by position
+        """Steps that used each reusable position, by the uuid of the position's first episode, from the checkpoint."""
+        self._steps: dict[int, list[int]] = {}
+        """Steps that used each reusable position, by position."""
         self._over: dict[str, int] = {}
-        """File numbers of used files still on disk."""
+        """File number of each used position still on disk, by the uuid of the position's first episode."""
         self._last = -1
+        """Highest file number so far."""
         if self._files is not None:
             self._read_pending(self._files)
 
@@ -215,7 +221,7 @@ class RunStore:
                     self._used[name], self._over[name] = step, self._numbers.pop(order)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """Use without training; the reason is recorded in the step's outcomes."""
+        """End the positions as `use` does. The reason is recorded in the step's outcomes."""
         self.use(orders, step)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
@@ -274,7 +280,14 @@ class RunStore:
             )
 
     def _add_pending(self, number: int, order: int, ends: list[Kept], used: list[int] | None) -> None:
-        if not self._positions.offer(order):  # over according to the checkpoint
+        """Restore a position from its pending file.
+
+        If the position is over according to the checkpoint, its episodes get a new position outside the training order.
+
+        Args:
+            used: steps that used the position and kept it for reuse.
+        """
+        if not self._positions.offer(order):
             lease = self._positions.bring()
             self._positions.give_back(lease)
             order = lease.order
@@ -291,6 +304,7 @@ class RunStore:
             gone.unlink(missing_ok=True)
 
     def _attach_episodes(self, lease: Lease) -> Lease:
+        """Return the lease with the put episodes of the position and the steps that used them."""
         used = tuple(self._steps.get(lease.order, ()))
         return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), used)
 
@@ -301,14 +315,14 @@ class RunStore:
 
 
 def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpisodeError]]:
-    """Yield file and line number of each changed episode in a RunStore's folder. Raises UserError for damage."""
+    """Yield file, line number and error of each changed episode in a RunStore's folder. Raises UserError for damage."""
     files = EpisodeFiles(folder)
     for path in map(files.path, files.steps()):
         lines = list(read_lines(path))
         try:
             yield from ((path, at, altered) for at, altered in _find_changed(path, lines))
         except UserError:
-            if path.exists():  # otherwise a live run has removed the file meanwhile, because no checkpoint needs it
+            if path.exists():  # a live run may remove the file meanwhile, once no checkpoint needs the file
                 raise
 
 

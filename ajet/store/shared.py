@@ -1,9 +1,9 @@
 """The interface of a store shared by processes, beyond `Store`; tested by tests/contract/test_shared_stores.py.
 
-Invariant: only the process that opened the store last with `rolls` trains; earlier trainers are refused
-(`TrainerFencedError`). A holder renews each lease within the lease time, by the clock of the store. An expired lease
-counts as a failed attempt; after `max_attempts` the position becomes a dead letter with all reasons, and the order
-continues without it. Leases of a trainer end with the next trainer.
+A position is a task's place in the training order. Invariant: only the process that opened the store last with `rolls`
+trains; earlier trainers are refused (`TrainerFencedError`). A holder renews each lease within the lease time, by the
+clock of the store. An expired lease counts as a failed attempt; after `max_attempts` the position becomes a dead letter
+with all reasons, and the order continues without it. Leases of a trainer end with the next trainer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ class TrainerFencedError(RunFailed, StoreUnavailableError):
 
 
 def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedError:
-    """Return the error for trainer number `own` (0: none) if not the latest."""
+    """Return the error for a process that is not the store's latest trainer.
+
+    Args:
+        own: this process's number as a trainer; 0 if the process opened the store without `rolls`.
+        latest: number of the latest trainer.
+    """
     if not own:
         return TrainerFencedError("This process opened the store without training.", where=where)
     return TrainerFencedError(
@@ -82,10 +87,11 @@ class StoreOptions:
 
     lease_seconds: float = LEASE_SECONDS  # lease time without renewal
     max_attempts: int = MAX_ATTEMPTS
-    """Failed attempts until a position is dead."""
+    """Number of failed attempts after which a position is dead."""
     rolls: bool = False
-    """True for the training process; the store is reset to the checkpoint `at` (None: no checkpoint)."""
+    """True for the training process; the store is reset to the checkpoint `at`."""
     at: Mapping[str, Any] | None = None
+    """State of the store in the checkpoint, from `Store.commit`. None: no checkpoint."""
     run: str = ""
     """Identity of the run, set by the first trainer."""
     settings: str = ""
@@ -104,6 +110,8 @@ TASKS_KEY = "count"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
+    """The trainer's policy, as announced to samplers."""
+
     run: str
     step: int
     weights: str
@@ -115,12 +123,12 @@ class Policy:
     below: int | None = None
     """First position not to be played yet; `None` for no limit."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """Further announcements of the trainer, as JSON values."""
+    """Further information for samplers, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedPolicy:
-    """An announced policy. The policy with the higher (trainer, step) is later."""
+    """A policy and the time of its announcement. The policy with the higher (trainer, step) is later."""
 
     policy: Policy
     trainer: int
@@ -179,25 +187,37 @@ class SharedStore(Store, Protocol):
     """
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """Lease as in `Store`. `below`: limit for positions never leased before."""
+        """Lease the next positions, as `Store.lease` does.
+
+        Args:
+            below: end of the new positions: only lower ones are leased for the first time.
+        """
         ...
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """Return the first `count` positions that are closed and not over, without `but`, in order."""
+        """Return the first `count` positions that are closed and not over, in order, except those in `but`."""
         ...
 
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """Use as in `Store`. `advantages`: by episode uuid, stored for readers of the database only."""
+        """Mark the groups at these positions as trained on in `step`, as `Store.use` does.
+
+        Args:
+            advantages: by episode uuid; a store may save them for readers of its database.
+        """
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """Renew all valid leases. Raises LeaseLostError with the lost positions."""
+        """Renew all leases that are still valid. Raises LeaseLostError with the lost positions."""
         ...
 
     def fail(self, lease: Lease, reason: str) -> None:
-        """Record a failed attempt at a position; a stopping player uses `give_back`. Raises LeaseLostError."""
+        """Record a failed attempt at a position and end the lease. Raises LeaseLostError.
+
+        The position is free again, or dead after `max_attempts` failures. A process that stops without a failure calls
+        `give_back` instead.
+        """
         ...
 
     def quarantine(self, order: int, reason: str) -> None:
@@ -214,9 +234,10 @@ class SharedStore(Store, Protocol):
         ...
 
     def revive(self, order: int) -> None:
-        """Free a dead position and clear its reasons. Changed episodes are removed.
+        """Free a dead position and clear its reasons. Episodes of a position with a changed episode are removed.
 
-        Raises LeaseLostError if the position is not dead.
+        Raises:
+            LeaseLostError: the position is not dead.
         """
         ...
 
@@ -232,12 +253,18 @@ class SharedStore(Store, Protocol):
         """Register this process under a unique name, or renew its heartbeat. Later leases carry the name."""
         ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Remove this process from the members."""
+        ...
 
     def members(self) -> list[StoreMember]:
         """Return all members, trainers first, then by name; silent ones included."""
         ...
 
-    def depths(self) -> StoreDepths: ...
+    def depths(self) -> StoreDepths:
+        """Return the number of positions in each state."""
+        ...
 
-    def disconnect(self) -> None: ...
+    def disconnect(self) -> None:
+        """Close the connection to the store."""
+        ...

@@ -1,6 +1,6 @@
-"""Heartbeats of a process to a store while its own thread is busy.
+"""Heartbeats of a process to a store while the thread that holds leases is busy.
 
-Invariant: a busy process renews its leases; a hanging process stops after a limit.
+Invariant: a busy process renews its leases; a hanging process stops renewing them after a limit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ LONGEST_JOIN = 5.0  # seconds
 def signs_of_life(
     say: Callable[[], object], every: float, *, longest: float = math.inf, silent: str = ""
 ) -> Iterator[None]:
-    """Call `say` in a thread every `every` seconds within the block, for at most `longest`; then log `silent`.
+    """Call `say` in a thread within the block, so that the process is not reported as silent.
 
     Lost leases and store errors are ignored, because the code after the block meets the same errors.
+
+    Args:
+        say: sends a heartbeat, or renews leases.
+        every: seconds between two calls.
+        longest: seconds after which the calls end, even if the block still runs.
+        silent: warning to log when the calls end for that reason.
     """
     over, until = threading.Event(), time.monotonic() + longest
 

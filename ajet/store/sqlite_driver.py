@@ -1,7 +1,7 @@
 """Driver of SQLite stores: `sqlite:PATH` and plain paths.
 
-Invariant of readers: the file is opened read-only, and a position is read with its episodes in one transaction (see
-`ajet.store.reader`).
+A position is a task's place in the training order. Invariant of readers: the file is opened read-only, and a position
+is read with its episodes in one transaction (see `ajet.store.reader`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class _PositionUses:
     """Valid uses of a position."""
 
     steps: list[int] = field(default_factory=list)
+    """Training steps that used the position."""
     left: str = ""
+    """Why the position was discarded; "" for other positions."""
 
 
 class SqliteReader:
@@ -116,6 +118,7 @@ class SqliteReader:
         return build_stored_position(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
 
     def _load_facts(self) -> None:
+        """Check the file's version, and read the run's identity, its settings and the valid uses."""
         found = read_version(self.database)
         if not found:
             raise missing_store_error(f"sqlite:{self._path}")

@@ -1,9 +1,10 @@
 """Reads and writes rows of a SQLite store and checks each value; another program may have changed the file.
 
-Invariant: an invalid value raises only DamagedRowError; an unimportant row is skipped. `SqliteEpisodes` and
-`SqlitePositions` work within the caller's transaction. An episode is returned unchanged or as `AlteredEpisodeError`; an
-existing uuid is not inserted again. Updates by lease compare the fence. Time is the machine's clock; if the clock was
-set back by more than a lease, leases from the future end.
+A position is a task's place in the training order (column `place`). Invariant: an invalid value raises only
+DamagedRowError; an unimportant row is skipped. `SqliteEpisodes` and `SqlitePositions` work within the caller's
+transaction. An episode is returned unchanged or as `AlteredEpisodeError`; an existing uuid is not inserted again.
+Updates by lease compare the fence. Time is the machine's clock; if the clock was set back by more than a lease, leases
+from the future end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ajet.store.shared import EXPIRED, AnnouncedPolicy, Policy, Role, StoreMembe
 
 
 class DamagedRowError(AjetError):
-    """A row has values never written by ajet."""
+    """A row has values that ajet never writes: another program changed the file."""
 
 
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
@@ -47,7 +48,7 @@ def read_position(row: tuple[Any, ...]) -> int:
 
 
 def read_reasons(text: object) -> list[str]:
-    """Return the reasons of a position; unreadable ones become one entry."""
+    """Return the reasons of a position's failed attempts. Unreadable reasons become one entry that says so."""
     try:
         found = parse_json(text) if isinstance(text, str) else None
     except ValueError:
@@ -98,13 +99,13 @@ Row = tuple[Any, ...]
 
 
 class SqliteEpisodes:
-    """The episodes in the file `path`."""
+    """Reads and writes the episodes of the store in the file `path`."""
 
     def __init__(self, path: Path, redact: Redactor) -> None:
         self._path, self._redact = path, redact
 
     def encode_rows(self, lease: Lease, ends: Iterable[Kept]) -> list[Row]:
-        """Encode the rows to put, with digests. Slow, so done outside the transaction."""
+        """Return rows of the table `ends` for episodes, with digests. Slow, so called outside the transaction."""
         rows = []
         for one in ends:
             row, arrays = encode(one.episode)
@@ -114,6 +115,7 @@ class SqliteEpisodes:
 
     @staticmethod
     def put(base: sqlite3.Connection, rows: Sequence[Row]) -> None:
+        """Insert rows made by `encode_rows`. Rows with a stored uuid are skipped."""
         base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def load_episodes(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
@@ -126,7 +128,7 @@ class SqliteEpisodes:
         return tuple(episodes)
 
     def iterate_episodes(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | AlteredEpisodeError]:
-        """Yield the episodes of a position; a changed episode as AlteredEpisodeError."""
+        """Yield the episodes of a position, and for each changed episode the error instead."""
         query = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
         for uuid, place, alone, ended_by, line, arrays, seal in base.execute(query, (order,)).fetchall():
             try:
@@ -151,7 +153,11 @@ class SqlitePositions:
         self._seconds, self._most, self._outage = seconds, most, outage
 
     def find_free(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
-        """Return up to `count` free positions: waiting ones first, then new ones."""
+        """Return up to `count` free positions: those leased before first, then new ones.
+
+        Args:
+            below: end of the new positions; None for no limit.
+        """
         query = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
         orders = [int(row[0]) for row in base.execute(query, (count,))]
         fresh = count - len(orders)
@@ -185,11 +191,14 @@ class SqlitePositions:
         return fence
 
     def prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
-        """Prolong a lease as from now. Raises LeaseLostError."""
+        """Extend a lease to the full lease time from now on. Raises LeaseLostError."""
         update_leased(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
 
     def expire(self, base: sqlite3.Connection) -> None:
-        """End expired leases, except a trainer's. After an outage holders get time to renew first."""
+        """End expired leases, except a trainer's, and count each as a failed attempt.
+
+        For one lease time after an outage no lease expires, so that holders can renew their leases first.
+        """
         if self._outage.ended_within(self._seconds):
             return
         now = time.time()
@@ -202,7 +211,7 @@ class SqlitePositions:
 
     @staticmethod
     def oldest_age(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
-        """Return the age of the oldest position in a state in seconds; None without one."""
+        """Return the seconds since the last lease or close of the position longest in `state`, or None."""
         query = (
             "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
         )
@@ -219,14 +228,18 @@ class SqlitePositions:
 
 
 def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: float) -> None:
-    """Change the position of a valid lease. Raises LeaseLostError."""
+    """Change columns of the position of a valid lease. Raises LeaseLostError.
+
+    Args:
+        what: assignments in SQL, with a `?` for each of `values`.
+    """
     changed = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
     if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
         raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
 
 
 def fetch_count(base: sqlite3.Connection, name: str, more: int = 0) -> int:
-    """Return a counter, then add `more`."""
+    """Add `more` to the counter `name`, and return the value before the addition."""
     value = read_count(name, base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone())
     if more:
         base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))

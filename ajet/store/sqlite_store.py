@@ -1,9 +1,10 @@
 """SqliteStore: the store of several processes on one machine.
 
-Invariant: every change is one transaction, so a kill leaves the change done or undone. A use belongs to the next
-commit, and a commit to the previous one; a store opened at a checkpoint keeps the uses of its commit and earlier
-commits only. An expired lease passes to another process under a higher fence (`SqlitePositions`). A position with a
-changed episode (`SqliteEpisodes`) becomes a dead letter.
+A position is a task's place in the training order. Invariant: every change is one transaction, so a kill leaves the
+change done or undone. A use belongs to the next commit, and each commit refers to the previous one; a store opened at a
+checkpoint keeps only the uses of the checkpoint's commit and earlier commits. An expired lease passes to another
+process under a higher fence (`SqlitePositions`). A position with a changed episode (`SqliteEpisodes`) becomes a dead
+letter.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ WITH RECURSIVE line (number) AS (
     SELECT value FROM counts WHERE name = 'head' UNION
     SELECT earlier FROM commits JOIN line USING (number) WHERE earlier > 0)
 """
-"""Commits known to the checkpoint."""
+"""SQL: the numbers of the commits that count, from the latest (`head`) back to the first."""
 _HOLDING = f"{LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
-"""Positions whose last use is in these commits."""
+"""SQL: the positions whose last use is in these commits."""
 _REUSED = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
 WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
-"""Valid uses of positions that stayed closed."""
+"""SQL: the uses of reusable positions that count, with the step."""
 STATES = ("waiting", "leased", "closed", "over", "dead")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,7 +173,7 @@ class SqliteStore:
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """Use as in the contract. Advantages are stored in the run's record only."""
+        """Mark the groups as trained on, as `Store.use` describes. Only the run's record stores the advantages."""
         self._end_positions(list(orders), step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
@@ -189,8 +190,11 @@ class SqliteStore:
 
     @_outlast_outage
     def commit(self) -> dict[str, Any]:
-        """Commit as in the contract, before the checkpoint exists; without the checkpoint no process opens this
-        state."""
+        """Commit all uses so far and return the commit's name, as `Store.commit` describes.
+
+        The commit precedes the checkpoint. If the checkpoint is never written, no process opens the store at this
+        commit.
+        """
         name = uuid.uuid4().hex
         with self.open_transaction() as base:
             self._require_trainer(base)
@@ -259,7 +263,7 @@ class SqliteStore:
                 raise LeaseLostError(f"position {order} is not dead")
             try:
                 self._episodes.load_episodes(base, order)
-            except AlteredEpisodeError:  # else nobody would ever get it
+            except AlteredEpisodeError:  # with changed episodes the position would be dead again at its next lease
                 self._remove_episodes(base, order)
 
     @_outlast_outage
@@ -332,6 +336,7 @@ class SqliteStore:
 
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Within the block, hold the lock and run one transaction. An exception rolls the transaction back."""
         with self._lock, self._explain_errors():
             bound_statements(self.database)
             self.database.execute("BEGIN IMMEDIATE")
@@ -345,8 +350,11 @@ class SqliteStore:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Explain a full disk, a locked, damaged or closed file, and a file of a later version. Other SQLite errors are
-        mistakes in ajet and pass through."""
+        """Within the block, turn SQLite errors into errors with advice for the user.
+
+        Explained are a full disk, a locked, damaged or closed file, and a file of a later version. Other SQLite errors
+        are mistakes in ajet and pass through.
+        """
         try:
             yield
         except DamagedRowError as damaged:
@@ -363,7 +371,10 @@ class SqliteStore:
 
     @contextmanager
     def _open_lease_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction that leases positions. A trainer's leases end with the next trainer, not by time."""
+        """Open a transaction that leases positions, after ending expired leases.
+
+        A trainer's leases do not expire: they end when another trainer opens the store.
+        """
         with self.open_transaction() as base:
             if self._trainer:
                 self._require_trainer(base)
@@ -398,6 +409,7 @@ class SqliteStore:
                 self._drop_unusable(base, who.usable)
 
     def _drop_unusable(self, base: sqlite3.Connection, usable: Usable) -> None:
+        """Remove the episodes of waiting and closed positions that no step has used and that are not `usable`."""
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
         used = self._read_reused_steps(base)
         for order, episodes in self._load_unaltered(
@@ -408,17 +420,22 @@ class SqliteStore:
 
     @staticmethod
     def _remove_episodes(base: sqlite3.Connection, order: int) -> None:
+        """Remove the episodes of a position and free the position, so that it is played again."""
         base.execute("DELETE FROM ends WHERE place = ?", (order,))
         base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
     def _lease_positions(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
+        """Lease these positions for this process, except positions with changed episodes."""
         return [
             Lease(order, self._positions.take(base, order, self._name, self._trainer), episodes)
             for order, episodes in self._load_unaltered(base, orders).items()
         ]
 
     def _load_unaltered(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
-        """Return the episodes of each position; positions with changed episodes become dead letters."""
+        """Return the episodes by position, without positions that have a changed episode.
+
+        A position with a changed episode becomes a dead letter.
+        """
         found = {}
         for order in orders:
             try:
@@ -438,6 +455,12 @@ class SqliteStore:
     def _end_positions(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, reused: Collection[int] = ()
     ) -> None:
+        """Record the use or the discard of positions by a step.
+
+        Args:
+            reason: why the positions are discarded; None for a use.
+            reused: positions that stay closed for a later step.
+        """
         with self.open_transaction() as base:
             self._require_trainer(base)
             used = self._read_reused_steps(base)
@@ -459,7 +482,7 @@ class SqliteStore:
 
     @staticmethod
     def _read_reused_steps(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
-        """Return the steps that used each position that stayed closed."""
+        """Return the steps that used each reusable position, by position."""
         if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
             return {}
         found: dict[int, tuple[int, ...]] = {}

@@ -1,8 +1,8 @@
 """Tables of SqliteStore and the meaning of SQLite errors.
 
-Invariant: `PRAGMA user_version` is the version of a file, and only files of this version are opened. One transaction
-creates the tables of a new file. Error texts follow SQLite's error code, so a damaged file is never reported as a full
-disk.
+A position is a task's place in the training order (column `place`). Invariant: `PRAGMA user_version` is the version of
+a file, and only files of this version are opened. One transaction creates the tables of a new file. Error texts follow
+SQLite's error code, so a damaged file is never reported as a full disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 5
 PATIENCE = 60.0
 """Seconds a transaction waits for another process."""
 STEPS, MOST_STEPS = 1_000_000, 2_000_000_000
-"""Instructions of SQLite's machine between two looks, and of one transaction: about half a minute of computing."""
+"""Instructions of SQLite's machine between two checks, and of one transaction: about half a minute of computing."""
 TABLES = frozenset({"positions", "uses", "ends", "commits", "counts", "members", "policy", "facts"})
 PAUSE = 0.01
 """Seconds between two tries where SQLite itself does not wait."""
@@ -85,11 +85,11 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
     """Raise the errors of `connect` as far as visible without creating or changing anything.
 
     Args:
-        made: folder created before the store is opened.
+        made: a folder that may be missing, because it is created before the store is opened.
     """
     try:
         if path.exists():
-            alone = not path.with_name(f"{path.name}-wal").exists()  # nobody has it open: all of it is in this file
+            alone = not path.with_name(f"{path.name}-wal").exists()  # no process has it open: all data is in this file
             seen = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
             with closing(sqlite3.connect(seen, uri=True, timeout=PATIENCE)) as base:
                 require_own(base, path)
@@ -109,7 +109,10 @@ def _cannot_open_error(path: Path, error: sqlite3.DatabaseError) -> UserError:
 
 
 def require_own(base: sqlite3.Connection, path: Path) -> None:
-    """Raises UserError for a database that is another program's, or of another version than a new file."""
+    """Raise UserError for the database of another program, and for a store of another version than `VERSION`.
+
+    An empty file passes.
+    """
     bound_statements(base)
     made = base.execute(_MADE).fetchall()
     (found,) = (int(value) for kind, value in made if kind == "version")
@@ -142,7 +145,7 @@ def bound_statements(base: sqlite3.Connection) -> None:
 
 
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
-    """Explain a failed open; SQLite has one text for all refusals of the system."""
+    """Return why the file could not be opened. SQLite's own text is the same for all refusals of the system."""
     if path.is_dir():
         return "it is a folder"
     if not path.parent.is_dir():
@@ -153,8 +156,10 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
 
 
 def is_mistake(error: sqlite3.Error) -> bool:
-    """True for errors of a statement, its values or the order of calls: mistakes in ajet. False for a damaged, full or
-    locked file."""
+    """Return True for a mistake in ajet: an error of a statement, its values or the order of calls.
+
+    False for a damaged, full or locked file.
+    """
     if isinstance(error, sqlite3.OperationalError):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     return type(error) is not sqlite3.DatabaseError
@@ -174,6 +179,7 @@ def _write_ahead(base: sqlite3.Connection) -> None:
 
 
 def _create_tables(base: sqlite3.Connection, path: Path) -> None:
+    """Create the tables in an empty file, in one transaction, unless another process has created them."""
     if read_version(base) == VERSION:
         return
     base.execute("BEGIN IMMEDIATE")  # ended by `connect`, which closes the file, where what follows fails
@@ -187,7 +193,7 @@ def _create_tables(base: sqlite3.Connection, path: Path) -> None:
 
 
 def read_version(base: sqlite3.Connection) -> int:
-    """The version of the file as it is now."""
+    """Return the version of the file's tables, or 0 for an empty file."""
     (found,) = base.execute("PRAGMA user_version").fetchone()
     return int(found)
 
@@ -222,7 +228,7 @@ _ADVICE = {
 
 
 def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
-    """The screen for an error that is no mistake of ajet's."""
+    """Return the error to show for a SQLite error that is not a mistake in ajet."""
     code = error_code(error)
     what = f"The store {path} failed: {error}."
     if code in OUT_OF_REACH:
@@ -237,7 +243,7 @@ def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
 
 
 def damaged_file(path: Path, what: object) -> StoreUnavailableError:
-    """The screen for a file with values that ajet never wrote."""
+    """Return the error to show for a file with values that ajet never writes."""
     expected, do = _DAMAGED
     return StoreUnavailableError(f"The store {path} is damaged: {what}.", where=str(path), expected=expected, do=do)
 

@@ -1,9 +1,10 @@
 """TaskOrder: the task at each position of the training order. CurriculumSampler: the tasks of an epoch.
 
-Invariants (property tests in tests/task_reader/test_order.py): each epoch has every task once. The order depends only
-on seed, epoch and task ids, not on row order, timing or batch size. With a curriculum an epoch has some tasks, each
-once, and the order also depends on earlier results. The store tracks taken and finished positions. A checkpoint's
-positions continue only over tasks with the same content.
+A position is a place in the training order, counted from 0 over all epochs. Invariants (property tests in
+tests/task_reader/test_order.py): each epoch has every task once. The order depends only on seed, epoch and task ids,
+not on row order, timing or batch size. With a curriculum an epoch has some tasks, each once, and the order also depends
+on earlier results. The store tracks taken and finished positions. A checkpoint's positions continue only over tasks
+with the same content.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TaskOrder:
-    """Position -> task, over endless epochs."""
+    """Maps a position of the training order to its task, over endless epochs."""
 
     def __init__(
         self, tasks: Sequence[Task], seed: int, shuffle: bool = True, curriculum: CurriculumSampler | None = None
@@ -45,7 +46,7 @@ class TaskOrder:
         return len(self._curriculum) if self._curriculum is not None else len(self._tasks)
 
     def task(self, order: int) -> Task:
-        """The task at a position of the order."""
+        """Return the task at the position `order`."""
         epoch, place = divmod(order, len(self))
         if self._curriculum is not None:
             return self._by_id[self._curriculum.epoch(epoch)[place]]
@@ -98,7 +99,7 @@ class TaskOrder:
 
 
 def shuffle_key(seed: int, epoch: int, task_id: str) -> bytes:
-    """The key by which a shuffled epoch is sorted."""
+    """Return the key by which a shuffled epoch sorts its tasks."""
     return hashlib.blake2b(f"{seed}\0{epoch}\0{task_id}".encode(), digest_size=16).digest()
 
 
@@ -142,7 +143,7 @@ class CurriculumSampler:
         self._epochs = {number: ids for number, ids in self._epochs.items() if number in needed}
 
     def record_results(self, groups: Iterable[Group]) -> None:
-        """Note how the attempts at some tasks ended."""
+        """Add the successes of scored attempts to the success rates of their tasks."""
         for group in groups:
             for episode in group.scored:
                 seen = self._seen.setdefault(group.task.task_id, [0.0, 0.0])

@@ -14,7 +14,7 @@ from ajet.store.shared import EXPIRED
 
 WAITING, RUNNING, CLOSED, OVER, DEAD = "waiting", "running", "completed", "over", "dead"
 MADE, FREE = "made", "free"
-"""States of positions never leased: made, and free to lease."""
+"""States of positions never leased: MADE is created but not leasable yet, FREE can be leased."""
 NEVER_HAD = (MADE, FREE)
 Document = dict[str, Any]
 Update = list[Mapping[str, Any]]
@@ -32,7 +32,12 @@ def build_deadline(seconds: float) -> Document:
 
 
 def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
-    """Return the update that leases a free or new position. `mark`: identifies the claim."""
+    """Return the update that leases a free or new position.
+
+    Args:
+        trainer: number of the trainer, 0 for other processes.
+        mark: identifies the claim, so that a claim with a lost answer is recognised.
+    """
     there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
     mine = {
         "status": RUNNING,
@@ -48,7 +53,7 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
 
 
 def match_available(floor: int, below: int | None) -> Document:
-    """Match waiting positions of the order, and free positions below `below`."""
+    """Match positions that can be leased: waiting ones from `floor` on, and free ones also below `below`."""
     if below is None:
         return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}
     fresh = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
@@ -68,14 +73,14 @@ def match_earlier_trainers(latest: int) -> Document:
 
 
 def record_failure(reason: str, most: int) -> Update:
-    """Return the update after a failed attempt."""
+    """Return the update after a failed attempt: the position waits, or is dead after `most` failures."""
     state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]
 
 
 def mark_dead(reason: str) -> Update:
-    """Return the update to withdraw a position."""
+    """Return the update that makes a position a dead letter."""
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons, "status": DEAD}}]
 
@@ -86,7 +91,7 @@ def match_record(order: int, record: str) -> Document:
 
 
 def record_expiry(most: int) -> Update:
-    """Return the update after a holder's lease expired: a failed attempt, too."""
+    """Return the update after a lease expired, which counts as a failed attempt."""
     return record_failure(EXPIRED, most)
 
 
@@ -129,7 +134,7 @@ def undo_use(of: str, step: int) -> Update:
 
 
 def reopen_position() -> Update:
-    """Return the update of a position with an invalid use."""
+    """Return the update that frees a position whose last use is invalid: closed if it was ever closed, else waiting."""
     return [{"$set": {"status": {"$cond": ["$whole", CLOSED, WAITING]}}}]
 
 

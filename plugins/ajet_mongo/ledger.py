@@ -1,7 +1,8 @@
-"""The ledger's document: the current trainer, the valid commit, and the floor of finished positions.
+"""The ledger: one document with the current trainer, the latest commit, and the floor of finished positions.
 
-Invariant: only the ledger's trainer changes the document; earlier trainers are fenced off. A use is valid if its commit
-is in the chain that ends at `head`.
+A position is a task's place in the training order. A commit groups the uses of positions between two checkpoints, and
+refers to the previous commit. Invariant: only the ledger's trainer changes the document; earlier trainers are fenced
+off. A use is valid if its commit is in the chain that ends at `head`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from ajet_mongo.schema import COMMITS, LEDGER, THE_LEDGER, THE_SETTINGS, open_le
 
 
 class Ledger:
-    """The run's ledger, as last read."""
+    """The run's ledger, as last read from the database."""
 
     def __init__(self, link: MongoConnection) -> None:
-        """Read the ledger, or create a new ledger. Raises UserError."""
+        """Read the ledger, or create a missing ledger. Raises UserError for a store of another version."""
         self._link = link
         self._document = open_ledger(link, uuid.uuid4().hex)
         self.own = 0
@@ -28,7 +29,7 @@ class Ledger:
 
     @property
     def floor(self) -> int:
-        """All positions below are finished."""
+        """Positions below this one are finished, and their documents are deleted."""
         return int(self._document["floor"])
 
     @property
@@ -38,25 +39,25 @@ class Ledger:
 
     @property
     def open(self) -> str:
-        """The name of the next commit."""
+        """The name of the next commit, which uses of positions refer to before the commit is made."""
         return str(self._document["open"])
 
     @property
     def void(self) -> list[str]:
-        """Unfinished commits of earlier trainers."""
+        """Names of commits that earlier trainers did not finish. Uses that refer to such a commit are undone."""
         return list(self._document["void"])
 
     def refresh(self) -> None:
-        """Read the ledger from the database once more."""
+        """Read the ledger from the database again."""
         (self._document,) = self._link.find(LEDGER, THE_LEDGER)
 
     def refresh_floor(self) -> None:
-        """Read only the floor again, since a ledger grows long."""
+        """Read only the floor again, since the whole document may be large."""
         (found,) = self._link.find(LEDGER, THE_LEDGER, {"floor": 1})
         self._document["floor"] = found["floor"]
 
     def require_trainer(self) -> None:
-        """Read the ledger. Raises TrainerFencedError if another process is the trainer."""
+        """Read the ledger, and raise TrainerFencedError unless this process is the latest trainer."""
         self.refresh()
         if not self.own or self.trainer != self.own:
             raise fenced_trainer_error(self._link.shown, self.own, self.trainer)
@@ -83,12 +84,12 @@ class Ledger:
         self._document, self.own = found, found["trainer"]
 
     def keep_settings(self, text: str) -> None:
-        """Store the run's settings, as its trainer."""
+        """Store the run's settings (resolved YAML) for readers. Only the trainer calls this."""
         change = {"$set": {"text": text}}
         self._link.run_durable(lambda base: base[LEDGER].update_one(THE_SETTINGS, change, upsert=True))
 
     def begin_commit(self) -> str:
-        """Return the next commit's name, linked to the last commit."""
+        """Create the next commit, which refers to the latest one, and return its name."""
         name, made = self.open, {"$setOnInsert": {"earlier": self._document["head"]}}
         self._link.run_durable(lambda base: base[COMMITS].update_one({"_id": name}, made, upsert=True))
         return name
@@ -98,11 +99,11 @@ class Ledger:
         self.amend({"$set": {"head": name, "open": uuid.uuid4().hex}})
 
     def list_held_commits(self) -> list[str]:
-        """List the head and its ancestors."""
+        """List the valid commits: the latest one (`head`) and all earlier ones."""
         return list_commits(self._link, self._document["head"])
 
     def add_position(self) -> int:
-        """Add a position for a task outside the order; return its number."""
+        """Add a position for a client's own task and return its number, counted from 1."""
         found = self._change_document(THE_LEDGER, {"$inc": {"brought": 1}})
         assert found is not None
         return int(found["brought"])

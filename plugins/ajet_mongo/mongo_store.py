@@ -1,10 +1,11 @@
 """MongoStore: the store of processes on any number of machines.
 
-Invariant: no change needs two documents at once, since a single server has no transactions. Dependent writes are
-ordered: an episode's documents are written before its position refers to them, and unreferenced documents do not exist
-for readers. A use names the next commit and becomes valid when the ledger's head is that commit. A kill between two
-operations therefore leaves an earlier state, or a state repaired by the next trainer (`_mend_state`). `positions`
-guarantees the ownership of positions, and prevents a second lease of forgotten positions.
+A position is a task's place in the training order. Invariant: no change needs two documents at once, since a single
+server has no transactions. Dependent writes are ordered: an episode's documents are written before its position refers
+to them, and unreferenced documents do not exist for readers. A use names the next commit and becomes valid when the
+ledger's head is that commit. A kill between two operations therefore leaves an earlier state, or a state repaired by
+the next trainer (`_mend_state`). `positions` guarantees the ownership of positions, and prevents a second lease of
+forgotten positions.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class MongoStore:
                 raise _make_lost_error(lease)
 
     def commit(self) -> dict[str, Any]:
-        """Make the uses named with the next commit valid."""
+        """Make valid all uses since the last commit: those that refer to the next commit."""
         with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
@@ -276,8 +277,10 @@ class MongoStore:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Hold the lock. During an outage another thread may hold the lock long: a client's request stops waiting at
-        its limit."""
+        """Within the block, hold the store's lock.
+
+        During an outage another thread may hold the lock long. The wait then ends at the caller's `patience_limit`.
+        """
         limit = patience_limit()
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
             raise StoreUnreachableError("Another thread of this process waits for the store.", where=self.link.shown)
@@ -287,17 +290,17 @@ class MongoStore:
             self._lock.release()
 
     def _take_back_late_uses(self) -> None:
-        """Undo uses written by an earlier trainer after the start of the current trainer."""
+        """Undo uses that an earlier trainer wrote after this trainer's start."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
         if self.link.find(TASK, late, {"_id": 1}, limit=1):
             last = changes.match_last_use([*self._ledger.list_held_commits(), self._ledger.open])
             self.link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopen_position())
 
     def _find_holding_commits(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
-        """Return the valid commits. The next commit is included if uses of the positions need the commit.
+        """Return the names of the commits whose uses count for these positions, the next commit included.
 
         Args:
-            least: Commits that are always valid.
+            least: Commits that always count. If the positions' uses refer to no others, only these are returned.
         """
         if all(use["of"] in least for each in positions for use in each["uses"]):
             return set(least)
@@ -356,7 +359,7 @@ class MongoStore:
                 self.records.remove(names[lease.order])
 
     def _count_states(self, wanted: Document) -> dict[str, Document]:
-        """Return for each state the `count`, and the `age` of its oldest position in seconds, or None if unknown."""
+        """Return by state the number of positions (`count`) and the age of the oldest in seconds (`age`, or None)."""
         grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
         stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]

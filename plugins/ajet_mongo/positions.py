@@ -1,7 +1,7 @@
 """Position documents in MongoDB: created, leased in order, changed one at a time, forgotten below the floor.
 
-Invariant: a lease is a single update of the position's document with a mark, so a claim with a lost answer is
-recognized. Waiting positions come first, then free positions.
+A position is a task's place in the training order. Invariant: a lease is a single update of the position's document
+with a mark, so a claim with a lost answer is recognized. Waiting positions come first, then free positions.
 
 A forgotten position is never leased a second time: its document is gone, positions below the ledger's `floor` are
 finished, and a claim creates no document. A process without a free position creates some, unleasable at first, and then
@@ -45,7 +45,7 @@ class MongoPositions:
     def __init__(self, link: MongoConnection, ledger: Ledger, seconds: float, most: int) -> None:
         self._link, self._ledger, self._seconds, self._most = link, ledger, seconds, most
         self._next = 0
-        """Positions below were created by some process."""
+        """Positions below this one were created, by this or another process."""
         self._none_left = True
         self.expired_at = float("-inf")
         """Time of the last search for expired leases, by `time.monotonic`."""
@@ -59,7 +59,10 @@ class MongoPositions:
         self._next = max(self._next, self._ledger.floor)
 
     def expire(self) -> None:
-        """End leases past their deadline. After an outage holders first get time to renew."""
+        """End leases past their deadline, and the leases of earlier trainers.
+
+        For one lease time after an outage no lease ends, so that holders can renew their leases first.
+        """
         self.expired_at = time.monotonic()
         self._ledger.refresh()
         if self._link.outage.ended_within(self._seconds):
@@ -69,7 +72,11 @@ class MongoPositions:
         self._link.update(TASK, changes.match_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
-        """Lease a position matching `wanted`. `upsert`: allow a new position."""
+        """Lease the first position that matches `wanted`. Return its document, or None without a match.
+
+        Args:
+            upsert: create the position if none matches.
+        """
         from pymongo import ReturnDocument
 
         mark, tries = uuid.uuid4().hex, 0
@@ -100,7 +107,7 @@ class MongoPositions:
         return found
 
     def _make_positions(self, count: int, below: int | None) -> bool:
-        """Create free positions. Return False if the limit is reached."""
+        """Create free positions below `below`, if any may still be created. Return False if none may."""
         if not (made := self._find_made()):
             if below is not None and self._next >= below:
                 return False
@@ -124,11 +131,11 @@ class MongoPositions:
         return True
 
     def _find_made(self) -> list[Document]:
-        """Find unfreed positions, possibly left by a killed process."""
+        """Return positions that were created and not yet freed, perhaps by a killed process."""
         return self._link.find(TASK, {"status": MADE}, {"mark": 1})
 
     def insert_positions(self, orders: Iterable[int]) -> None:
-        """Insert positions. Existing positions belong to another process."""
+        """Insert documents of positions. Documents that another process has inserted stay unchanged."""
         from pymongo.errors import BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
@@ -142,7 +149,7 @@ class MongoPositions:
         self._link.run_quick(insert)
 
     def find_last(self) -> int:
-        """Return the highest position with a present or past document."""
+        """Return the highest position that has or had a document, or -1 without one."""
         found = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
         return max(self._ledger.floor - 1, *(each["_id"] for each in found), -1)
 

@@ -1,9 +1,10 @@
 """Episodes of a store as documents: written, read, removed.
 
-Invariant: each put has its own documents under a unique name. A replayed attempt has the same uuid, and the earlier
-player may have been killed between two documents, or continue writing long after its lease. A record is written before
-its parts and removed after them, so parts always have a record. A record without a position does not exist for readers,
-and the next trainer removes it. `mongo_store` decides on ownership and validity of positions.
+A record is the main document of one put episode. A position is a task's place in the training order. Invariant: each
+put has its own documents under a unique name. A replayed attempt has the same uuid, and the earlier player may have
+been killed between two documents, or continue writing long after its lease. A record is written before its parts and
+removed after them, so parts always have a record. A record without a position does not exist for readers, and the next
+trainer removes it. `mongo_store` decides on ownership and validity of positions.
 
 When a position refers to a put, the put is in the server's journal, although documents are written without waiting, at
 first even without an acknowledgement (a refused document is missing, and the second attempt reports the refusal). The
@@ -50,7 +51,7 @@ class EpisodeRecords:
 
     @staticmethod
     def build_ends(entries: Iterable[Kept]) -> list[Document]:
-        """Build a position's references to a put: records with unique names."""
+        """Return the references that a position gets to the put episodes: unique record names, uuids and scores."""
         return [
             {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": read_score(one.episode)}
             for one in entries
@@ -63,8 +64,8 @@ class EpisodeRecords:
         """Write episodes, and return the check for a position's reference to the documents.
 
         Args:
-            is_acknowledged: wait for the server's answer to each document. Otherwise a refused document is simply
-                missing.
+            is_acknowledged: True to wait for the server's answer to each document; False leaves out a refused document
+                without an error.
         """
         written: Counter[str] = Counter()
         for one, end in zip(entries, ends, strict=True):
@@ -80,13 +81,13 @@ class EpisodeRecords:
         return RECORD, [*stages, {"$match": all_there}]
 
     def make_loss_error(self) -> StoreDownError:
-        """Build the error for a server with repeated losses of documents."""
+        """Return the error for a server that has lost documents repeatedly."""
         return StoreDownError(
             "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
         )
 
     def remove(self, names: Sequence[str], **so: object) -> None:
-        """Remove records and their parts, restricted to records matching `so`."""
+        """Remove records and their parts. `so` restricts the removed records by further fields."""
         if not names:
             return
         gone = {"$in": list(names)}
@@ -99,7 +100,7 @@ class EpisodeRecords:
         self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
 
     def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
-        """Return positions with their episodes and the steps of their uses.
+        """Return the positions as leases, with episodes and the steps that used each position.
 
         A position with a changed episode moves to the dead letters and is not returned.
 
@@ -134,7 +135,7 @@ class EpisodeRecords:
         return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Write the uses into trainable records, for readers. The position is authoritative.
+        """Copy the uses of positions into their records, for readers of the database. The positions are authoritative.
 
         Advantages of steps outside the uses are removed.
 
@@ -172,13 +173,13 @@ class EpisodeRecords:
             self._link.run_quick(lambda base: base[RECORD].bulk_write(changes, ordered=False))
 
     def remove_unnamed(self) -> None:
-        """Remove unreferenced records without a put in progress."""
+        """Remove the records that `find_unnamed` returns."""
         found = self.find_unnamed()
         for start in range(0, len(found), 1000):
             self.remove(found[start : start + 1000])
 
     def find_unnamed(self) -> list[str]:
-        """Find unreferenced records with a lost lease."""
+        """Return records that no position refers to, and whose put has lost its lease."""
         named = {"$ifNull": ["$at.ends.record", []]}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},

@@ -1,4 +1,4 @@
-"""Lessons: given conversations as calls with exact tokens, and as the episodes recorded by a step.
+"""Lessons, the training examples of `ajet sft`: given conversations as calls with exact tokens, and as episodes.
 
 Invariants: a written reply has the context shown to the model in an episode: a turn extends the earlier turn if the
 template allows, and forks otherwise. Tokens of a recorded run come from its record. In both cases the calls are marked
@@ -54,7 +54,7 @@ class LessonConversation:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A position of the training order: a conversation, or the chosen and the rejected conversation of a pair."""
+    """A training example with its task: a conversation, or the chosen and the rejected conversation of a pair."""
 
     task: Task
     conversations: tuple[LessonConversation, ...]
@@ -63,7 +63,7 @@ class Lesson:
     def make_group(
         self, run: str, step: int, order: int, split: Split = "train", *, ignore_tools: bool = True
     ) -> Group:
-        """Return the group recorded by a step for the lesson."""
+        """Return the lesson as the group that training step `step` records at the position `order`."""
         episodes = [
             _make_episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
             for repeat, each in enumerate(self.conversations)
@@ -72,7 +72,7 @@ class Lesson:
 
 
 def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
-    """Return the lesson of a file's row. Raise TaskError if the template does not determine a reply's tokens."""
+    """Return the lesson of a file's row. Raises TaskError if the chat template does not determine a reply's tokens."""
     on_its_day = renderer.on_day(date.fromtimestamp(row.written))
     try:
         conversations = tuple(_tokenize_conversation(talk, on_its_day, row.written) for talk in row.conversations)
