@@ -4,19 +4,7 @@ import random
 
 from ajet import Task
 
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
+MONTHS = "January February March April June July August September October November December".split()  # noqa: SIM905
 WORDS = {
     "train": {
         "numbers": range(10001, 99999, 2),
@@ -27,14 +15,18 @@ WORDS = {
             "Hello, my {thing} has not arrived yet. The order number is {order}. Thanks, {name}",
             "I am {name}. Can you tell me when order {order} will come? It is a {thing}.",
             "Order {order}: still no {thing}! What is going on? {name}",
-            "Dear team, I paid {price} dollars for a {thing}, order {order}. When do I get it? {name}",
             "{name} here. No. {order}, the {thing}, please let me know the date.",
+            "When does {order} arrive? I need the {thing} soon. {name}",
+            "Reference {order}. I am waiting for my {thing}. Kind regards, {name}",
+            "The {thing} with the number {order} cost me {price} dollars. Where is it? {name}",
+            "Dear team, I paid {price} dollars for a {thing}, order {order}. When do I get it? {name}",
             "{price} dollars gone and no {thing}! Number {order}. {name}",
             "I spent {price} dollars on the {thing} ({order}) and hear nothing. {name}",
-            "The {thing} with the number {order} cost me {price} dollars. Where is it? {name}",
-            "When does {order} arrive? I need the {thing} soon. {name}",
             "My {thing}, bought for {price} dollars, is filed under {order}. Has it left? Best, {name}",
-            "Reference {order}. I am waiting for my {thing}. Kind regards, {name}",
+            "I sent you {price} dollars weeks ago, and there is no {thing}. It is {order}. {name}",
+            "Is {price} dollars not enough for a {thing} on time? My number is {order}. {name}",
+            "The bill says {price} dollars and the receipt says {order}. Where is my {thing}? {name}",
+            "You took {price} dollars. The {thing} of order {order} is late. {name}",
         ],
     },
     "validation": {
@@ -44,10 +36,12 @@ WORDS = {
         "mails": [
             "Any news of the {thing} I bought? My order is {order}. Greetings, {name}",
             "We are still waiting for order {order} ({thing}). When can we expect it? {name}",
-            "Good evening, {name} writing. My {thing} for {price} dollars runs under {order}. Is it on its way?",
-            "Could you check {order} for me? The {thing} was meant to be a present. Yours, {name}",
-            "It is {name} again. I gave you {price} dollars and got no {thing}. See {order}.",
             "Has the {thing} been sent? {order} is what your shop wrote to me. {name}",
+            "{name}, order {order}, one {thing}. Still nothing in my mailbox.",
+            "Good evening, {name} writing. How long until the {thing} is here? Order no. {order}.",
+            "It is {name} again. I gave you {price} dollars and got no {thing}. See {order}.",
+            "For {price} dollars I expected the {thing} sooner. Please check {order}. {name}",
+            "My {thing} was {price} dollars and should be here by now. Its number: {order}. {name}",
         ],
     },
 }
