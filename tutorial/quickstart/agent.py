@@ -9,7 +9,7 @@ EXAMPLE = [
         "role": "system",
         "content": "You answer customers of a shop. Look the order up with LOOKUP, then say when it arrives.",
     },
-    {"role": "user", "content": "MAIL Good morning, my sofa (order 31415) has not come yet. Best, Tom"},
+    {"role": "user", "content": "MAIL Good morning, where is my sofa? My order is 31415. Best, Tom"},
     {"role": "assistant", "content": "LOOKUP 31415"},
     {"role": "user", "content": "RESULT arrives 9 May"},
     {"role": "assistant", "content": "It arrives on 9 May."},

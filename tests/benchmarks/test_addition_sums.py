@@ -1,4 +1,4 @@
-"""The quickstart's held-out sums are no others than they seem: nothing in training gives them away."""
+"""Nothing in training gives the held-out sums of the addition task away."""
 
 import sys
 from itertools import combinations
