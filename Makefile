@@ -6,6 +6,7 @@ STAMP := $(VENV)/ajet-setup.stamp
 PYTEST := $(RUN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
+WHOLE_PROGRAMS := contract docs faults learns tutorials
 
 .DEFAULT_GOAL := help
 .PHONY: help setup trinity-gpu quickstart test test-fast test-kernel test-plugin test-slow test-times check golden bench bench-report gpu-check docs constraints clean
@@ -31,9 +32,9 @@ test: setup ## All tests but the extra slow ones: 15 minutes on two cores
 test-fast: setup ## The fast tests: 2 minutes, no network
 	$(MEASURED) --name test-fast --seconds 120 --ray 0 --vllm 0 -- $(PYTEST) -m "not slow and not extra_slow" $(ARGS)
 
-# Pages and tutorials use all plug-ins: `make test` runs them, and what starts Ray or vLLM.
-test-kernel: setup ## The tests of the kernel, without those of plug-ins, pages and tutorials
-	$(MEASURED) --name test-kernel --seconds 360 --ray 0 --vllm 0 -- $(PYTEST) tests --ignore=tests/docs --ignore=tests/tutorials -m "not extra_slow and not boots and not verl" $(ARGS)
+# Whole programs (contract, faults, learns) and pages use plug-ins too: `make test` runs them, and what starts Ray or vLLM.
+test-kernel: setup ## The tests of the kernel's packages: 6 minutes, no whole programs, plug-ins or pages
+	$(MEASURED) --name test-kernel --seconds 360 --ray 0 --vllm 0 -- $(PYTEST) tests $(WHOLE_PROGRAMS:%=--ignore=tests/%) -m "not extra_slow and not boots and not verl" $(ARGS)
 
 test-plugin: setup ## The tests of one plug-in (NAME=ajet_trl)
 	$(PYTEST) -m "not extra_slow" plugins/$(NAME)/tests $(ARGS)

@@ -1,8 +1,7 @@
 """Tune the model inside a working LLM agent by reinforcement learning.
 
-The names that users import are `exports` of plug-ins, those of the kernel included; each is loaded when first used.
-Invariant: `import ajet` only defines names. It imports nothing outside the standard library, registers no import hook
-and patches no library.
+The public names are `exports` of plug-ins, including the kernel's, and each is loaded at first use. Invariant: `import
+ajet` only defines names. The import loads only the standard library, registers no import hook and patches no library.
 """
 
 from __future__ import annotations

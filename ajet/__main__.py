@@ -1,4 +1,4 @@
-"""`python -m ajet`: the same as the command `ajet`, where its script is not on the path."""
+"""`python -m ajet`: same as the command `ajet`, for environments without the script on the path."""
 
 from ajet.cli.launcher import main
 

@@ -1,6 +1,6 @@
-"""The kernel's own parts, registered as those of any plug-in.
+"""Register the kernel's own parts like the parts of any plug-in.
 
-Invariant: one line a part, and nothing is imported for it; a test holds each line against its class.
+Invariant: each part has a single line without imports. A test compares each line with the named class.
 """
 
 from __future__ import annotations

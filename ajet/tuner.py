@@ -1,6 +1,6 @@
-"""`ModelTuner`, by AgentJet's names.
+"""Export `ModelTuner` and `AjetTuner` under AgentJet's module name.
 
-Invariant: nothing is done here that `ajet.workflow.tuner` does not do.
+Invariant: the implementation is in `ajet.workflow.tuner`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from ajet.record.live_status import read_live_status
 from ajet.record.plain_json import dumps
 from ajet.schema.episode import Outcome
 from ajet_proof.auditing.audit import trace_episode, trace_step, trace_task
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 A_STEP, REPEATS, TASKS = 128, 8, 5000
 LIMIT_S = 1.0

@@ -78,7 +78,7 @@ def ajet(tools: str, model: str, episodes: int) -> dict[str, float]:
     """The same through ajet."""
     sys.path.insert(0, str(ROOT))
     from ajet_aworld.agent_loop import AworldAgentLoop
-    from tests.aworld_fixtures import call, played, results
+    from tests.support.aworld_fixtures import call, played, results
 
     class Loop(AworldAgentLoop):
         def build_agents(self) -> Any:

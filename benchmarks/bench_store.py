@@ -39,8 +39,8 @@ from ajet.record.episode_codec import encode  # noqa: E402
 from ajet.record.plain_json import dumps  # noqa: E402
 from ajet.schema.episode import Episode  # noqa: E402
 from ajet.store import Kept, open_shared  # noqa: E402
-from tests.mongod import Mongod, server_file  # noqa: E402
-from tests.record_fixtures import call, episode  # noqa: E402
+from tests.support.mongod import Mongod, server_file  # noqa: E402
+from tests.support.record_fixtures import call, episode  # noqa: E402
 
 DOING = ("claim", "put", "ack")
 LIMIT = 0.5

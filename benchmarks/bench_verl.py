@@ -265,12 +265,14 @@ def read(clock: Path, began: float, used: list[tuple[str, Counter[str]]]) -> Lau
     marks = {"dispatch": Counter[str]()}
     for event, now in used:
         if event in ("sampled", "step"):
-            stretches["rollout" if event == "sampled" else "step"].append(Counter(_less(now, marks["dispatch"])))
+            stretches["rollout" if event == "sampled" else "step"].append(
+                Counter(subtract_counts(now, marks["dispatch"]))
+            )
         marks[event] = now
     return Launch(after, first, timings, rollouts, stretches)
 
 
-def _less(now: Counter[str], before: Counter[str]) -> dict[str, float]:
+def subtract_counts(now: Counter[str], before: Counter[str]) -> dict[str, float]:
     """What was used between two looks; a process that has ended since takes nothing away."""
     return {name: max(seconds - before[name], 0.0) for name, seconds in now.items()}
 

@@ -32,7 +32,7 @@ from ratios import kept
 
 from ajet.record.episodes import EpisodeFiles
 from ajet_viewer.app import PAGE
-from tests.viewer_fixtures import long_episode, played, write_run
+from tests.support.viewer_fixtures import long_episode, played, write_run
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 PAINT_LIMIT, FRAME_LIMIT_MS, COST_LIMIT = 3.0, 50.0, 0.01

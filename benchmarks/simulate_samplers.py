@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from bench_store import address_of, content, of_20_kb  # noqa: E402
 
 from ajet.store import Kept, Lease, Policy, SharedStore, open_shared  # noqa: E402
-from tests.mongod import server_file  # noqa: E402
+from tests.support.mongod import server_file  # noqa: E402
 
 GROUP, BATCH, LEASE_S, PROCESSES = 4, 32, 120.0, 4
 WHOLE = of_20_kb()
@@ -139,7 +139,7 @@ class Trainer(threading.Thread):
             self.store.announce(Policy("simulated", step, "/weights"))
             self.store.forget(step - 1)
             self.steps.append(time.perf_counter() - begun)
-            self.used.update(kept.episode.uuid for lease in groups for kept in lease.kept)
+            self.used.update(kept.episode.uuid for lease in groups for kept in lease.attempts)
 
 
 def spread(values: list[float]) -> str:
@@ -188,14 +188,14 @@ def constants(kind: str) -> None:
         if kind == "mongodb":
             from ajet_mongo.connection import MongoConnection
 
-            plain = MongoConnection._run_operation
+            plain = MongoConnection.run_operation
 
             def counted(self: Any, operation: Any, base: Any) -> Any:
                 asked[doing] += 1
                 unheard[doing] += base is self._unacknowledged
                 return plain(self, operation, base)
 
-            MongoConnection._run_operation = counted  # type: ignore[method-assign]
+            MongoConnection.run_operation = counted  # type: ignore[method-assign]
         for _ in range(count):
             doing = "lease"
             (lease,) = store.lease(1)
@@ -206,7 +206,7 @@ def constants(kind: str) -> None:
         if kind == "mongodb":
             from pymongo import MongoClient
 
-            MongoConnection._run_operation = plain  # type: ignore[method-assign]
+            MongoConnection.run_operation = plain  # type: ignore[method-assign]
             with MongoClient(address) as client:
                 told = client.get_default_database().command("dbStats")
             taken = f"{told['dataSize'] / count / 1000:.1f} kB of documents"
@@ -233,7 +233,7 @@ def simulate(kind: str, options: argparse.Namespace) -> int:
             trainer.stop.set()
             trainer.join()
             held = open_shared(address, rolls=True, at=trainer.store.commit(), run="simulated")
-            left = Counter(kept.episode.uuid for lease in held.lease_kept() for kept in lease.kept)
+            left = Counter(kept.episode.uuid for lease in held.lease_kept() for kept in lease.attempts)
             told = {uuid for each in found for uuid in each["told"]}
             took = {name: [x for each in found for x in each["took"].get(name, ())] for name in found[0]["took"]}
             episodes, late = len(told), [x for each in found for x in each["late"]]

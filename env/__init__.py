@@ -1,1 +1,1 @@
-"""The names that AWorld's pages print. They only call `ajet env`."""
+"""Commands printed on AWorld's pages, implemented by `ajet env`."""

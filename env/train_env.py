@@ -1,7 +1,7 @@
-"""`python -m env.train_env --docker_dir=NAME`: starts an environment for other machines, as AWorld's page has it.
+"""`python -m env.train_env --docker_dir=NAME`: start an environment for other machines, as on AWorld's page.
 
-NAME is one that comes with ajet (`gaia-mcp-server` is `gaia-local`), or a YAML file; no container is started. The lines
-that it prints are for the machine that trains.
+NAME is an environment shipped with ajet (`gaia-mcp-server` is `gaia-local`), or a YAML file. No container is started.
+The printed lines are for the training machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FLAG = "--docker_dir"
 
 
 def words(arguments: Sequence[str]) -> list[str]:
-    """The command of ajet's that these arguments mean."""
+    """Return the arguments of the equivalent `ajet` command."""
     name, rest, given = "gaia-mcp-server", [], iter(arguments)
     for word in given:
         if word == FLAG:

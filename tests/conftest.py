@@ -2,6 +2,6 @@
 
 import pytest
 
-from tests.mongod import mongod  # noqa: F401
+from tests.support.mongod import mongod  # noqa: F401
 
-pytest.register_assert_rewrite("tests.client_fixtures")
+pytest.register_assert_rewrite("tests.support.client_fixtures")

@@ -1,6 +1,6 @@
-"""The names that AWorld's pages import from `train`; what they mean is in `ajet_aworld`.
+"""Names that AWorld's pages import from `train`, implemented in `ajet_aworld`.
 
-Each package here also finds what AWorld's wheel, or a project of yours, has in a package of the same name.
+Each package below also finds modules of AWorld's wheel, or of the user's project, in a package of the same name.
 """
 
 from pkgutil import extend_path

@@ -1,10 +1,12 @@
-"""Groups to advantages and token weights, and the losses: one algorithm a file, pure functions.
+"""Convert groups of episodes into advantages, token weights and losses. Each file holds one pure algorithm.
 
-In: groups of scored episodes. Out: a `TrainingBatch` whose samples carry an advantage and a weight per token, and the
-loss of one token as a function of its log-probability. Which algorithms there are is `ajet.kernel`'s to say, what one
-is `contract`'s; `open_algorithm` finds the one that a configuration names. Invariant (DESIGN decision 8): the loss of a
-batch is the sum over trained tokens of `weight * loss_t`, baselines are over episodes, and row borders never enter.
-Credit is numpy; `loss_terms` and `importance` work on tensors and are imported by backbones only.
+Input: groups of scored episodes. Output: a `TrainingBatch` with an advantage and a weight per token, and the loss of a
+token as a function of its log-probability. `ajet.kernel` lists the algorithms, `contract` defines their interface, and
+`open_algorithm` opens the algorithm that a configuration names.
+
+Invariant (DESIGN decision 8): the loss of a batch is the sum of `weight * loss_t` over trained tokens. Baselines are
+computed over episodes. The borders of packed rows never influence a loss. Credit is computed in numpy. `loss_terms` and
+`importance` work on tensors, and only backbones import them.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Algorithm: how groups become credit, which loss a token has, and what both need. One class a file.
+"""Define `Algorithm`: how groups become credit and how a token's loss is computed. Each file holds one algorithm.
 
-Invariant: an algorithm keeps nothing between two calls: the same groups get the same credit, so that a resumed run, and
-each of verl's processes, which find it again by its reference, get what one uninterrupted process would. What is the
-same for all of them (penalties, token weights, which samples are trained) is done by `credit`, the terms that join the
-policy loss by `token_loss`.
+Invariant: an algorithm has no state between calls. Equal groups get equal credit. A resumed run, and every verl process
+that opens the algorithm by its reference, therefore get the credit of an uninterrupted process. `credit_assignment`
+does the work common to all algorithms (penalties, token weights, selection of samples). `token_loss` adds the other
+terms to the policy loss.
 """
 
 from __future__ import annotations
@@ -28,51 +28,59 @@ if TYPE_CHECKING:
 
 
 Row = npt.NDArray[np.float64]
-"""Numbers of a batch in one dimension. A name's last letter says what they are of."""
+"""A one-dimensional array of a batch. The last letter of a variable's name gives its axis."""
 Need = Literal["group", "reference", "teacher", "critic"]
-"""group: at least two scored attempts at one task, to compare them. reference: `use_kl_in_reward`, which asks the
-reference model for its logprobs. teacher: the log-probabilities that `algorithm.teacher` gives the attempts' tokens.
-critic: the values that a head of the policy gives each of them (`algorithm.critic`)."""
+"""Inputs that an algorithm can require.
+
+- group: at least two scored attempts at a task, for comparison.
+- reference: `use_kl_in_reward`, so that the reference model's logprobs are computed.
+- teacher: the logprobs of the attempts' tokens under `algorithm.teacher`.
+- critic: token values from a value head of the policy (`algorithm.critic`).
+"""
 
 
 class Algorithm:
-    """Subclass it, write `of_group`, `advantages` or, with a critic, `of_values`, and name the class in
-    `trainer_common.algorithm.adv_estimator`."""
+    """Base class of algorithms. Subclasses write `of_group`, `advantages` or, with a critic, `of_values`.
+
+    Name the class in `trainer_common.algorithm.adv_estimator`.
+    """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
-    """See `Need`. Without "group" one scored attempt is enough to learn from a task."""
+    """Required inputs (`Need`). Without "group", one scored attempt at a task is enough for training."""
     formula: ClassVar[str] = ""
-    """The advantage of episode i (or of its token t), r being rewards: a cell of the table in docs/algorithms.md."""
+    """The advantage of episode i (or of its token t), with rewards r. Shown in docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""
-    """The source of the formula."""
+    """The paper with the formula."""
     name: str = ""
-    """As the YAML has it: a name or a reference. Written by whoever opens it."""
+    """The name or reference from the YAML. `make_algorithm` sets the value."""
     base: str = ""
-    """The folder that the reference is relative to; likewise."""
+    """The folder to resolve the reference against. `make_algorithm` sets the value."""
     made_by: Callable[[str, str, Settings], Algorithm]
-    """What makes it anew of name, base and settings; likewise."""
+    """The factory, called with name, base and settings. `make_algorithm` sets the value."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle the algorithm as its name, so that a class in a user's file reaches processes that have not loaded the
-        file."""
+        """Pickle the algorithm by name, because other processes may not have loaded the user's file."""
         return self.made_by, (self.name, self.base, self.settings)
 
     def require_fit(self, config: AjetConfig) -> None:
-        """Raises UserError where other settings of the experiment do not go with it: asked before a run begins."""
+        """Raise UserError if other settings of the experiment conflict with the algorithm. Called before a run."""
 
     def of_group(self, returns_G: Row) -> Row:
-        """[k] one advantage per attempt from the k returns of one group: rewards less their summed KL penalties."""
+        """Compute [k] advantages from the k returns of a group: rewards less their summed KL penalties."""
         raise NotImplementedError
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """[T] advantages per scored episode of a batch; here every token of an episode gets what `of_group` says.
+        """Compute [T] advantages per scored episode of a batch. By default every token of an episode gets the value of
+        `of_group`.
 
-        `rewards_E`: those of one group that are no further apart than `equal_rewards` are the same number.
-        `penalties_E_T`: per episode the [T] KL penalties (coefficient included) of its trained tokens in the order
-        they were sampled; zeros without KL in the reward. `groups_E`: equal numbers mark one group.
+        Args:
+            rewards_E: Rewards. Within a group, rewards closer than `equal_rewards` are already set to the same number.
+            penalties_E_T: Per episode the [T] KL penalties (coefficient included) of the trained tokens in sampled
+                order. Zeros without KL in the reward.
+            groups_E: Group ids. Episodes with equal ids belong to the same group.
         """
         returns = rewards_E - np.array([penalties.sum() for penalties in penalties_E_T])
         rows: list[Row] = [np.zeros(0)] * len(penalties_E_T)
@@ -80,9 +88,9 @@ class Algorithm:
             values = np.asarray(self.of_group(returns[members]), np.float64)
             if values.shape != (len(members),):
                 raise UserError(
-                    f"{self.name}: of_group gave advantages of shape {values.shape} for {len(members)} returns.",
+                    f"{self.name}: of_group returned advantages of shape {values.shape} for {len(members)} returns.",
                     where=locate_function(self.of_group),
-                    expected="one advantage for each of the returns that it was given",
+                    expected="one advantage per return",
                     do=f"return an array of {len(members)} numbers",
                 )
             for index, value in zip(members, values, strict=True):
@@ -92,23 +100,37 @@ class Algorithm:
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
     ) -> list[Row]:
-        """Advantages by more of an attempt than its reward. `rewards_E`: see `advantages`."""
+        """Compute [T] advantages from complete episodes, for algorithms that read more than the reward.
+
+        Args:
+            rewards_E: Same as in `advantages`.
+        """
         return self.advantages(rewards_E, penalties_E_T, groups_E)
 
     def of_values(self, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """[T] advantages and [T] returns per scored episode of a batch, in place of the above, for who needs a critic.
+        """Compute [T] advantages and [T] returns per scored episode. Algorithms with a critic define `of_values` alone.
 
-        `rewards_E_T`: what each trained token was given, in the order in which they were sampled (`critic_credit`).
-        `values_E_T`: what the critic expected before each. The returns are what it is to expect there."""
+        Args:
+            rewards_E_T: Reward of each trained token in sampled order (`compute_token_rewards`).
+            values_E_T: The critic's value before each trained token.
+
+        Returns:
+            The advantages, and the returns as the critic's training targets.
+        """
         raise NotImplementedError
 
     def parts(self, episode: Episode) -> Sequence[ProcessReward]:
-        """The parts of a scored episode that have a reward of their own: those of its verdict."""
+        """Return the parts of a scored episode with a separate reward. By default these are the process rewards of the
+        verdict.
+        """
         return episode.verdict.process if episode.verdict is not None else ()
 
     def of_parts(self, rewards_P: Row, classes_P: Sequence[int]) -> Row:
-        """[P] one advantage per part: parts of one class are compared with each other as attempts of one group are.
-        Those of a class that are no further apart than `equal_rewards` are the same."""
+        """Compute [P] advantages, comparing the parts of a class with each other as the attempts of a group are
+        compared.
+
+        Within a class, rewards closer than `equal_rewards` count as equal.
+        """
         rewards = rewards_P.copy()
         for members in index_groups(classes_P):
             rewards[members] = equalize_rewards(rewards[members], self.settings.equal_rewards)
@@ -116,23 +138,30 @@ class Algorithm:
         return np.concatenate([np.asarray(row, np.float64) for row in rows])
 
     def policy_loss(self, logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
-        """[T] losses, differentiable in `logprobs_T`, and [T] booleans: where a bound cut the gradient off. `old_T`:
-        the policy's logprobs before the update. Here: the clipped ratio. Tensors are on the trainer's device."""
+        """Compute [T] losses, differentiable in `logprobs_T`, and [T] booleans: True where a bound cut off the
+        gradient.
+
+        The default is the clipped ratio. Tensors are on the trainer's device.
+
+        Args:
+            old_T: The policy's logprobs before the update.
+        """
         from ajet.algorithm.loss_terms import policy_loss
 
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         return policy_loss(logprobs_T, old_T, advantages_T, clip_low=low, clip_high=high, clip_dual=dual)
 
     def learns_from(self, group: Group) -> bool:
-        """Whether there is something to learn from a group: the one definition, for oversampling (which groups are
-        kept), dynamic sampling (which belong to the batch) and the count of those with nothing.
+        """Return whether a group carries a training signal.
 
-        There is where its rewards, credited by themselves and without KL penalties, give any attempt an advantage, or
-        those of parts give any part one. An attempt that is the only one with a score is compared with nobody then; it
-        is something to learn from for algorithms that do not need a group.
+        Oversampling (to select groups), dynamic sampling (to form the batch) and the count of groups without a signal
+        all share this definition. A group has a signal if its rewards, credited in isolation and without KL penalties,
+        give a nonzero advantage to an attempt, or if the rewards of parts give a nonzero advantage to a part. The only
+        scored attempt of a group has no attempt for comparison, and counts as a signal only for algorithms without the
+        need "group".
         """
         if "critic" in self.needs:
-            return bool(group.scored)  # the critic learns from any attempt
+            return bool(group.scored)  # a critic is trained on every attempt
         if self._has_part_advantage(group):
             return True
         rewards = shape_rewards(group.scored, self.settings.overlong)
@@ -158,12 +187,12 @@ class Algorithm:
 
 
 def equalize_rewards(rewards_G: Row, equal: float) -> Row:
-    """[k] the rewards of one group; all the first one where they are no further apart than `equal`."""
+    """Return the [k] rewards of a group, all set to the first if their spread is at most `equal`."""
     return np.full_like(rewards_G, rewards_G[0]) if np.ptp(rewards_G) <= equal else rewards_G
 
 
 def index_groups(groups_E: Sequence[int]) -> list[list[int]]:
-    """The indices of each group's episodes, groups in order of their first."""
+    """Return the indices of each group's episodes. Groups are ordered by their first episode."""
     members: dict[int, list[int]] = {}
     for index, group in enumerate(groups_E):
         members.setdefault(group, []).append(index)
@@ -171,11 +200,11 @@ def index_groups(groups_E: Sequence[int]) -> list[list[int]]:
 
 
 def shape_rewards(episodes: Sequence[Episode], overlong: OverlongConfig) -> Row:
-    """Return the rewards of scored episodes, [E], reduced by their length (overlong shaping).
+    """Return the rewards of scored episodes, [E], reduced by a length penalty (overlong shaping).
 
     DAPO, arXiv 2503.14476, section 3.4, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`,
-    of an attempt of n sampled tokens: 0 for n <= L - c, p ((L - c) - n) / c up to L, -p beyond. Tokens of tools do not
-    count.
+    for an attempt of n sampled tokens: 0 for n <= L - c, p ((L - c) - n) / c up to L, -p beyond. Tokens from tools do
+    not count.
     """
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     if overlong.length is None:
@@ -184,14 +213,17 @@ def shape_rewards(episodes: Sequence[Episode], overlong: OverlongConfig) -> Row:
 
 
 def count_sampled_tokens(episode: Episode) -> int:
-    """Return the number of sampled tokens in the replies that the agent received, `train_turn`'s refused turns too."""
+    """Return the number of sampled tokens in replies delivered to the agent.
+
+    Turns refused by `train_turn` count, too.
+    """
     return sum(
         len(call.response_ids) for call in episode.calls if call.is_delivered and (call.trained or call.turned_down)
     )
 
 
 def compute_length_reward(tokens: int, overlong: OverlongConfig) -> float:
-    """The reward, 0 or less, for an attempt's length in sampled tokens."""
+    """Return the length reward (0 or less) of an attempt with `tokens` sampled tokens."""
     if overlong.length is None:
         return 0.0
     over = tokens - (overlong.length - overlong.buffer)

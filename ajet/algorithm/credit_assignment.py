@@ -1,11 +1,12 @@
-"""Groups of episodes to a training batch: who gets how much credit.
+"""Assign credit: convert groups of episodes into a training batch.
 
-Invariants: baselines are over the scored episodes of a group, however many there are; a sampled token becomes part
-of a sample, is in no timeline (`Episode.untrained`), or is counted in the `Outcome` of its episode, which itself does
-not change. A group is left out as `zero_variance` only where its loss is exactly 0 (none of its tokens has an advantage
-in this batch; no KL term, no critic): it still counts in the weights of the others. With `dynamic_sampling` (DAPO,
-arXiv 2503.14476, section 3.2) groups with nothing to learn from (`Algorithm.learns_from`) do not belong to the batch at
-all, KL or not, and do not count: neither in the weights nor in what is compared or normalised over the batch.
+Invariants: baselines cover all scored episodes of a group. A sampled token becomes part of a sample, belongs to no
+timeline (`Episode.untrained`), or is counted in the `Outcome` of its episode. Episodes are never modified.
+
+A group is skipped as `zero_variance` only if its loss is exactly 0: no token has an advantage in the batch, and there
+is neither a KL term nor a critic. The group still counts in the weights of the other groups. With `dynamic_sampling`
+(DAPO, arXiv 2503.14476, section 3.2), groups without a signal (`Algorithm.learns_from`) do not belong to the batch at
+all, with or without KL. Neither token weights nor statistics over the batch include these groups.
 """
 
 from __future__ import annotations
@@ -51,28 +52,30 @@ if TYPE_CHECKING:
     from ajet.config.schema.algorithm import OverlongConfig
 
 LogprobPairs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
-"""Samples to their [T] logprobs under the policy and under the reference model."""
+"""Map samples to their [T] logprobs under the policy and under the reference model."""
 
 
 @dataclass(slots=True)
 class _ScoredEpisode:
-    """One scored episode on its way into the batch. `penalties` [T_e]: KL times its coefficient, in sampled order."""
+    """A scored episode on its way into the batch.
+
+    `penalties` [T_e]: KL times its coefficient. `values` [T_e]: the critic's values. `reference_gap` [T_e]: log policy
+    - log reference. All rows are in sampled order.
+    """
 
     episode: Episode
     group: int
     samples: list[Sample]
     penalties: Row
     values: Floats | None = None
-    """[T_e] the critic's, likewise."""
     reference_gap: Floats | None = None
-    """[T_e] log policy - log reference, likewise."""
 
     @property
     def length(self) -> int:
         return self.penalties.size
 
     def build_outcome(self, step: int | None = None, advantage: float | None = None, **untrained: int) -> Outcome:
-        """The episode's outcome, with its tokens' values and gaps to the reference model."""
+        """Build the episode's outcome, including critic values and gaps to the reference model."""
         return Outcome(step, advantage, untrained, values=self.values, reference_gap=self.reference_gap)
 
 
@@ -85,9 +88,17 @@ def assign_credit(
     reference: LogprobPairs | None = None,
     critic: CriticFunction | None = None,
 ) -> TrainingBatch:
-    """The batch, with the outcome of every episode. `algorithm` None is the one that `config` names. `reference` is
-    asked only with `use_kl_in_reward`, `critic` where the algorithm needs one. Raises ValueError when it is then
-    missing, UserError for credit that is none."""
+    """Build the training batch, with an outcome for every episode.
+
+    Args:
+        algorithm: None opens the algorithm named by `config`.
+        reference: Called only with `use_kl_in_reward`.
+        critic: Called only if the algorithm needs a critic.
+
+    Raises:
+        ValueError: A required `reference` or `critic` is missing.
+        UserError: The algorithm returned invalid advantages.
+    """
     settings = config.trainer_common.algorithm
     algorithm = algorithm or open_algorithm(config)
     scored = [_build_scored_episode(episode, index) for index, group in enumerate(groups) for episode in group.scored]
@@ -135,7 +146,7 @@ def assign_credit(
 def _compute_advantages(
     scored: list[_ScoredEpisode], algorithm: Algorithm, settings: AlgorithmSettings, critic: CriticFunction | None
 ) -> tuple[list[Row], int, dict[str, float]]:
-    """[T_e] advantages per scored episode, in sampled order; how many parts had a reward; metrics of a critic."""
+    """Return [T_e] advantages per scored episode in sampled order, the number of rewarded parts, and critic metrics."""
     if "teacher" in algorithm.needs:
         for item in scored:
             item.penalties = _compute_teacher_gap(item)
@@ -159,8 +170,10 @@ def _compute_advantages(
 def _weigh_episodes(
     scored: Sequence[_ScoredEpisode], config: AjetConfig, skipped: Collection[int], balanced: Collection[str]
 ) -> list[float]:
-    """The weight of a token of each episode, over those that count: all but the balanced ones and, with dynamic
-    sampling, those of silent groups; 0 for the others."""
+    """Return the weight of a token of each episode, 0 for excluded episodes.
+
+    Balanced episodes are excluded, and with dynamic sampling also the episodes of groups without a signal.
+    """
     settings = config.trainer_common.algorithm
     excluded = skipped if settings.dynamic_sampling else ()
     counts = [item.episode.uuid not in balanced and item.group not in excluded for item in scored]
@@ -194,7 +207,7 @@ def _locate_replies(item: _ScoredEpisode) -> ReplyPlaces:
 
 
 def _apply_kl_penalties(scored: Sequence[_ScoredEpisode], logprobs: LogprobPairs, coefficient: float) -> None:
-    """Fill `penalties` with coefficient * k1 and keep the reference's logprobs for a KL term in the loss."""
+    """Fill `penalties` with coefficient * k1, and store the reference logprobs for a KL term in the loss."""
     samples = [sample for item in scored for sample in item.samples]
     policy, reference = logprobs(samples)
     gaps: dict[int, Floats] = {}
@@ -207,7 +220,7 @@ def _apply_kl_penalties(scored: Sequence[_ScoredEpisode], logprobs: LogprobPairs
 
 
 def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
-    """[T_e] log policy - log teacher, as both were recorded. Raises ValueError where the teacher was not asked."""
+    """Return [T_e] recorded log policy - log teacher. Raise ValueError if teacher logprobs are missing."""
     gaps = []
     for index, at, where in list_sampled_runs(item.samples):
         call = item.episode.calls[index]
@@ -216,13 +229,13 @@ def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
             call.teacher is None
             or np.isnan(teacher_logprobs := call.teacher[start : start + where.stop - where.start]).any()
         ):
-            raise ValueError(f"episode {item.episode.uuid}: no teacher was asked about its call {index}")
+            raise ValueError(f"episode {item.episode.uuid}: call {index} has no teacher logprobs")
         gaps.append(item.samples[at].timeline.logprobs_unit[where].astype(np.float64) - teacher_logprobs)
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 
 def _compute_reward_advantages(scored: Sequence[_ScoredEpisode], algorithm: Algorithm, equal: float) -> list[Row]:
-    """[T_e] per scored episode, in sampled order."""
+    """Return [T_e] advantages per scored episode, in sampled order."""
     episodes = [item.episode for item in scored]
     rewards = shape_rewards(episodes, algorithm.settings.overlong)
     groups = [item.group for item in scored]
@@ -235,7 +248,7 @@ def _compute_reward_advantages(scored: Sequence[_ScoredEpisode], algorithm: Algo
     require_finite(algorithm, advantages, rewards)
     if [row.shape for row in advantages] != expected_shapes:
         raise UserError(
-            f"{algorithm.name} gave advantages that no episode can be trained with.",
+            f"{algorithm.name} returned advantages of the wrong shape.",
             where=f"shapes {[row.shape for row in advantages][:4]} for {expected_shapes[:4]}",
             expected="a finite number for each trained token of each episode",
         )
@@ -245,10 +258,12 @@ def _compute_reward_advantages(scored: Sequence[_ScoredEpisode], algorithm: Algo
 def _compute_critic_advantages(
     scored: Sequence[_ScoredEpisode], algorithm: Algorithm, critic: CriticFunction | None
 ) -> tuple[list[Row], int, dict[str, float]]:
-    """[T_e] advantages per scored episode, in sampled order; how many parts had a reward; metrics. What was expected,
-    and what is to be, is written into the samples."""
+    """Return [T_e] advantages per scored episode in sampled order, the number of rewarded parts, and critic metrics.
+
+    Also writes the critic's old values and the target returns into the samples.
+    """
     if critic is None:
-        raise ValueError(f"{algorithm.name} needs the values that a critic gives each token")
+        raise ValueError(f"{algorithm.name} needs a critic's value for each token")
     samples = [sample for item in scored for sample in item.samples]
     before = {id(sample): row for sample, row in zip(samples, critic(samples), strict=True)}
     for sample in samples:
@@ -269,7 +284,7 @@ def _compute_critic_advantages(
 
 
 def _find_groups_without_advantage(scored: Sequence[_ScoredEpisode], advantages: Sequence[Row]) -> set[int]:
-    """Groups none of whose tokens has an advantage."""
+    """Return the groups whose tokens all have advantage 0."""
     informative = {item.group for item, row in zip(scored, advantages, strict=True) if row.any()}
     return {item.group for item in scored} - informative
 
@@ -306,8 +321,10 @@ def _compute_credit_metrics(
 
 
 def build_discarded_outcomes(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> dict[str, Outcome]:
-    """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
-    `stale`: the tokens of their timelines are counted as such."""
+    """Return outcomes by uuid for groups discarded as surplus (`oversampled`) or `stale`.
+
+    The tokens of their timelines are counted under that reason.
+    """
     outcomes = {}
     for episode in list_episodes(groups):
         tokens = episode.uncounted
@@ -316,16 +333,16 @@ def build_discarded_outcomes(groups: Iterable[Group], reason: UntrainedReason = 
 
 
 BALANCE_ZERO, BALANCE_OTHER = 1, 2
-"""How many more of each are trained than there are of the fewer."""
+"""Attempts trained beyond the size of the smaller class, for reward 0 and for other rewards."""
 
 
 def find_surplus_attempts(group: Group) -> set[str]:
-    """Return the uuids of scored attempts left out, so that about as many with reward 0 as with another are trained.
+    """Return the uuids of scored attempts to leave out, to balance attempts with reward 0 against the others.
 
-    AgentRL's `balance_sample` (AgentCPM-Explore, AgentRL/src/rollout, 2026): with n the smaller of the two numbers, at
-    most n + 1 attempts of reward 0 and n + 2 of the others. A hash of an attempt's identity (task, place in the
-    training order, repeat) draws them, so that a resumed run and every backbone draw the same. All stay in the
-    baseline.
+    AgentRL's `balance_sample` (AgentCPM-Explore, AgentRL/src/rollout, 2026): with n the size of the smaller class, at
+    most n + 1 attempts of reward 0 and n + 2 others are trained. A hash of an attempt's identity (task, place in the
+    training order, repeat) decides the draw, so a resumed run and every backbone draw the same attempts. All attempts
+    stay in the baseline.
     """
     zero = [episode for episode in group.scored if episode.reward == 0]
     other = [episode for episode in group.scored if episode.reward != 0]

@@ -1,10 +1,10 @@
-"""On-policy distillation: what a teacher thinks of each token that the policy itself sampled is that token's advantage.
+"""On-policy distillation: the advantage of a sampled token is the teacher's logprob minus the policy's.
 
-GKD, arXiv 2306.13649, with lambda = 1 and the reverse KL; On-Policy Distillation, Thinking Machines, 2025.
-A_t = weight (log teacher_t - log p_t), both at temperature 1 and constants in the gradient. The derivative of
--A_t log p_t is, over what the policy samples in a place, that of KL(policy || teacher) there; what a token does to
-later places is left out (a discount of 0, as in both). With `reward_weight` c above 0, c times GRPO's advantage is
-added to each token.
+GKD, arXiv 2306.13649, with lambda = 1 and the reverse KL; On-Policy Distillation, Thinking Machines, 2025. A_t = weight
+(log teacher_t - log p_t), both at temperature 1 and constants in the gradient. In expectation over the policy's samples
+at a position, the gradient of -A_t log p_t equals the gradient of KL(policy || teacher) there. The effect of a token on
+later positions is ignored (a discount of 0, as in both papers). With `reward_weight` c above 0, each token also gets c
+times GRPO's advantage.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ajet.schema.episode import Group
 
 
 class Distillation(Grpo):
-    """The penalties that it is given are log p - log teacher."""
+    """Distil a teacher into the policy. The penalties argument holds log p - log teacher."""
 
     formula = "of its token t: `weight` × (log π_teacher − log π), plus `reward_weight` × that of `grpo`"
     paper = "GKD, arXiv 2306.13649; [Thinking Machines, 2025](https://thinkingmachines.ai/blog/on-policy-distillation/)"
     needs = frozenset({"teacher"})
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """A token's log-probability by the teacher less that by the policy, weighted. One attempt a task is enough."""
+        """Return the weighted gap log teacher - log policy per token. A single attempt at a task is enough."""
         teacher = self.settings.teacher
         gaps = [-np.asarray(penalties, np.float64) for penalties in penalties_E_T]
         if teacher.bound is not None:
@@ -37,5 +37,5 @@ class Distillation(Grpo):
         return [teacher.weight * row + teacher.reward_weight * own for row, own in zip(gaps, compared, strict=True)]
 
     def learns_from(self, group: Group) -> bool:
-        """A teacher has something to say of any attempt."""
+        """Return True for every group with a scored attempt, because teacher logprobs exist for all attempts."""
         return bool(group.scored)

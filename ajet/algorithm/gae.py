@@ -1,15 +1,15 @@
-"""PPO's advantages: what came after a token, against what a critic expected before it.
+"""PPO's generalized advantage estimation: rewards after a token compared with the critic's value before the token.
 
 High-Dimensional Continuous Control Using Generalized Advantage Estimation, arXiv 1506.02438, equation 16; Proximal
-Policy Optimization, arXiv 1707.06347, equations 11 and 12. Over the trained tokens of one attempt in the order in which
-they were sampled, V_t the critic's value before token t, r_t what token t was given:
+Policy Optimization, arXiv 1707.06347, equations 11 and 12. Over the trained tokens of an attempt in sampled order, with
+V_t the critic's value before token t and r_t the reward of token t:
 
-    delta_t = r_t + gamma V_t+1 - V_t          (V after the last one is 0: an attempt ends)
-    A_t = delta_t + gamma lam A_t+1            the return, which the critic is to learn, is A_t + V_t
+    delta_t = r_t + gamma V_t+1 - V_t          (V after the last token is 0, because the attempt ends)
+    A_t = delta_t + gamma lam A_t+1            the critic's target return is A_t + V_t
 
-Invariant: time is counted in tokens that the policy chose. What it was shown between two replies (an observation, a
-tool's answer) is part of the state before the next token: it takes no time, has no value and is given nothing. So the
-last token of a turn looks ahead to the first of the next one, and cutting an attempt into timelines changes nothing.
+Invariant: time is counted in sampled tokens. Text between two replies (an observation, a tool result) is part of the
+state before the next token: no time passes, and no value or reward is assigned. The last token of a turn therefore
+bootstraps from the first token of the next turn, and splitting an attempt into timelines changes no advantage.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from ajet.algorithm.contract import Algorithm, Row
 
 EPSILON = 1e-6
-"""Added to the batch's standard deviation; equal advantages do not need it, they are 0."""
+"""Added to the batch's standard deviation. Equal advantages are 0 without it."""
 
 
 class Gae(Algorithm):
-    """Compares an attempt with what the critic expected of it, so that one attempt at a task is enough."""
+    """Compare an attempt with the critic's expectation. A single attempt at a task is enough."""
 
     formula = (
         "of its token t: δ_t + `gamma` `lam` × that of its next token, δ_t = r_t + `gamma` V_t+1 − V_t, V by a "
@@ -35,7 +35,7 @@ class Gae(Algorithm):
     needs = frozenset({"critic"})
 
     def of_values(self, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """The returns are of the advantages before the batch is normalised."""
+        """Return advantages and returns. Returns use the advantages before normalisation over the batch."""
         settings = self.settings
         pairs = list(zip(rewards_E_T, values_E_T, strict=True))
         rows = [estimate_advantages(rewards, values, settings.gamma, settings.lam) for rewards, values in pairs]
@@ -44,7 +44,7 @@ class Gae(Algorithm):
 
 
 def estimate_advantages(rewards_T: Row, values_T: Row, gamma: float, lam: float) -> Row:
-    """[T] the advantages of one attempt."""
+    """Return the [T] advantages of a single attempt."""
     following = np.append(values_T[1:], 0.0)
     deltas = rewards_T + gamma * following - values_T
     advantages, ahead = np.zeros(deltas.size), 0.0
@@ -54,8 +54,11 @@ def estimate_advantages(rewards_T: Row, values_T: Row, gamma: float, lam: float)
 
 
 def normalise_advantages(rows_E_T: Sequence[Row]) -> list[Row]:
-    """The advantages less their mean, divided by their standard deviation; both are over attempts (DESIGN decision 8):
-    each counts once, however long it is. As they are where there is one token."""
+    """Subtract the mean of the advantages and divide by their standard deviation.
+
+    Both statistics are over attempts (DESIGN decision 8): each attempt counts once, independent of its length. With
+    fewer than two tokens in total, the rows are returned unchanged.
+    """
     counted = [row for row in rows_E_T if row.size]
     if sum(row.size for row in counted) < 2:
         return list(rows_E_T)

@@ -1,14 +1,14 @@
-"""GDPO: several rewards, each normalised by itself.
+"""GDPO: each of several rewards is normalised separately.
 
-Group reward-Decoupled Normalization Policy Optimization, arXiv 2601.05242: for each reward n A_n = (r_n - mean(r_n))
-/ std(r_n) over the attempts at one task, A = sum of w_n A_n, and A / std(A) over the batch. (The batch's mean is 0
-without being subtracted, since each group's is.) Where rewards are added up before they are normalised, as in GRPO,
-(1, 0) and (0, 1) are the same attempt, and the reward that varies most owns the advantage.
+Group reward-Decoupled Normalization Policy Optimization, arXiv 2601.05242: for each reward n, A_n = (r_n - mean(r_n)) /
+std(r_n) over the attempts at a task, A = sum of w_n A_n, and A / std(A) over the batch. (The mean over the batch is 0
+without subtraction, because each group's mean is 0.) If rewards are summed before normalisation, as in GRPO, the
+rewards (1, 0) and (0, 1) are indistinguishable, and the reward with the largest variance dominates the advantage.
 
-The rewards are what each scorer gave (`Verdict.parts`); other numbers that a scorer or a judge told are recorded only,
-unless `reward_weights` names them. An attempt that has a reward and not one of these, as one that a check ended, has
-its reward in its place. What its length takes away (`overlong`) is one more of them. A penalty (KL in the reward) is
-centred and not normalised: its coefficient, which a normalised one would not know, says what it costs.
+The rewards are the outputs of each scorer (`Verdict.parts`). Other numbers reported by a scorer or judge are only
+recorded, unless `reward_weights` names them. If an attempt lacks a scorer's reward, for example because a check ended
+the attempt, its total reward is used instead. The length penalty (`overlong`) is a further reward. KL penalties are
+centred but not normalised: normalisation would cancel their coefficient.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
 
 TOTAL_REWARD = "reward"
-"""The name of an attempt's reward: the only one of a group in which no attempt has parts that count."""
+"""Name of an attempt's total reward. Groups without counted parts use the total reward alone."""
 LENGTH = "overlong"
 SECTION = "ajet.trainer_common.algorithm"
 
 
 class Gdpo(Grpo):
-    """`reward_weights` are the w_n, 1 for a scorer that it does not name."""
+    """Normalise each scorer's reward separately. `reward_weights` are the w_n, with default 1."""
 
     formula = (
         "A / std(A) over the batch, A the sum over the scorers n of `reward_weights` × (r_n,i − mean(r_n)) / "
@@ -43,16 +43,16 @@ class Gdpo(Grpo):
     needs = frozenset({"group"})
 
     def require_fit(self, config: AjetConfig) -> None:
-        """See there."""
+        """Raise ConfigError for conflicting scorer weights, and UserError for unknown names in `reward_weights`."""
         weights, scorers = self.settings.reward_weights, config.task_judge.scorers
         names = [each.name.rpartition("->")[2] for each in scorers]
         for name, each in zip(names, scorers, strict=True):
             if each.weight <= 0 and name not in weights:
                 raise ConfigError(
-                    f"The scorer {name} has the weight {each.weight:g} in task_judge.scorers, which says nothing here: "
-                    "GDPO weighs what each scorer gave after it was normalised.",
+                    f"The scorer {name} has the weight {each.weight:g} in task_judge.scorers, which GDPO ignores: "
+                    "GDPO weighs the normalised rewards of the scorers.",
                     where=f"{SECTION}.reward_weights",
-                    expected=f"the weight of {name} there, too; 0: recorded only",
+                    expected=f"a weight for {name} here, too; 0: recorded only",
                 )
         if len(scorers) > 1 and not config.task_judge.stages:
             _refuse_unknown(
@@ -62,10 +62,10 @@ class Gdpo(Grpo):
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
     ) -> list[Row]:
-        """Advantages over several rewards, each normalised by itself; all 0 in a group in which no reward differs."""
+        """Return advantages over several separately normalised rewards. A group with equal rewards gets 0."""
         weights = self.settings.reward_weights
         groups = index_groups(groups_E)
-        if len(groups) > 1:  # one alone may be of a task that has other scorers
+        if len(groups) > 1:  # a single group may belong to a task with other scorers
             reported = list(dict.fromkeys(name for each in episodes_E for name in _read_parts(each)))
             named = [name for name in weights if name not in (TOTAL_REWARD, LENGTH)]
             if reported and not set(named) & set(reported):
@@ -83,7 +83,7 @@ class Gdpo(Grpo):
         return [np.full(row.size, value) for row, value in zip(penalties_E_T, total, strict=True)]
 
     def _collect_rewards(self, episodes_G: Sequence[Episode]) -> dict[str, Row]:
-        """[k] of the attempts at one task, by their names."""
+        """Return the [k] rewards of the attempts at a task, by reward name."""
         weights, overlong = self.settings.reward_weights, self.settings.overlong
         totals = np.array([each.reward for each in episodes_G], np.float64)
         names = {
@@ -121,5 +121,5 @@ def _refuse_unknown(unknown: Sequence[str], names: Sequence[str]) -> None:
         raise UserError(
             f"No attempt has the reward {unknown[0]}.",
             where=f"{SECTION}.reward_weights",
-            expected=f"some of {', '.join(names)}: what task_judge.scorers or the judge gives",
+            expected=f"some of {', '.join(names)}: the rewards of task_judge.scorers or of the judge",
         )

@@ -1,14 +1,13 @@
-"""GiGPO: attempts are compared as a whole, and steps taken in the same situation with each other.
+"""GiGPO: complete attempts are compared with each other, and so are steps taken in the same state.
 
-Group-in-Group Policy Optimization, arXiv 2505.10978, section 4: A(a_t) = A_E + w * A_S(a_t), with
-A_E = (R - mean(R)) / F over the attempts at a task; R_t = sum of gamma^(k - t) * r_k over k >= t, the discounted return
-of a step; A_S = (R_t - mean) / F over all steps of the group's attempts that were taken in the same state. F is the
-standard deviation, or 1 (`norm_adv_by_std: false`); w is `process_weight` (1 in the paper), gamma is `step_discount`
-(0.95 there). A step is a call of the policy whose reply the agent received; where only the attempt has a reward, its
-last step has it.
+Group-in-Group Policy Optimization, arXiv 2505.10978, section 4: A(a_t) = A_E + w * A_S(a_t), with A_E = (R - mean(R)) /
+F over the attempts at a task; R_t = sum of gamma^(k - t) * r_k over k >= t, the discounted return of a step; A_S = (R_t
+- mean) / F over all steps of the group's attempts taken in the same state. F is the standard deviation, or 1
+(`norm_adv_by_std: false`); w is `process_weight` (1 in the paper), gamma is `step_discount` (0.95 in the paper). A step
+is a policy call with a reply delivered to the agent. If only the attempt has a reward, the last step gets the reward.
 
-The state of a step is what the agent was shown since its last reply: the observation. In the paper, too, it is the
-environment's state alone and not how it was reached.
+The state of a step is the observation: the messages shown to the agent since its last reply. As in the paper, the state
+does not include the path leading to it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from ajet.schema.episode import Episode
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 
 UNSTABLE_KEYS = ("tool_call_id", "id")
-"""Keys of a message that differ where the world does not."""
+"""Message keys with random values, excluded from the state hash."""
 
 
 class Gigpo(Grpo):
-    """Rewards of single steps, where there are any, are what the returns are made of."""
+    """Compare steps in equal states. Step rewards, if present, form the returns."""
 
     formula = (
         "that of `grpo`, plus `process_weight` × (R_t − mean) / (std + 1e-6) over all steps of the group in the "
@@ -36,7 +35,9 @@ class Gigpo(Grpo):
     needs = frozenset({"group"})
 
     def parts(self, episode: Episode) -> list[ProcessReward]:
-        """A reward a step, compared with attempts at the same state; other parts are credited as everywhere."""
+        """Return a discounted return per step, compared across attempts in the same state. Other parts are credited as
+        usual.
+        """
         assert episode.verdict is not None and episode.reward is not None
         step_rewards: dict[int, float] = {}
         for part in episode.verdict.process:
@@ -50,7 +51,7 @@ class Gigpo(Grpo):
             if call.index not in step_rewards and call.index not in trained:
                 continue
             following = step_rewards.get(call.index, 0.0) + self.settings.step_discount * following
-            if call.index not in trained:  # `train_turn` turned it down
+            if call.index not in trained:  # refused by `train_turn`
                 continue
             reply_span = ReplySpan(call.index, 0, int(call.response_ids.size))
             steps.append(
@@ -61,7 +62,7 @@ class Gigpo(Grpo):
 
 
 def hash_state(episode: Episode, call: Call) -> str:
-    """Digest of the messages since the agent's last reply; of a raw prompt, of what is new in it."""
+    """Return a digest of the messages since the agent's last reply, or of the new tokens of a raw prompt."""
     shown = []
     for index in reversed(call.messages):
         message = episode.messages[index]

@@ -12,11 +12,11 @@ import numpy as np
 from ajet.algorithm.contract import Algorithm, Row
 
 EPSILON = 1e-6
-"""Added to the standard deviation; groups of equal rewards do not need it, their advantages are exactly 0."""
+"""Added to the standard deviation. Groups of equal rewards get advantages of exactly 0 without it."""
 
 
 class Grpo(Algorithm):
-    """`norm_adv_by_std: false` makes it Dr.GRPO."""
+    """Compare attempts within a group. `norm_adv_by_std: false` selects Dr.GRPO."""
 
     formula = (
         "(r_i − mean(r)) / (std(r) + 1e-6), std with k − 1 in the denominator; r_i − mean(r) with "
@@ -26,7 +26,7 @@ class Grpo(Algorithm):
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:
-        """Returns less the group's mean, divided by its standard deviation where asked; all 0 when they are equal."""
+        """Subtract the group's mean, and divide by the standard deviation if configured. Equal returns give 0."""
         if returns_G.size < 2 or np.ptp(returns_G) == 0:
             return np.zeros_like(returns_G)
         centred = returns_G - returns_G.mean()

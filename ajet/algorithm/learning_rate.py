@@ -1,7 +1,7 @@
 """The learning rate of a training step.
 
-Invariant: it depends on the number of the step alone, not on how many optimizer steps that one makes, nor on whether
-earlier steps had something to learn from and made any.
+Invariant: the rate depends on the step number alone. Neither the number of optimizer steps per training step nor
+earlier steps without a training signal change the rate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LearningRateSchedule:
 
     @classmethod
     def from_config(cls, optim: OptimizerConfig, total: int | None) -> LearningRateSchedule:
-        """Raises ConfigError for a falling schedule whose end is unknown."""
+        """Read the schedule from the configuration. Raise ConfigError for a falling schedule without a known end."""
         if optim.lr_schedule != "constant" and total is None:
             raise ConfigError(
                 f"The {optim.lr_schedule} schedule needs to know the last step.",
@@ -39,7 +39,7 @@ class LearningRateSchedule:
         return cls(optim.lr, optim.lr_schedule, max(0, optim.lr_warmup_steps), optim.min_lr_ratio, total)
 
     def rate_at(self, step: int) -> float:
-        """The rate of step `step`, counted from 0."""
+        """Return the learning rate of `step`, counted from 0."""
         if step < self.warmup:
             return self.lr * (step + 1) / (self.warmup + 1)
         if self.kind == "constant" or self.total is None:

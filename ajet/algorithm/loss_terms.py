@@ -1,7 +1,7 @@
 """Terms of a token's loss, as tensors: clipped policy gradient, KL estimates, a critic's squared error.
 
-`number_replies`, `sum_by_reply` and `average_by_reply` give numbers of complete replies. Invariant: a reply is a run of
-trained tokens of one timeline with nothing between them, the same on every backbone, however timelines are cut into
+`number_replies`, `sum_by_reply` and `average_by_reply` compute statistics of complete replies. Invariant: a reply is a
+contiguous run of trained tokens of a timeline, the same on every backbone, independent of the split of timelines into
 rows and passes.
 """
 
@@ -23,13 +23,13 @@ def policy_loss(
     clip_high: float,
     clip_dual: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[T] losses, differentiable in `logprobs_T`, and [T] booleans: where a bound cut the gradient off.
+    """Compute [T] losses, differentiable in `logprobs_T`, and [T] booleans: True where a bound cut off the gradient.
 
-    PPO, arXiv 1707.06347, section 3: max(-A r, -A clip(r, 1 - low, 1 + high)), r the ratio of the policy to the one
+    PPO, arXiv 1707.06347, section 3: max(-A r, -A clip(r, 1 - low, 1 + high)), r the ratio of the policy to the policy
     before the update. Separate bounds: DAPO (clip-higher), arXiv 2503.14476, section 3.1. Dual clip: arXiv 1912.09729,
     section 3: where A < 0 the loss is at most -A * dual.
 
-    With `old_T` equal to `logprobs_T` the ratio is 1 and the gradient is that of REINFORCE, -A grad log p.
+    With `old_T` equal to `logprobs_T` the ratio is 1, and the gradient is REINFORCE's, -A grad log p.
     """
     ratio = (logprobs_T - old_T).exp()
     free = -advantages_T * ratio
@@ -46,18 +46,18 @@ def policy_loss(
 
 Estimator = Literal["k1", "k2", "k3", "low_var_kl", "kl", "abs", "mse"]
 ROUNDING = 0.01
-"""Nats. Differences below it are taken for rounding: two passes over equal weights, in rows packed differently."""
+"""Nats. Smaller differences count as rounding between two passes over equal weights in rows packed differently."""
 LARGEST_EXPONENT = 20.0
-"""Beyond it exp(-d) is held, so that one outlier token cannot make the loss infinite."""
+"""The largest exponent of exp(-d), so that a single outlier token cannot make the loss infinite."""
 
 
 def estimate_kl(logprobs_T: Tensor, reference_T: Tensor, estimator: Estimator) -> Tensor:
-    """[T] the estimate of KL(policy || reference) at each token, differentiable in `logprobs_T`.
+    """Estimate [T] KL(policy || reference) at each token, differentiable in `logprobs_T`.
 
     Schulman, Approximating KL Divergence (2020), http://joschu.net/blog/kl-approx.html, with d = log policy - log
-    reference of the sampled token: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low variance),
-    k3 = exp(-d) - 1 + d (unbiased, never negative). Other systems' names: kl is k1, mse is k2, low_var_kl is k3; abs
-    is |d|, smooth below `ROUNDING` (`smooth_abs`). Raises ValueError for an unknown name.
+    reference of the sampled token: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low variance), k3 =
+    exp(-d) - 1 + d (unbiased, never negative). Other systems' names: kl is k1, mse is k2, low_var_kl is k3; abs is |d|,
+    smooth below `ROUNDING` (`smooth_abs`). Raises ValueError for an unknown name.
     """
     gap = logprobs_T - reference_T
     if estimator in ("k1", "kl"):
@@ -72,20 +72,22 @@ def estimate_kl(logprobs_T: Tensor, reference_T: Tensor, estimator: Estimator) -
 
 
 def smooth_abs(gap_T: Tensor) -> Tensor:
-    """[T] |gap| - ROUNDING / 2, and gap^2 / (2 ROUNDING) up to `ROUNDING` (Huber, 1964, divided by ROUNDING).
+    """Compute [T] |gap| - ROUNDING / 2, and gap^2 / (2 ROUNDING) up to `ROUNDING` (Huber, 1964, divided by ROUNDING).
 
-    The derivative of |gap| is 1 or -1 however small the gap is: equal weights would get a gradient of full size from
-    rounding alone. This one's is gap / ROUNDING there.
+    The derivative of |gap| is 1 or -1 for every gap except 0, so rounding between equal weights would cause a full-size
+    gradient. Below `ROUNDING` the derivative of `smooth_abs` is gap / ROUNDING.
     """
     return F.smooth_l1_loss(gap_T, torch.zeros_like(gap_T), reduction="none", beta=ROUNDING)
 
 
 def value_loss(values_T: Tensor, old_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """[T] losses, differentiable in `values_T`, and [T] booleans: where the bound cut the gradient off. `old_T`: the
-    values before the update.
+    """Compute [T] losses, differentiable in `values_T`, and [T] booleans: True where the bound cut off the gradient.
 
-    PPO as it is implemented since OpenAI's baselines (The 37 Implementation Details of PPO, 2022, detail 9) and in
-    verl: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2), R the return, c = `critic.cliprange_value`.
+    PPO as implemented since OpenAI's baselines (The 37 Implementation Details of PPO, 2022, detail 9) and in verl: 0.5
+    max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2), R the return, c = `critic.cliprange_value`.
+
+    Args:
+        old_T: The values before the update.
     """
     loss = (values_T - returns_T) ** 2
     if clip is None:
@@ -95,8 +97,7 @@ def value_loss(values_T: Tensor, old_T: Tensor, returns_T: Tensor, clip: float |
 
 
 def number_replies(mask_T: Tensor) -> Tensor:
-    """[..., T] a number for each token that tells its reply; of tokens outside `mask_T` any. Each row along the last
-    axis begins anew."""
+    """Return [..., T] reply ids, meaningless outside `mask_T`. Each row along the last axis starts a new reply."""
     before = torch.zeros_like(mask_T)
     before[..., 1:] = mask_T[..., :-1]
     begins = (mask_T & ~before).reshape(-1)
@@ -104,12 +105,12 @@ def number_replies(mask_T: Tensor) -> Tensor:
 
 
 def sum_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:
-    """[K] of each trained token, the sum over its reply."""
+    """Return [K] per trained token: the sum over its reply."""
     _, place = torch.unique(replies_K, return_inverse=True)
     totals = torch.zeros(int(place.max()) + 1 if place.numel() else 0, dtype=values_K.dtype, device=values_K.device)
     return totals.index_add(0, place, values_K)[place]
 
 
 def average_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:
-    """[K] of each trained token, the mean over its reply."""
+    """Return [K] per trained token: the mean over its reply."""
     return sum_by_reply(values_K, replies_K) / sum_by_reply(torch.ones_like(values_K), replies_K)

@@ -1,6 +1,6 @@
-"""The border of an algorithm of the user's own: what it raises is a UserError with its file and line.
+"""Convert exceptions of a user's algorithm into a UserError with file and line.
 
-Invariant: algorithms of ajet's own pass through unchanged; what they raise is a bug.
+Invariant: exceptions of built-in algorithms pass through unchanged, because they are bugs of ajet.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ajet.algorithm.contract import Row
 
 TRIAL_RETURNS = (0.0, 1.0, 0.0, 0.5)
-"""Returns of the group that an algorithm is tried on before a run."""
+"""Returns of the trial group for an algorithm, used before a run."""
 
 
 @contextmanager
 def explain_failures(algorithm: Algorithm) -> Iterator[None]:
-    """Turn what a user's algorithm raises into a UserError that names its line. Raises UserError."""
+    """Convert an exception of a user's algorithm into a UserError with the failing line."""
     try:
         yield
     except AjetError:
@@ -39,18 +39,18 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
         raise UserError(
             f"{algorithm.name} raised {type(problem).__name__}: {problem}.",
             where=place,
-            do="mend the algorithm; "
+            do="fix the algorithm; "
             f"`{format_command('config', 'validate')}` "
             f"tries of_group with the returns {list(TRIAL_RETURNS)}",
         ) from problem
 
 
 def require_finite(algorithm: Algorithm, rows: Sequence[Row], rewards: Row) -> None:
-    """Raise UserError for advantages that are no numbers. `rewards`: [E] of the same episodes."""
+    """Raise UserError for advantages with NaN or infinity. `rewards`: [E] of the same episodes."""
     wrong = [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
     if wrong:
         raise UserError(
-            f"{algorithm.name} gave NaN or infinity as advantages of {len(wrong)} of {len(rows)} episodes.",
+            f"{algorithm.name} returned NaN or infinite advantages for {len(wrong)} of {len(rows)} episodes.",
             where=f"rewards {np.round(rewards[:8], 4).tolist()}, "
             f"advantages {[float(row[0]) for row in rows[:8] if row.size]}",
             expected="a finite number for each trained token of each episode",
@@ -59,7 +59,10 @@ def require_finite(algorithm: Algorithm, rows: Sequence[Row], rewards: Row) -> N
 
 
 def try_group(algorithm: Algorithm) -> None:
-    """Try a user's algorithm on one group of returns, if it says advantages by `of_group` alone. Raises UserError."""
+    """Test a user's algorithm on a group of returns. Raise UserError if the test fails.
+
+    Algorithms with a critic, or with their own `advantages` or `of_episodes`, are skipped.
+    """
     kind = type(algorithm)
     has_own_rows = kind.advantages is not Algorithm.advantages or kind.of_episodes is not Algorithm.of_episodes
     if find_part("algorithm", algorithm.name) or has_own_rows or "critic" in algorithm.needs:
@@ -71,7 +74,7 @@ def try_group(algorithm: Algorithm) -> None:
 
 
 def _find_line(algorithm: Algorithm, problem: Exception) -> str:
-    """Return file:line of the last line of the algorithm's own file in the traceback; "" if there is none."""
+    """Return file:line of the last traceback line in the algorithm's file, or "" if there is no match."""
     if type(algorithm).__module__.partition(".")[0] in list_packages():
         return ""
     try:

@@ -1,8 +1,7 @@
-"""What models said of the trained tokens of a step that is over, from the outcomes that it left: they stand in for the
-critic and the reference model where credit is computed again.
+"""Replay recorded model outputs of a finished step when credit is computed a second time.
 
-Invariant: nothing is made up. Numbers that are missing, not finite, or not as many as the episode has trained tokens
-are an error that names the episode.
+The critic's values and the reference gaps come from the step's outcomes. Invariant: no number is invented. Missing or
+non-finite numbers, or a count different from the episode's trained tokens, raise an error with the episode's uuid.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NotRecordedError(AjetError, ValueError):
-    """A record lacks what a model said of an episode, which it names. `what`: whose numbers."""
+    """Raised if a record lacks model outputs of an episode. `what` names the missing numbers."""
 
     def __init__(self, uuid: str, what: str) -> None:
         super().__init__(uuid)
@@ -32,15 +31,17 @@ class NotRecordedError(AjetError, ValueError):
 
 
 def make_recorded_critic(outcomes: Mapping[str, Outcome]) -> CriticFunction:
-    """The critic's values. Raises NotRecordedError."""
+    """Return a critic that reads recorded values. The critic raises NotRecordedError."""
     return lambda samples: _scatter_recorded(
         samples, lambda uuid: outcomes.get(uuid, NO_OUTCOME).values, "the critic's values"
     )
 
 
 def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
-    """Log-probabilities whose difference is the recorded one: it is all that credit reads of the two models. Raises
-    NotRecordedError."""
+    """Return a function for logprob pairs with the recorded difference. The function raises NotRecordedError.
+
+    Credit reads only the difference between policy and reference, so the reference row is 0.
+    """
 
     def logprobs(samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
         gaps = _scatter_recorded(

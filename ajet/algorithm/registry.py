@@ -1,7 +1,7 @@
-"""The algorithm of an experiment: one that comes with ajet, by name, or the user's own, by reference.
+"""Open the algorithm and the loss of an experiment: built-in by name, or the user's own by reference.
 
-Invariant: both are found as a reference is, made with the settings alone and held to the contract here, before a step;
-what is wrong is one UserError.
+Invariant: an algorithm is constructed from the settings alone and checked against the contract before the first step.
+Every problem raises a single UserError.
 """
 
 from __future__ import annotations
@@ -28,16 +28,24 @@ LOSS_KEY = f"{SECTION}.policy_loss"
 
 
 def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
-    """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
-    working directory. Raises UnresolvedReferenceError, ConfigError, or the UserError that a user's class raises."""
+    """Open the algorithm named by `config` and check that the other settings fit.
+
+    Args:
+        base: The folder to resolve a reference against. None: `base_dir`, else the working directory.
+
+    Raises:
+        UnresolvedReferenceError: The reference matches no class.
+        ConfigError: Settings conflict.
+        UserError: The user's class raised an error.
+    """
     settings = config.trainer_common.algorithm
     if config.sft.objective is None and "trains" in find_backbone(config.backbone).can:
         _require_trainable(config)
     if settings.old_policy == "behaviour" and config.rollout.truncates_sampling:
         raise ConfigError(
-            "The ratio refers to the policy that sampled, and the rollout samples from a part of the distribution "
-            "only (top_p, top_k): what was recorded is of that part, the update computes the whole, and the ratio of "
-            "the two is below 1 by what was cut off, even with the same weights.",
+            "old_policy: behaviour compares with the sampling policy, but top_p or top_k truncate sampling. Recorded "
+            "logprobs are of the truncated distribution, the update computes the full one, and their ratio is below "
+            "1 even with equal weights.",
             where=f"{SECTION}.old_policy",
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
@@ -58,32 +66,31 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
         )
     algorithm.require_fit(config)
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
-        _require_loss_support(open_loss(algorithm), config)  # those by name say so in the schema
+        _require_loss_support(open_loss(algorithm), config)  # the schema checks built-in losses
     return algorithm
 
 
 def _require_trainable(config: AjetConfig) -> None:
-    """Raises ConfigError for settings with which an update trains nothing of what was played."""
+    """Raise ConfigError for settings that leave an update without tokens to train."""
     settings = config.trainer_common.algorithm
     if config.rollout.temperature == 0:
         raise ConfigError(
-            "Replies that are drawn at temperature 0 have no probabilities to train on: the update divides by it.",
+            "Training needs a temperature above 0: the update divides logits by the temperature.",
             where="ajet.rollout.temperature",
-            expected="above 0, such as 1.0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
+            expected="above 0, such as 1.0 (validation uses ajet.rollout.val_kwargs.temperature)",
         )
     cap = STALE_CAP if settings.is_cap == "auto" else settings.is_cap
     if settings.is_mode.endswith("mask") and cap is not None and not settings.is_floor <= 1 <= cap:
         raise ConfigError(
-            f"Tokens of importance weights from {settings.is_floor:g} to {cap:g} would be trained, and no others: not "
-            "those on which engine and trainer agree, whose weight is 1.",
+            f"Only tokens with importance weights from {settings.is_floor:g} to {cap:g} would be trained, excluding "
+            "tokens with equal engine and trainer logprobs (weight 1).",
             where=f"{SECTION}.{'is_floor' if settings.is_floor > 1 else 'is_cap'}",
             expected="is_floor of 1 at most and is_cap of 1 at least, such as IcePop's 0.5 and 5",
         )
     covariance = settings.covariance
     if settings.policy_loss == "clip_cov" and covariance.low >= covariance.high:
         raise ConfigError(
-            f"No covariance lies above {covariance.low:g} and below {covariance.high:g}: clip_cov would choose no "
-            "token.",
+            f"No covariance lies between {covariance.low:g} and {covariance.high:g}: clip_cov would choose no token.",
             where=f"{SECTION}.covariance.low",
             expected="less than covariance.high, such as 1.0 and 5.0",
         )
@@ -108,77 +115,82 @@ def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
         )
     if config.trainer_common.mode != "sync":
         raise ConfigError(
-            "Samplers in processes of their own ask no teacher.", where="ajet.trainer_common.mode", expected="sync"
+            "Samplers in separate processes do not query a teacher.",
+            where="ajet.trainer_common.mode",
+            expected="sync",
         )
     if (teacher.path is None) == (teacher.base_url is None) or (teacher.base_url and not teacher.model):
         raise ConfigError(
             f"{algorithm.name} learns from a teacher, and "
-            + ("two are named." if teacher.path and teacher.base_url else "none is named in full."),
+            + ("two teachers are set." if teacher.path and teacher.base_url else "no teacher is fully set."),
             where=f"{SECTION}.teacher",
-            expected="path: a model that is loaded here, or base_url and model: one at a server with prompt_logprobs",
+            expected="path: a model loaded locally, or base_url and model: a server with prompt_logprobs",
         )
     if rollout.truncates_sampling or rollout.temperature != 1:
         raise ConfigError(
-            "A teacher is compared with the policy at temperature 1, and the rollout samples from something else.",
+            "Distillation compares teacher and policy at temperature 1 without truncation, unlike this rollout.",
             where="ajet.rollout.temperature",
             expected="rollout.temperature: 1.0, top_p: 1.0 and top_k: -1",
         )
 
 
 def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
-    """Make the algorithm `name` with these settings; `base`: the folder of a user's `file.py->Class`."""
+    """Make the algorithm `name` with the settings.
+
+    Args:
+        base: The folder of a user's `file.py->Class`.
+    """
     part = find_part("algorithm", name)
     kind: type[Algorithm] = load_code(part.code) if part is not None else _resolve_own_algorithm(name, Path(base))
     try:
         algorithm = kind(settings)
     except UserError:
         raise
-    except Exception as problem:  # the user's code runs here, it may raise anything
+    except Exception as problem:  # user code may raise anything
         raise ConfigError(
-            f"{name} could not be made: {type(problem).__name__}: {problem}",
+            f"{name} could not be created: {type(problem).__name__}: {problem}",
             where=KEY,
-            expected="a class that can be called with the settings of `trainer_common.algorithm` alone",
+            expected="a class whose constructor takes the settings of `trainer_common.algorithm` alone",
         ) from problem
     algorithm.name, algorithm.base, algorithm.made_by = name, base, make_algorithm
     if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
         raise ConfigError(
-            f"{name} has a policy_loss of its own, and {settings.policy_loss} is chosen, too.",
+            f"{name} defines its own policy_loss, and the settings name {settings.policy_loss}, too.",
             where=LOSS_KEY,
-            expected="one of the two: null is the algorithm's own",
+            expected="only one of the two: null selects the algorithm's own loss",
         )
     if settings.old_policy == "behaviour" and not isinstance(settings.is_cap, str | None):
         raise ConfigError(
-            "The ratio refers to the policy that sampled, and importance weights against it are asked for, too: what "
-            "lies between the two would count twice.",
+            "old_policy: behaviour and is_cap both correct for the sampling policy: the correction would count twice.",
             where=f"{SECTION}.is_cap",
             expected="old_policy: proximal with is_cap (decoupled), or old_policy: behaviour with is_cap: null",
         )
     if settings.importance_weight_cap_ratio is None and (settings.strict_in_bound or settings.out_of_date_decay):
         key = "strict_in_bound" if settings.strict_in_bound else "out_of_date_decay"
         raise ConfigError(
-            f"{key} is set, and there are no bounds that it could bear on: every token would be trained.",
+            f"{key} has no effect without bounds: every token would be trained.",
             where=f"{SECTION}.{key}",
             expected="importance_weight_cap_ratio: a number, such as AgentRL's 4.0; or neither",
         )
     overlong = settings.overlong
     if overlong.length is not None and overlong.buffer > overlong.length:
         raise ConfigError(
-            f"The penalty on length grows over {overlong.buffer} tokens, which are more than the {overlong.length} "
-            "that are allowed: an attempt of no token would lose something.",
+            f"overlong.buffer ({overlong.buffer} tokens) exceeds overlong.length ({overlong.length} tokens): even an "
+            "empty attempt would get a length penalty.",
             where=f"{SECTION}.overlong.buffer",
-            expected="length at most: the last tokens before it",
+            expected="at most overlong.length: the last tokens before it",
         )
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
-        open_loss(algorithm)  # a reference that leads nowhere is told before a step
+        open_loss(algorithm)  # report an invalid reference before the first step
     if "teacher" in kind.needs and settings.use_kl_in_reward:
         raise ConfigError(
-            f"{name} is told by a teacher, and penalties against the reference model are asked for in the reward, too.",
+            f"{name} learns from a teacher and cannot be combined with KL penalties in the reward.",
             where=f"{SECTION}.use_kl_in_reward",
             expected="false; trainer_common.use_kl_loss adds a KL term to the loss",
         )
     if "reference" in kind.needs and not settings.use_kl_in_reward:
         raise ConfigError(
-            f"{name} needs the reference model's logprobs, and nothing asks for them.",
+            f"{name} needs the reference model's logprobs, and use_kl_in_reward is off.",
             where=KEY,
             expected="KL penalties in the reward",
             do=f"set {SECTION}.use_kl_in_reward: true, and its coefficient",
@@ -187,7 +199,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
 
 
 def open_loss(algorithm: Algorithm) -> PolicyLoss:
-    """The loss that its settings name, else its own. Raises UnresolvedReferenceError or ConfigError."""
+    """Open the loss named in the settings, else the algorithm's. Raise UnresolvedReferenceError or ConfigError."""
     name = algorithm.settings.policy_loss
     if name is None:
         from ajet.algorithm.losses.own import OwnLoss
@@ -197,7 +209,7 @@ def open_loss(algorithm: Algorithm) -> PolicyLoss:
 
 
 def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
-    """The loss of that name, or at that reference."""
+    """Make the loss with a built-in name or a reference."""
     from ajet.algorithm.losses.contract import PolicyLoss
 
     part = find_part("loss", name)
@@ -216,13 +228,13 @@ def _resolve_own_algorithm(reference: str, base: Path) -> type[Algorithm]:
     needs_critic = "critic" in kind.needs
     if needs_critic and kind.of_values is Algorithm.of_values:
         raise ConfigError(
-            f"{reference} has a critic say values, and does not say what an attempt's advantages are.",
+            f"{reference} needs a critic, but does not define of_values.",
             where=KEY,
-            expected="of_values(self, rewards_E_T, values_E_T), which answers advantages and returns",
+            expected="of_values(self, rewards_E_T, values_E_T), returning advantages and returns",
         )
     if not needs_critic and kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
         raise ConfigError(
-            f"{reference} does not say what an attempt's advantage is.",
+            f"{reference} does not define advantages.",
             where=KEY,
             expected=f"a class such as {spell_reference('algorithm')} with of_group(self, returns_G), or "
             "advantages(self, rewards_E, penalties_E_T, groups_E)",
@@ -230,7 +242,7 @@ def _resolve_own_algorithm(reference: str, base: Path) -> type[Algorithm]:
     unknown = sorted(set(kind.needs) - set(get_args(Need)))
     if unknown:
         raise ConfigError(
-            f"{reference} needs {', '.join(map(str, unknown))}, which no algorithm is given.",
+            f"{reference} has unknown needs: {', '.join(map(str, unknown))}.",
             where=KEY,
             expected=f"needs = frozenset() with some of {', '.join(get_args(Need))}",
         )

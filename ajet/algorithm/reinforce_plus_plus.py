@@ -1,8 +1,8 @@
-"""REINFORCE++: no group baseline; returns are normalised over the whole batch.
+"""REINFORCE++: no group baseline; returns are normalised over the complete batch.
 
 REINFORCE++, arXiv 2501.03262, section 3: A_t = r - beta * sum of KL_i over i >= t, then (A - mean) / std over the
-batch. Mean and standard deviation are over episodes here (DESIGN decision 8): each episode counts once, its tokens
-share that weight, so that long episodes do not own the baseline. Without a KL term this is (r - mean(r)) / std(r).
+batch. Mean and standard deviation are over episodes (DESIGN decision 8): each episode counts once and its tokens share
+the weight, so that long episodes do not dominate the baseline. Without a KL term the result is (r - mean(r)) / std(r).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ EPSILON = 1e-6
 
 
 class ReinforcePlusPlus(Algorithm):
-    """Compares each episode with the batch, so that one attempt at a task is enough."""
+    """Compare each episode with the batch. A single attempt at a task is enough."""
 
     formula = "(r_i − mean) / (std + 1e-6) over the episodes of the whole batch"
     paper = "REINFORCE++, arXiv 2501.03262, section 3"
     needs = frozenset()
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """Returns normalised over the batch's tokens; all 0 when they are equal."""
+        """Normalise returns over the batch's tokens. Equal returns give 0."""
         returns = [
             reward - np.cumsum(penalty[::-1])[::-1] for reward, penalty in zip(rewards_E, penalties_E_T, strict=True)
         ]

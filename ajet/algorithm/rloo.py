@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out: each attempt's baseline is the mean of the others.
+"""REINFORCE leave-one-out: each attempt's baseline is the mean of the other attempts.
 
 Back to Basics, arXiv 2402.14740, section 3.3: A_i = r_i - mean of r_j over j != i.
 """
@@ -11,14 +11,14 @@ from ajet.algorithm.contract import Algorithm, Row
 
 
 class Rloo(Algorithm):
-    """Unbiased: no attempt is in its own baseline."""
+    """Unbiased: an attempt's reward is not part of its baseline."""
 
     formula = "r_i − mean of the other r_j"
     paper = "Back to Basics, arXiv 2402.14740, section 3.3"
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:
-        """Returns less the mean of the group's other attempts; all 0 when they are equal."""
+        """Subtract the mean of the group's other attempts. Equal returns give 0."""
         k = returns_G.size
         if k < 2 or np.ptp(returns_G) == 0:
             return np.zeros_like(returns_G)

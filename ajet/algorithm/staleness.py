@@ -1,9 +1,8 @@
-"""Stale tokens: those that earlier weights sampled than the ones that are trained on them; and the mismatch alarm.
+"""Stale tokens, sampled by earlier weights than the trained weights, and the mismatch alarm.
 
-Invariant: a run that can have them says at its start what importance weights they get, and at each step how old they
-were; a run in turns has none. The bound of an update that the alarm tightens follows from what was measured of the
-weights that it begins with (`ImportanceCorrection.tighten`), never from earlier steps, so that a resumed run has the
-same.
+Invariant: a run with stale tokens logs their importance weights at its start and their age at each step. A synchronous
+run has no stale tokens. The mismatch alarm tightens an update's bound by a measurement of the update's initial weights
+(`ImportanceCorrection.tighten`), never by earlier steps, so a resumed run gets the same bound.
 """
 
 from __future__ import annotations
@@ -22,33 +21,34 @@ if TYPE_CHECKING:
 
 
 class Freshness(NamedTuple):
-    """How old a group is, for whoever hands it on: a queue, and again the batch that it comes into."""
+    """The age of a group, checked when the group enters a queue and when it enters a batch."""
 
     age: int
-    """Policy versions between the oldest weights that sampled what is trained on, and the present ones."""
+    """Policy versions between the oldest weights that sampled trained tokens and the present weights."""
     is_usable: bool
-    """Whether it may be trained on: no older than `max_staleness`."""
+    """Whether the group may be trained: its age is at most `max_staleness`."""
     decay: float
-    """What the bounds of its oldest tokens' ratios are narrowed by (`out_of_date_decay`): 1 of a fresh one, towards 0
-    the older it is."""
+    """Factor on the ratio bounds of the oldest tokens (`out_of_date_decay`): 1 for fresh groups, towards 0 with age."""
 
     @property
     def is_stale(self) -> bool:
-        """To be discarded, as `stale`."""
+        """Whether the group must be discarded as `stale`."""
         return not self.is_usable
 
 
 def measure_freshness(episodes: Iterable[Episode], version: int, trainer: TrainerConfig) -> Freshness:
-    """The freshness of the episodes of one group, for an update of the policy's `version`. A group without a token to
-    train is fresh. Nothing is kept between two calls: that a group is trained on once (`max_trained_count`) the ledger
-    holds."""
+    """Return the freshness of a group's episodes for an update of policy `version`.
+
+    A group without trained tokens is fresh. The function is stateless: the episode store enforces that a group is
+    trained only once (`max_trained_count`).
+    """
     age, rate = max(0, measure_staleness(episodes, version)), trainer.algorithm.out_of_date_decay
     is_usable = trainer.max_staleness is None or age <= trainer.max_staleness
     return Freshness(age, is_usable, math.exp(-age * rate) if rate is not None else 1.0)
 
 
 def describe_importance_weights(trainer: TrainerConfig) -> str:
-    """The factor on a stale token's loss, in words for people."""
+    """Describe the loss factor of a stale token, for log lines."""
     cap, algorithm = trainer.importance_cap, trainer.algorithm
     if algorithm.old_policy == "behaviour":
         return "the ratio to the policy that sampled them (algorithm.old_policy: behaviour)"
@@ -60,18 +60,22 @@ def describe_importance_weights(trainer: TrainerConfig) -> str:
 
 
 def log_staleness(trainer: TrainerConfig, oldest: int | None) -> None:
-    """Once, at the start. `oldest`: training steps that a token may be behind; None: any number."""
+    """Log the treatment of stale tokens at the start of a run.
+
+    Args:
+        oldest: Maximum age of a token in training steps. None: unlimited.
+    """
     age = "earlier weights" if oldest is None else f"weights up to {oldest} steps old"
     logger.info("tokens sampled by {} are trained on with {}", age, describe_importance_weights(trainer))
 
 
 def measure_staleness(episodes: Iterable[Episode], version: int) -> int:
-    """How many policy versions lie at most between the weights that sampled what is trained on and the present ones."""
+    """Return the largest number of policy versions between sampled tokens and `version`."""
     return version - min(_list_sampled_versions(episodes), default=version)
 
 
 def compute_staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
-    """The largest and the mean number of versions that sampled tokens lie behind `version`."""
+    """Return the largest and the mean number of versions between sampled tokens and `version`."""
     versions = _list_sampled_versions(episodes)
     return (
         {"train/staleness_max": version - min(versions), "train/staleness_mean": version - fmean(versions)}
@@ -81,7 +85,7 @@ def compute_staleness_metrics(episodes: Iterable[Episode], version: int) -> dict
 
 
 def _list_sampled_versions(episodes: Iterable[Episode]) -> list[int]:
-    """The policy version of each run of tokens that are trained on."""
+    """Return the policy version of each run of trained tokens."""
     calls = (call for episode in episodes if episode.scored for call in episode.calls if call.is_step)
     return [run.low for call in calls for run in call.versions]
 
@@ -90,13 +94,17 @@ GAP, CAP = "is_tightened_gap", "is_tightened_cap"
 
 
 def build_tightened_metrics(gap: float, cap: float) -> dict[str, float]:
-    """The metrics of an update whose importance weights are bounded at `cap` because engine and trainer are `gap` nats
-    a token apart."""
+    """Return the metrics of an update with tightened importance weights.
+
+    Args:
+        gap: Distance between engine and trainer in nats per token.
+        cap: The tightened bound.
+    """
     return {GAP: gap, CAP: cap}
 
 
 def warn_of_mismatch(metrics: Mapping[str, float], alarm: float | None) -> None:
-    """Says what `build_tightened_metrics` hold, where they are among `metrics`."""
+    """Log a warning if `metrics` contain the entries of `build_tightened_metrics`."""
     if GAP in metrics and alarm is not None:
         logger.warning(
             "engine and trainer are {:.3g} nats a token apart with the same weights, more than {:g} "

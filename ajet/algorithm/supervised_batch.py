@@ -1,8 +1,8 @@
-"""Given replies to a training batch: how much each of their tokens counts (`ajet sft`).
+"""Build training batches from given replies (`ajet sft`): how much each token counts.
 
-Invariants: every token that is to be learned is in exactly one sample, whatever its reply is worth; what is not to be
-is counted by its reason already (`Episode.untrained`), so that given = trained + the sum of the reasons. Nothing
-depends on a reward: which replies are learned from was decided before.
+Invariants: every token to be learned is in exactly one sample, whatever the score of its reply. All other tokens are
+already counted by reason (`Episode.untrained`), so given = trained + the sum over reasons. No result depends on a
+reward: replies were selected beforehand.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode
 
 Scores = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
-"""Samples to their [T] logprobs under the policy and under the reference model."""
+"""Map samples to their [T] logprobs under the policy and under the reference model."""
 TEMPERATURE = 1.0
-"""What a model is trained on at temperature 1 it says at temperature 1."""
+"""Training temperature of the replies, equal to the sampling temperature 1 at which a trained model is used."""
 
 
 def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step: int) -> TrainingBatch:
-    """Every given reply, weighed as `sft.loss_aggregation` says."""
+    """Build a batch of all given replies, weighed by `sft.loss_aggregation`."""
     episodes = list_episodes(groups)
     lengths = [_count_trained_tokens(episode) for episode in episodes]
     weights = compute_token_weights(config.sft.loss_aggregation, lengths, max_length=1)
@@ -43,7 +43,7 @@ def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step:
 
 
 def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, step: int) -> TrainingBatch:
-    """The pairs, whose loss is a mean over them. The first episode of a group is the chosen one."""
+    """Build a batch of preference pairs with a mean loss. The first episode of a group is the chosen reply."""
     share = 1 / len(groups)
     sides = [[_make_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
     samples = [sample for pair in sides for side in pair for sample in side]
@@ -76,7 +76,7 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
 
 
 def list_samples(groups: Sequence[Group]) -> list[Sample]:
-    """All samples of the given groups, unweighted."""
+    """Return all samples of the groups, with weight 0."""
     return [
         sample for at, group in enumerate(groups) for e in group.episodes for sample in _make_samples(e, at, 1.0, 0.0)
     ]

@@ -1,12 +1,15 @@
-"""Credit of tokens beyond the attempt's own: of parts of an attempt, and by a critic; rows in sampled order.
+"""Credit of single tokens: process rewards of parts, and critic advantages. Rows are in sampled order.
 
-`add_process_credit`: a part (a step, an agent, a use of a tool or a text) is compared with the parts of its group that
-have the same name, by the algorithm itself, as attempts are compared with each other; its advantage, times
-`process_weight`, is added to each of its tokens, on top of the attempt's, and no other token is touched. With a critic
-an attempt is given its reward at its last trained token, less the KL penalties of each, and, times `process_weight`,
-the rewards of its parts at the last token of each. Invariant: nothing is compared between attempts then, and nothing is
-given twice. `gather_tokens` and `scatter_tokens` undo each other on trained tokens, bit for bit, however an episode is
-cut into timelines: the order is call by call, and a call's reply has one place.
+`add_process_credit`: a part (a step, an agent, a tool use or a text) is compared with the parts of the same name in its
+group. The algorithm compares parts the way attempts are compared. The part's advantage, times `process_weight`, is
+added to the attempt's advantage at each token of the part, and to no other token.
+
+With a critic, the last trained token gets the attempt's reward, each token its KL penalty, and the last token of each
+part the part's reward times `process_weight`. Invariant: with a critic, attempts are never compared and no reward is
+given twice.
+
+`gather_tokens` and `scatter_tokens` are exact inverses on trained tokens, independent of the split of an episode into
+timelines: the order is call by call, and a call's reply has a single place.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
 CriticFunction = Callable[[list[Sample]], list[Floats]]
-"""Samples to the critic's [T] values before each of their trained tokens."""
+"""Map samples to the critic's [T] values before each trained token."""
 
 
 def compute_token_rewards(
     episode: Episode, reward: float, penalties_T: Row, places: ReplyPlaces, algorithm: Algorithm
 ) -> tuple[Row, int]:
-    """[T] the reward of each trained token, in sampled order, and how many parts of the episode had one."""
+    """Return [T] rewards of the trained tokens in sampled order, and the number of rewarded parts."""
     row: Row = -np.asarray(penalties_T, np.float64)
     if not row.size:
         return row, 0
@@ -40,7 +43,7 @@ def compute_token_rewards(
         ends = [
             min(start + span.stop, stop) for start, stop, span in spans if span.start < min(span.stop, stop - start)
         ]
-        if ends:  # else none of its tokens is trained
+        if ends:  # else no token of the part is trained
             row[max(ends) - 1] += algorithm.settings.process_weight * part.reward
     return row, len(parts)
 
@@ -48,22 +51,25 @@ def compute_token_rewards(
 def compute_value_advantages(
     algorithm: Algorithm, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]
 ) -> tuple[list[Row], ...]:
-    """The advantages and the returns that the algorithm says. Raises UserError for some that are none."""
+    """Compute advantages and returns with the algorithm. Raise UserError for wrong shapes or non-finite numbers."""
     computed = algorithm.of_values(rewards_E_T, values_E_T)
     expected_shapes = [row.shape for row in rewards_E_T]
     converted = [[np.asarray(row, np.float64) for row in rows] for rows in computed]
     for rows in converted:
         if [row.shape for row in rows] != expected_shapes or not all(np.isfinite(row).all() for row in rows):
             raise UserError(
-                f"{algorithm.name}: of_values gave advantages or returns that no episode can be trained with.",
+                f"{algorithm.name}: of_values returned advantages or returns of a wrong shape, or not finite.",
                 where=f"shapes {[row.shape for row in rows][:4]} for {expected_shapes[:4]}",
-                expected="two lists: of advantages and of returns, a finite number for each trained token",
+                expected="two lists, advantages and returns, with a finite number for each trained token",
             )
     return tuple(converted)
 
 
 def compute_value_metrics(values_E_T: Sequence[Row], returns_E_T: Sequence[Row]) -> dict[str, float]:
-    """Over the trained tokens of a batch. `critic/explained_variance`: 1 - Var(return - value) / Var(return)."""
+    """Return critic metrics over the trained tokens of a batch.
+
+    `critic/explained_variance` is 1 - Var(return - value) / Var(return).
+    """
     values = np.concatenate(values_E_T) if values_E_T else np.zeros(0)
     if not values.size:
         return {}
@@ -76,7 +82,7 @@ def compute_value_metrics(values_E_T: Sequence[Row], returns_E_T: Sequence[Row])
 
 
 ReplyPlaces = Mapping[int, tuple[int, int]]
-"""Where each call's reply lies, [start, stop) of an episode's row of trained tokens, by the call's number."""
+"""Call index to [start, stop) of the call's reply in an episode's row of trained tokens."""
 
 
 def add_process_credit(
@@ -86,8 +92,12 @@ def add_process_credit(
     places_E: Sequence[ReplyPlaces],
     algorithm: Algorithm,
 ) -> int:
-    """Adds to `rows` ([T] per episode, in the order of its trained tokens) and returns how many parts there were. Equal
-    numbers in `groups_E` mark one group."""
+    """Add process credit to `rows` in place and return the number of parts.
+
+    Args:
+        rows: [T] per episode, in the order of its trained tokens.
+        groups_E: Group ids. Equal numbers mark the same group.
+    """
     weight = algorithm.settings.process_weight
     if not weight:
         return 0
@@ -97,18 +107,18 @@ def add_process_credit(
     values = algorithm.of_parts(np.array([part.reward for _, part in parts], np.float64), marks) if parts else ()
     for (index, part), value in zip(parts, values, strict=True):
         for span in part.tokens:
-            if span.call in places_E[index]:  # else none of the call's tokens is trained
+            if span.call in places_E[index]:  # else no token of the call is trained
                 start, stop = places_E[index][span.call]
                 rows[index][start + span.start : min(start + span.stop, stop)] += weight * value
     return len(parts)
 
 
 SampledRun = tuple[int, int, slice]
-"""Trained tokens with nothing between them: their call, which sample they are in, and where."""
+"""A contiguous run of trained tokens: call index, sample index, slice within the sample."""
 
 
 def list_sampled_runs(samples: Sequence[Sample]) -> list[SampledRun]:
-    """The sampled runs of one episode's samples, in the order of its calls."""
+    """Return the sampled runs of an episode's samples, in call order."""
     runs = [
         (span.call, at, slice(span.start, span.stop))
         for at, sample in enumerate(samples)
@@ -118,13 +128,13 @@ def list_sampled_runs(samples: Sequence[Sample]) -> list[SampledRun]:
 
 
 def gather_tokens(samples: Sequence[Sample], rows_S_T: Sequence[npt.NDArray[np.floating]]) -> Floats:
-    """[T_e] what `rows_S_T`, [T] for each sample of one episode, say of its trained tokens."""
+    """Return [T_e]: the trained tokens' entries of `rows_S_T`, with a [T] row per sample of an episode."""
     parts = [rows_S_T[at][where] for _, at, where in list_sampled_runs(samples)]
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
 
 def scatter_tokens(samples: Sequence[Sample], row_T: Floats) -> list[Floats]:
-    """The other way: [T] for each sample, 0 where nothing was trained."""
+    """Inverse of `gather_tokens`: return a [T] row per sample, 0 at untrained tokens."""
     rows = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
     start = 0
     for _, at, where in list_sampled_runs(samples):

@@ -1,9 +1,9 @@
-"""The loss of each trained token, all terms together: importance * the policy loss, for tokens within the bounds, +
-coefficient * KL estimate.
+"""Combine all terms of a trained token's loss: importance * policy loss, for tokens within the bounds, + coefficient *
+KL estimate.
 
-Invariant: one place says which terms there are and in which order they are joined, so that every backbone trains the
-same loss. Weights (DESIGN decision 8) and sums are the caller's; so are the numbers of whole replies
-(`ReplyStatistics`), which a caller has that sees a reply in several passes.
+Invariant: a single place defines the terms and their order, so that every backbone trains the same loss. The caller
+applies weights (DESIGN decision 8) and sums. Callers that process a reply in several passes also compute the statistics
+of complete replies (`ReplyStatistics`).
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ if TYPE_CHECKING:
 
 
 class TokenLossTerms(NamedTuple):
-    """Shapes: [T]. Only `loss` is to be differentiated."""
+    """Terms of a token's loss, each [T]. Gradients flow through `loss` only."""
 
     loss: Tensor
     clipped: Tensor
-    """Where a bound cut the gradient off."""
+    """True where a bound cut off the gradient."""
     weights: Tensor | None
-    """The importance weights; None without a cap."""
+    """Importance weights. None without a cap."""
     capped: Tensor | None
-    """Where one was held at `is_cap`, or its token masked; None without it."""
+    """True where a weight was held at `is_cap` or its token masked. None without a cap."""
     divergence: Tensor | None
-    """The KL estimate; None without a KL term."""
+    """The KL estimate. None without a KL term."""
 
 
 class ReplyStatistics(NamedTuple):
-    """Per token, numbers of the whole reply that it belongs to. Shapes: [T]; constants in the gradient."""
+    """Statistics of each token's complete reply. Shapes: [T]; constants in the gradient."""
 
     drift: Tensor | None = None
-    """See `Tokens.drift`; read where the policy loss is `over_replies`."""
+    """`LossInputs.drift`, read if the policy loss is `over_replies`."""
     gaps: Tensor | None = None
-    """See `ImportanceCorrection.gaps`; read where the correction is `over_replies`."""
+    """`ImportanceCorrection.gaps`, read if the correction is `over_replies`."""
     chosen: Tensor | None = None
-    """See `Tokens.chosen`; read where the policy loss is `over_batch`."""
+    """`LossInputs.chosen`, read if the policy loss is `over_batch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """All settings that the loss of a token depends on."""
+    """The loss of a token with all its settings."""
 
     policy: PolicyLoss
     correction: ImportanceCorrection | None
-    """None: no importance weights."""
+    """None: all importance weights are 1."""
     bounds: StaleBounds | None
     """None: no token is left out."""
     behaviour: bool
-    """Whether the ratio is to the policy that sampled, and not to the one before the update."""
+    """True: the ratio compares with the sampling policy. False: with the policy before the update."""
     kl_coef: float | None
-    """None: no KL term."""
+    """None: the loss has no KL term."""
     kl_type: Estimator
 
     @classmethod
     def from_settings(cls, trainer: TrainerConfig, algorithm: Algorithm) -> TokenLoss:
-        """The token loss that `trainer_common` and the algorithm ask for."""
+        """Create the token loss from `trainer_common` and the algorithm."""
         return cls(
             open_loss(algorithm),
             ImportanceCorrection.from_settings(trainer),
@@ -77,17 +77,17 @@ class TokenLoss:
 
     @property
     def is_cap(self) -> float | None:
-        """The bound of the importance weights."""
+        """The upper bound of importance weights."""
         return self.correction.cap if self.correction is not None else None
 
     @property
     def over_replies(self) -> bool:
-        """Whether the loss depends on whole replies, so that `ReplyStatistics` is read."""
+        """Whether the loss reads `ReplyStatistics`, because a term depends on complete replies."""
         return self.policy.over_replies or self._corrects_replies
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether the policy's logprobs before the update are needed, however few its optimizer steps."""
+        """Whether logprobs before the update are needed even with a single optimizer step."""
         return self.over_replies or self.policy.over_batch
 
     @property
@@ -95,16 +95,22 @@ class TokenLoss:
         return self.correction is not None and self.correction.over_replies
 
     def tighten(self, gap: float | None, alarm: float | None) -> TokenLoss:
-        """This loss with the correction that follows from a mismatch of engine and trainer
-        (`ImportanceCorrection.tighten`)."""
+        """Return a loss with the correction tightened by a mismatch of engine and trainer
+        (`ImportanceCorrection.tighten`).
+        """
         found = self.correction.tighten(gap, alarm) if self.correction is not None else None
         return self if found is self.correction else replace(self, correction=found)
 
     def compute_reply_statistics(
         self, present_K: Tensor, old_K: Tensor, engine_K: Tensor, replies_K: Tensor
     ) -> ReplyStatistics:
-        """[K] for all trained tokens of whole replies, whose numbers are in `replies_K`. `present_K`: the policy's
-        logprobs as it is now; `old_K`: before the update."""
+        """Compute [K] statistics for all trained tokens of complete replies.
+
+        Args:
+            present_K: The policy's present logprobs.
+            old_K: The policy's logprobs before the update.
+            replies_K: Reply ids of the tokens.
+        """
         drift = gaps = None
         if self.policy.over_replies:
             drift = average_by_reply(present_K.detach() - (engine_K if self.behaviour else old_K), replies_K)
@@ -124,9 +130,14 @@ class TokenLoss:
         ages_T: Tensor | None = None,
         replies: ReplyStatistics | None = None,
     ) -> TokenLossTerms:
-        """`old_T`: the policy's logprobs before the update; `engine_T`: those of the distribution sampled from, read
-        with `is_cap` and `old_policy: behaviour`; `reference_T`: the reference model's, read with `kl_coef`; `ages_T`:
-        see `StaleBounds`. Raises ValueError where one lacks."""
+        """Compute all loss terms of T tokens. Raise ValueError if a required input is missing.
+
+        Args:
+            old_T: The policy's logprobs before the update.
+            engine_T: Logprobs of the sampling distribution, read with `is_cap` and `old_policy: behaviour`.
+            reference_T: The reference model's logprobs, read with `kl_coef`.
+            ages_T: Token ages for `StaleBounds`.
+        """
         refers = self._require_engine_logprobs(engine_T) if self.behaviour else old_T
         drift = replies.drift if replies is not None else None
         chosen = replies.chosen if replies is not None else None
@@ -140,7 +151,7 @@ class TokenLoss:
             gaps = replies.gaps if replies is not None else None
             if gaps is None:
                 if self.correction.over_replies:
-                    raise ValueError("importance weights of replies need all of their tokens")
+                    raise ValueError("importance weights of replies need statistics of complete replies")
                 gaps = old_T.detach() - self._require_engine_logprobs(engine_T)
             weights = self.correction.weights(gaps)
             capped = self.correction.find_bounded(weights)

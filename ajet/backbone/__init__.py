@@ -1,9 +1,8 @@
-"""Batches to policy versions: who owns engine and optimizer. debug and local here, verl and trinity in processes apart.
+"""Backbones turn training batches into policy versions. Each owns an engine and, if it trains, an optimizer.
 
-In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` opens what a descriptor
-names in this process (`contract.Backbone`), `open_scorer` what computes its log-probabilities again
-(`contract.RecordedScorer`); one with processes of its own has a runner (`runner.Runner`) instead. Everything above is
-the same on all of them.
+`open_backbone` opens an in-process backbone (`contract.Backbone`) from its descriptor: debug or local. verl and trinity
+run in separate processes and have a runner instead. `open_scorer` opens a `contract.RecordedScorer`, used to recompute
+log-probabilities. All other packages are the same for every backbone.
 """
 
 from __future__ import annotations
@@ -23,15 +22,18 @@ __all__ = ["open_backbone", "open_scorer", "open_teacher", "saved_dtype", "saved
 
 
 def open_backbone(experiment: Experiment) -> Backbone:
-    """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that has processes of its
-    own."""
+    """Open the backbone named by `ajet.backbone` in this process.
+
+    Raises:
+        ConfigError: the backbone runs in separate processes.
+    """
     from ajet.config.backbones import list_shipped_backbones
     from ajet.config.plugin import load_code
 
     backbone = experiment.backbone
     if backbone.opens is None:
         raise ConfigError(
-            f"The {backbone.name} backbone does not run in this process, which this command needs.",
+            f"This command needs a backbone in its own process; the {backbone.name} backbone has separate ones.",
             where="ajet.backbone",
             expected=" or ".join(each.name for each in list_shipped_backbones().values() if "serves" in each.can),
             do="use the same YAML with --backbone local",
@@ -41,15 +43,27 @@ def open_backbone(experiment: Experiment) -> Backbone:
 
 
 def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScorer:
-    """What computes log-probabilities as the trainer does, at the weights in `checkpoint`, or, with None, at those the
-    run began with. Raises UserError."""
+    """Open a scorer that computes log-probabilities as the trainer does.
+
+    Args:
+        checkpoint: folder of the weights to load; None for the weights at the start of the run.
+
+    Raises:
+        UserError: the weights cannot be loaded.
+    """
     opened: RecordedScorer = _load_scorer_class(experiment)(experiment, checkpoint)
     return opened
 
 
 def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:
-    """Whom the experiment's algorithm learns from; None where it needs none. `tokenizer`: the policy's. Raises
-    UserError where the teacher cannot be asked, or has another one."""
+    """Open the teacher of the experiment's algorithm, or return None if the algorithm needs no teacher.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+
+    Raises:
+        UserError: the teacher cannot be reached or uses another tokenizer.
+    """
     from ajet.algorithm import open_algorithm
 
     config = experiment.ajet
@@ -67,15 +81,24 @@ def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:
 
 
 def saved_dtype(checkpoint: Path) -> str:
-    """The number format that a checkpoint's weights were sampled in: float32, or a coarser one. Raises UserError where
-    that is not known."""
+    """Return the number format in which a checkpoint's weights were sampled: "float32" or "bfloat16".
+
+    Every format coarser than float32 is reported as bfloat16.
+
+    Raises:
+        UserError: the format is unknown.
+    """
     from ajet.backbone.local.checkpoint import read_dtype
 
     return "float32" if read_dtype(checkpoint) == "float32" else "bfloat16"
 
 
 def saved_version(experiment: Experiment, checkpoint: Path) -> int:
-    """The policy version whose weights a checkpoint holds. Raises UserError where that is not known."""
+    """Return the policy version of the weights in a checkpoint.
+
+    Raises:
+        UserError: the version is unknown.
+    """
     version: int = _load_scorer_class(experiment).version_of(checkpoint)
     return version
 

@@ -1,7 +1,8 @@
-"""The canary: after every hand-over of weights, whether engine and trainer compute one model.
+"""The canary: after each weight transfer, checks that engine and trainer compute the same model.
 
-Invariant: it draws no random number and leaves no trace in engine or trainer. One mismatch can be a reply that ran
-across the hand-over; two in a row are two different models, and what such a run trains is not what it samples.
+Invariant: the check draws no random number and leaves engine and trainer unchanged. A single mismatch may come from a
+reply in flight during the transfer. Two mismatches in a row mean two different models: the run then trains on samples
+of another policy.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
 
 PROMPT = "The canary is asked after every update of the weights: one, two, three, four,"
-REPLY = 12
-"""Tokens."""
+REPLY = 12  # tokens
 
 
 class Canary:
-    """Counts mismatches. `tolerance` as `trainer_common.canary` says it: a number of nats, auto, or None for no canary;
-    `rounded`: the trainer computes in a type of fewer bits than float32."""
+    """Counts mismatches between engine and trainer.
+
+    Args:
+        tolerance: as in `trainer_common.canary`: nats, "auto", or None to disable the canary.
+        rounded: True if the trainer computes in a type with fewer bits than float32.
+    """
 
     def __init__(self, tolerance: float | str | None, *, rounded: bool) -> None:
         if isinstance(tolerance, str):
@@ -31,15 +35,22 @@ class Canary:
         self._mismatches = 0
 
     def judge(self, gap: float, *, version: int, samplers: Collection[str] = ()) -> None:
-        """`gap`: that of the weights just handed over, nats; warns of a mismatch. Raises UserError at the second one in
-        a row. `samplers`: who played the tokens, where others than this run's engine did."""
-        if self.tolerance is None or gap <= self.tolerance:  # what is not a number is a mismatch
+        """Compare the gap of the weights just transferred with the tolerance, and warn about a mismatch.
+
+        Args:
+            gap: nats per token.
+            samplers: names of the remote samplers that sampled the tokens; empty if this run's engine did.
+
+        Raises:
+            UserError: second mismatch in a row.
+        """
+        if self.tolerance is None or gap <= self.tolerance:  # NaN fails the comparison and counts as a mismatch
             self._mismatches = 0
             return
         self._mismatches += 1
         engine = f"the samplers' ({', '.join(sorted(samplers))})" if samplers else "the engine's"
         logger.warning(
-            "policy version {}: {} logprobs are {:.3g} nats a token from the trainer's, more than {:g}",
+            "policy version {}: {} logprobs differ from the trainer's by {:.3g} nats per token, more than {:g}",
             version,
             engine,
             gap,
@@ -47,24 +58,24 @@ class Canary:
         )
         if self._mismatches > 1 and samplers:
             raise UserError(
-                f"What samplers say that policy {version} sampled is not what it samples: {gap:.3g} nats a token from "
-                f"the trainer's logprobs, in two steps in a row. They were {', '.join(sorted(samplers))}.",
+                f"The samplers' logprobs do not match policy {version}: they differ from the trainer's by {gap:.3g} "
+                f"nats per token, in two steps in a row. Samplers: {', '.join(sorted(samplers))}.",
                 where=f"policy version {version}",
                 expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
-                do="end the one that samples with other weights or another engine than it says (ajet audit RUN --step "
-                "names who played what), or try its other rollout.engine, then start this run again",
+                do="stop the sampler with other weights or another engine than it reports (ajet audit RUN --step lists "
+                "the sampler of each episode), or try another rollout.engine there, then restart this run",
             )
         if self._mismatches > 1:
             raise UserError(
-                f"Engine and trainer do not compute the same model: {gap:.3g} nats a token lie between their logprobs "
-                f"of the same tokens, after two hand-overs of weights in a row.",
+                f"Engine and trainer do not compute the same model: their logprobs of the same tokens differ by "
+                f"{gap:.3g} nats per token, after two weight transfers in a row.",
                 where=f"policy version {version}",
                 expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
-                do="try the other rollout.engine (docs/models.md says what each computes), or model.dtype: float32; "
+                do="try the other rollout.engine (docs/models.md compares them), or model.dtype: float32; "
                 "a larger trainer_common.canary allows for more, null for anything",
             )
 
 
 def compute_gap(engine: Floats, trainer: Floats) -> float:
-    """The mean distance of the logprobs [T] of the same tokens, nats."""
+    """Return the mean absolute difference of two logprob arrays of shape [T], in nats."""
     return float(np.abs(np.asarray(engine, np.float64) - np.asarray(trainer, np.float64)).mean())

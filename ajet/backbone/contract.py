@@ -1,9 +1,11 @@
-"""What a backbone is in a process: who owns the engine and the optimizer (DESIGN decision 4), and who computes
-log-probabilities as its trainer does: of the present weights, of the reference, or of a checkpoint.
+"""The interfaces of a backbone in one process: `Backbone` owns engine and optimizer, `Scorer` computes
+log-probabilities.
 
-Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone; only these
-contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count. `score_samples` packs
-rows as an update packs them, so that the same weights give the same bits.
+A scorer uses the current weights, the reference weights or those of a checkpoint (DESIGN decision 4).
+
+Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone. `version`
+counts the optimizer steps of a run; resumed runs continue the count. `score_samples` packs rows exactly as an update
+does, because equal packing gives equal bits.
 """
 
 from __future__ import annotations
@@ -27,145 +29,179 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Update:
-    """The result of one `update`: its metrics and gaps."""
+    """The result of one `update`: version, metrics and logprob gap."""
 
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Names as in docs/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
+    """Names as in docs/reference/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
     fresh_gap: float | None = None
-    """Nats a token, on average, between the trainer's logprobs and the recorded ones of what the version that was
-    updated is said to have sampled; None: there was nothing of it, or nobody looked."""
+    """Mean gap between the trainer's logprobs and the recorded ones, in nats per token.
+
+    Only tokens sampled by the version before the update count. None if the batch had no such token or no gap was
+    measured.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputedLoss:
-    """A number of an update, computed a second time."""
+    """A metric of an update, recomputed from recorded data."""
 
     value: float
     slope: float
-    """By how much it may move where each log-probability that it rests on moves by a nat, at most."""
+    """Upper bound of the change in `value` if each underlying log-probability changes by one nat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The time and memory that a rehearsed update took."""
+    """Time and memory of a rehearsed update."""
 
     tokens: int
     seconds: float
     peak: int
-    """Bytes: of a GPU's memory, else of this process since it began."""
+    """Peak memory in bytes: of the GPU, or of this process since its start if there is no GPU."""
 
 
 class Backbone(Protocol):
-    """Owns the engine, and, where it trains, the policy and its optimizer."""
+    """Owns the engine. A backbone that trains also owns the policy and its optimizer."""
 
     engine: TokenEngine | ChatEngine
     tokenizer: Any
-    """A transformers tokenizer; None when the engine is a chat engine."""
+    """A transformers tokenizer; None if the engine is a chat engine."""
     trains: bool
 
     @property
     def adapters(self) -> Adapters:
-        """The model's adapters, each for agents of its own; empty where there are not several."""
+        """The model's adapters, each for its own agents; empty unless several are configured."""
         ...
 
     @property
     def version(self) -> int:
-        """Optimizer steps of this run so far."""
+        """Number of optimizer steps of this run."""
         ...
 
     @property
     def whole_version(self) -> int | None:
-        """The version that the weights are of, to the bit; None where an update that was cut short has moved them."""
+        """The version that the weights match bit for bit; None after an interrupted update has changed them."""
         ...
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
-        """Within the block: of the present weights, or of the reference model, where an algorithm or a loss asks for
-        one."""
+        """Yield a scorer of the current weights, or of the reference model if an algorithm or a loss needs it."""
         ...
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """[T] per sample: what the critic expects before each trained token, 0 elsewhere. Raises ValueError where the
-        algorithm has none."""
+        """Return the critic's values, shape [T] per sample: one before each trained token, 0 elsewhere.
+
+        Raises:
+            ValueError: the algorithm has no critic.
+        """
         ...
 
     def update(self, batch: TrainingBatch) -> Update:
-        """Take the optimizer steps of one training step (`mini_batch_num` of them) and give the engine the new
-        weights. All or nothing: on an error the weights are those from before; after an interrupt `whole_version` says
-        which they are."""
+        """Take the optimizer steps of one training step (`mini_batch_num` of them) and update the engine's weights.
+
+        An error restores the previous weights. After an interrupt, `whole_version` tells which weights are loaded.
+        """
         ...
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """Make one forward and backward pass over made-up samples of these lengths. Nothing is changed by it, bit for
-        bit. Raises UserError where the memory does not suffice."""
+        """Run one forward and backward pass over synthetic samples of the given lengths; no state changes, bit for bit.
+
+        Raises:
+            UserError: the memory does not suffice.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write model (Hugging Face layout), optimizer and RNG into an existing empty folder."""
+        """Write model (Hugging Face layout), optimizer and RNG state into an existing empty folder."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit, and the version with it."""
+        """Restore the state written by `save`, bit for bit, and the version with it."""
         ...
 
     def close(self) -> None:
-        """Release engine and memory. Idempotent."""
+        """Release the engine and all memory. Idempotent."""
         ...
 
 
 class Scorer(Protocol):
-    """Log-probabilities as the trainer computes them, of one model."""
+    """Computes log-probabilities of one model as the trainer does."""
 
     dtype: str
-    """Of the weights: float32, bfloat16…"""
+    """Number format of the weights: float32, bfloat16…"""
     device: str
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether rows may hold trees."""
+        """True if rows may hold prefix trees."""
         ...
 
     def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
-        """[K] of the row's targets."""
+        """Return the log-probabilities of the row's targets, shape [K]."""
         ...
 
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
     ) -> tuple[Floats, Floats]:
-        """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
-        rounding may move `slack` of the mass over top_p's border."""
+        """Return the lowest and highest possible log-probability of each target after top_k and top_p, each of shape
+        [K].
+
+        Args:
+            slack: probability mass that rounding may move across the border of top_p.
+        """
         ...
 
 
 class RecordedScorer(Scorer, Protocol):
-    """A scorer at the weights of one policy version, without a trainer."""
+    """A scorer with the weights of one policy version, without a trainer."""
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
-        """Loads the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""
+        """Load the weights in `checkpoint`, or the weights at the start of the run for None.
+
+        Raises:
+            UserError: the weights cannot be loaded.
+        """
         ...
 
     @staticmethod
     def version_of(checkpoint: Path) -> int:
-        """The policy version in a checkpoint. Raises UserError where that is not known."""
+        """Return the policy version in a checkpoint.
+
+        Raises:
+            UserError: the version is unknown.
+        """
         ...
 
     def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
-        """[T] per sample: of the model that training began with, whose weights these must be but for adapters."""
+        """Return log-probabilities of the model before training, shape [T] per sample.
+
+        The loaded weights must be those of the model before training, except for adapters.
+        """
         ...
 
     def losses(
         self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None
     ) -> dict[str, RecomputedLoss]:
-        """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch, as its
-        trainer computes them. `version`: that of the weights; `reference`: [T] per sample, read with a KL term."""
+        """Recompute `loss`, and `kl` if a KL term is configured, of one optimizer step over the batch.
+
+        The numbers are computed from the loaded weights, as the trainer computes them.
+
+        Args:
+            version: policy version of the loaded weights.
+            reference: reference log-probabilities, shape [T] per sample; read only if a KL term is configured.
+        """
         ...
 
     def widen(self) -> bool:
-        """Compute in float32 from here on, with the same weights; False where there is no room: then it is spent."""
+        """Switch to float32 with the same weights. Return False if memory is too small; the scorer is then unusable."""
         ...
 
 
 def score_samples(scorer: Scorer, samples: Sequence[Sample], *, tokens: int, temperature: float) -> list[Floats]:
-    """[T] per sample, where its mask is 1, else 0. `tokens`: of a row, as `micro_batch_tokens` says."""
+    """Return log-probabilities, shape [T] per sample: computed where the sample's mask is 1, else 0.
+
+    Args:
+        tokens: maximum tokens of a packed row, as `micro_batch_tokens`.
+    """
     rows = pack(samples, tokens, share_prefixes=scorer.shares_prefixes)
     return placed(samples, rows, [scorer.logprobs(row, temperature) for row in rows])

@@ -1,7 +1,7 @@
-"""The debug backbone: the same engine and the same path as training, without an optimizer.
+"""The debug backbone: engine and rollout path of training, without an optimizer.
 
-Invariant: it never changes a weight and never claims to. It takes `rollout.engine: endpoint` too, since nothing it
-samples is trained on.
+Invariant: the weights never change, and the version stays 0. `rollout.engine: endpoint` is allowed too, because no
+sampled token is trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DebugBackbone:
-    """Owns an engine, trains nothing."""
+    """Owns an engine and never trains."""
 
     trains = False
 
@@ -34,7 +34,7 @@ class DebugBackbone:
         self.engine: TokenEngine | ChatEngine
         self.tokenizer: Any = None
         self.watch: Watch
-        """What its engine is doing."""
+        """State of the engine's current calls."""
         self.adapters = Adapters([])
         rollout = experiment.ajet.rollout
         if rollout.engine == "endpoint":
@@ -53,20 +53,20 @@ class DebugBackbone:
 
     @property
     def version(self) -> int:
-        """The version of the weights that it samples with."""
+        """Always 0: the weights never change."""
         return 0
 
     @property
     def whole_version(self) -> int | None:
-        """The version of its weights: nothing moves them."""
+        """Same as `version`: the weights never change."""
         return self.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
-        """Raises ConfigError: nothing is trained here, so nothing asks for it."""
+        """Raises ConfigError: a backbone without training has no scorer."""
         raise self._build_refusal()
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """Raises ConfigError: nothing is trained here, so there is no critic."""
+        """Raises ConfigError: a backbone without training has no critic."""
         raise self._build_refusal()
 
     def update(self, batch: TrainingBatch) -> Update:
@@ -78,7 +78,7 @@ class DebugBackbone:
         raise self._build_refusal()
 
     def save(self, folder: Path) -> None:
-        """Raises ConfigError: there is nothing of its own to save."""
+        """Raises ConfigError: the debug backbone has no state to save."""
         raise self._build_refusal()
 
     def load(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ class DebugBackbone:
         raise self._build_refusal()
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine and release its resources."""
         self.engine.close()
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""The kernel's backbones: what each can do, which keys it does not read, and where its code is.
+"""Descriptors of the kernel's backbones: capabilities, ignored keys and the location of the code.
 
-Invariant: the command line, the documentation and the checks of a configuration come from these. Their code is named
-as text: nothing here imports torch, ray or verl. A contract test holds each against its code.
+Invariant: the command line, the docs and the configuration checks read only descriptors. The code is named as text, so
+importing descriptors never imports torch, ray or verl. A contract test checks each descriptor against its code.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from ajet.config.backbones import Descriptor
 from ajet.config.locations import find_default_config
 
 TRAINS_NOTHING = "debug trains nothing"
-DEBUGS_OWN = "it is the debug backbone's own"
-NO_VALIDATION = "no held-out tasks are played"
+DEBUGS_OWN = "only the debug backbone reads it"
+NO_VALIDATION = "no held-out tasks are run"
 ONE_DEVICE = "model and engine are on one device here"
 NO_CLUSTER = "the local backbone is one process on one device"
 ONLY_TRINITY = "only the trinity backbone reads it"
 FROM_STORE = "only `--from-store` reads it"
-STEP_ENDS = "only `--from-store` waits so long, for groups that are being played; a step with its groups always ends"
+STEP_ENDS = "only `--from-store` waits for groups in flight; a step with its own groups always ends"
 TIMES = ("trainer_common.algorithm.max_trained_count", "trainer_common.algorithm.retrained_interval")
 HELD_OUT = (
     "task_reader.huggingface_dat_repo.validation_split",
@@ -26,20 +26,20 @@ HELD_OUT = (
     ),
     *(f"task_reader.{reader}.validation_size" for reader in ("random_dummy", "reasoning_gym")),
 )
-"""Keys that say which tasks are held out, of each task reader that has some."""
-TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
+"""Keys of each task reader that select held-out tasks."""
+TEXT_ONLY = "an endpoint returns text without token ids, which cannot be trained on"
 
 _IN_THIS_PROCESS = {
     "rollout.tensor_model_parallel_size": ONE_DEVICE,
-    "rollout.gpu_memory_utilization": "`rollout.vllm.cache_gib` says what vLLM takes here",
-    "rollout.name": "`rollout.engine` says it here",
+    "rollout.gpu_memory_utilization": "`rollout.vllm.cache_gib` replaces it",
+    "rollout.name": "`rollout.engine` replaces it",
     "rollout.n_vllm_engine": ONLY_TRINITY,
     "trainer_common.trinity_only__n_vllm_engine": ONLY_TRINITY,
 }
 
 DEBUG = Descriptor(
     "debug",
-    "plays episodes and trains nothing",
+    "runs episodes and trains nothing",
     can=frozenset(
         {
             *("serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses", "grades"),
@@ -50,16 +50,16 @@ DEBUG = Descriptor(
     scorer="ajet.backbone.local.scorer->LocalScorer",
     idle={
         **_IN_THIS_PROCESS,
-        "data.train_batch_size": "debug trains nothing; `debug.debug_first_n_tasks` says how many tasks a launch plays",
-        "data.shuffle": "debug plays the first tasks of the reader",
+        "data.train_batch_size": "debug trains nothing; `debug.debug_first_n_tasks` sets the number of tasks",
+        "data.shuffle": "debug runs the first tasks of the reader",
         "data.curriculum": TRAINS_NOTHING,
-        "rollout.max_env_worker": "`debug.debug_max_parallel` says it there",
+        "rollout.max_env_worker": "`debug.debug_max_parallel` replaces it",
         "rollout.val_kwargs": NO_VALIDATION,
         "rollout.enable_oversample": TRAINS_NOTHING,
         "rollout.submit_oversample_multiplier": TRAINS_NOTHING,
         **dict.fromkeys(HELD_OUT, NO_VALIDATION),
         "store": TRAINS_NOTHING,
-        "context_tracker.proof_sample": "`ajet prove` proves what debug plays",
+        "context_tracker.proof_sample": "`ajet prove` proves debug runs",
         "trainer_common": TRAINS_NOTHING,
         "trainer_common.device": None,
         "trainer_common.threads": None,
@@ -80,7 +80,7 @@ LOCAL = Descriptor(
     layer=find_default_config() / "local" / "local_default.yaml",
     idle={
         **_IN_THIS_PROCESS,
-        "rollout.vllm.api_key_env": "a vLLM that the local backbone starts asks for no key",
+        "rollout.vllm.api_key_env": "a vLLM started by the local backbone needs no key",
         "rollout.endpoint": TEXT_ONLY,
         "trainer_common.max_staleness": "only `mode: async`, `--from-store` and `ajet serve` read it",
         "trainer_common.max_staleness_strategy": "older groups are dropped here",

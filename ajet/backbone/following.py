@@ -1,7 +1,7 @@
-"""What a sampler has for a backbone: an engine that samples with the weights of a trainer elsewhere.
+"""The backbone of a sampler: an engine that samples with the weights of a remote trainer.
 
-Invariant: like the debug backbone it never changes a weight by itself; what it samples is trained on, so each of its
-tokens says which version sampled it.
+Invariant: the backbone never trains. Its samples are trained on elsewhere, so each sampled token carries the policy
+version that sampled it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FollowingBackbone(DebugBackbone):
-    """Owns an engine; its weights are those that it was last told to `load_weights`."""
+    """Owns an engine whose weights are the last ones passed to `load_weights`."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._follower = open_follower(experiment.ajet, base=experiment.base)
@@ -30,7 +30,7 @@ class FollowingBackbone(DebugBackbone):
 
     @property
     def version(self) -> int:
-        """The version of the weights that it samples with."""
+        """Policy version of the weights in the engine."""
         return self._follower.version
 
     def load_weights(
@@ -42,5 +42,5 @@ class FollowingBackbone(DebugBackbone):
         *,
         is_leader: bool = True,
     ) -> bool:
-        """See `ajet.engine.follower`."""
+        """Load the weights of a policy version into the engine, as `ajet.engine.follower` describes."""
         return self._follower.load_weights(folder, version, probe, on_wait, is_leader=is_leader)

@@ -1,4 +1,4 @@
-"""Requirements of packages against what is installed. Nothing is imported."""
+"""Compare package requirements with the installed versions, without importing the packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
-    """(what is wrong, what is there), each a few words."""
+    """Return (problems, satisfied), each entry a few words about one package."""
     wrong, have = [], []
     for each in requirements:
         name, specifier, version = each.name, each.specifier, find_installed_version(each.name)
@@ -22,12 +22,12 @@ def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], 
         if specifier.contains(version, prereleases=True):
             have.append(f"{name} {version}")
         else:
-            wrong.append(f"{name} {version} is installed where {specifier} is asked for")
+            wrong.append(f"{name} {version} is installed, but {specifier} is required")
     return wrong, have
 
 
 def find_installed_version(name: str) -> str:
-    """The installed version; "" without one."""
+    """Return the installed version of a package, or "" if the package is missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -35,5 +35,5 @@ def find_installed_version(name: str) -> str:
 
 
 def has_nvidia() -> bool:
-    """Whether an NVIDIA driver is at work."""
+    """True if an NVIDIA driver is loaded."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()

@@ -1,4 +1,4 @@
-"""`ajet chat RUN`."""
+"""Parses the options of `ajet chat RUN` and starts the chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet config show|why|validate`."""
+"""Parses the options of `ajet config show|why|validate` and prints the results."""
 
 from __future__ import annotations
 

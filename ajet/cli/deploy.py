@@ -1,4 +1,4 @@
-"""`ajet deploy RUN`."""
+"""Parses the options of `ajet deploy RUN` and starts the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet doctor [MODEL]`."""
+"""Parses the options of `ajet doctor [MODEL]` and prints the findings."""
 
 from __future__ import annotations
 

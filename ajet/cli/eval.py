@@ -1,4 +1,4 @@
-"""`ajet eval RUN_OR_YAML`."""
+"""Parses the options of `ajet eval RUN_OR_YAML` and prints the evaluation."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def evaluate(
         target = None
     for option, file in (("--csv", csv), ("--parquet", parquet), ("--mark", mark), ("--picture", picture)):
         if file is not None:
-            require_place(file, option, new=False)  # the same command again writes them anew
+            require_place(file, option, new=False)  # a repetition of the command writes the files anew
     keys = tuple(by) if by else TAG_KEYS
     evaluation_options = EvaluationOptions(
         tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training, mark is not None

@@ -1,9 +1,9 @@
-"""Exit codes: the only place where an exception becomes a number and a screen.
+"""Exit codes: the only place that converts an exception into a number and a screen.
 
-Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 an unexpected error with
-its last lines, a RunFailed with one screen (the traceback of both is in a log with a printed path), or a command's
-NEGATIVE; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store out of reach (ServiceUnreachableError), after which
-the same command continues (EX_TEMPFAIL of sysexits.h). Usage errors are typer's own, also 2.
+Invariant: 0 done. 2 a UserError, as one screen without a traceback (`--traceback` shows the traceback). 1 an unexpected
+error with the last lines, a RunFailed with one screen (the traceback of both is in a log with a printed path), or a
+command's NEGATIVE. 130 Ctrl-C. 75 SIGTERM or SIGHUP during a run, or a store out of reach (ServiceUnreachableError),
+after which the same command continues (EX_TEMPFAIL of sysexits.h). Usage errors are typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__
 
 
 class ExitGroup(TyperGroup):
-    """The root group, which runs every command."""
+    """The root group of the command line, which runs every command."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; convert its exception or returned number into an exit."""
+        """Run the command and convert its exception or returned number into an exit."""
         show_traceback = bool((ctx.obj or {}).get("traceback"))
         record = (ctx.obj or {}).get("record")
         try:
@@ -81,7 +81,7 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
 
 
 def show_unexpected(error: Exception, *, show_traceback: bool = False, record: Path | None = None) -> None:
-    """Show the last lines of a traceback and the path of the whole."""
+    """Show the last lines of a traceback and the path of the full traceback."""
     lines = _redact_text("".join(traceback.format_exception(error))).rstrip().splitlines()
     typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
     typer.echo("This is unexpected, a bug in ajet most likely.", err=True)
@@ -93,7 +93,7 @@ def write_traceback(error: Exception, *, shown: bool = False, record: Path | Non
 
     Args:
         shown: True to print the traceback, too.
-        record: The folder of runs if no run has a log yet; None: the default one.
+        record: The folder of runs if no run has a log yet. None: the default folder.
     """
     text = _redact_text("".join(traceback.format_exception(error)))
     if shown:
@@ -106,7 +106,7 @@ def write_traceback(error: Exception, *, shown: bool = False, record: Path | Non
     except OSError as refusal:
         typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback shows it.)", err=True)
         return
-    typer.echo(f"The whole traceback is in {Path(log).absolute()}", err=True)
+    typer.echo(f"The full traceback is in {Path(log).absolute()}", err=True)
 
 
 def _redact_text(text: str) -> str:

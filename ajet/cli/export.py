@@ -1,4 +1,4 @@
-"""`ajet export RUN`."""
+"""Parses the options of `ajet export RUN` and writes the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHECK = "Checking it"
 
 
 class DtypeName(str, Enum):
-    """Number formats of weights."""
+    """Number formats available for exported weights."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"

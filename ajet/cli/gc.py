@@ -1,4 +1,4 @@
-"""`ajet gc RUN`."""
+"""Parses the options of `ajet gc RUN` and prints the files."""
 
 from __future__ import annotations
 

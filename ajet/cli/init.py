@@ -18,11 +18,11 @@ from ajet.schema.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
 OWN_TASKS = ("app", "math", "tool")
-"""Templates with their own tasks, in code or as a table; the others share `train.jsonl` and `test.jsonl`."""
+"""Templates with their own tasks, in code or as a table. The other templates share `train.jsonl` and `test.jsonl`."""
 
 
 class Template(str, Enum):
-    """Folders below `templates/`."""
+    """Names of the folders below `templates/`."""
 
     math = "math"
     tool = "tool"
@@ -91,7 +91,7 @@ def _make_write_error(path: Path, error: OSError) -> UserError:
 
 
 def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield a template's files by name, in the order of the printed list, and their content."""
+    """Yield a template's files by name, in the order of the printed list, with the content."""
     own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")]
     for path in own:
         yield path.name, path.read_bytes().decode()
@@ -112,7 +112,7 @@ def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _find_interpreter(directory: Path) -> str:
-    """Return the interpreter that runs ajet, relative to the project's folder if below it."""
+    """Return the interpreter of ajet, relative to the project's folder if below the folder."""
     import sys
 
     place, folder = Path(sys.executable), directory.absolute()

@@ -1,4 +1,4 @@
-"""`ajet --conf FILE.yaml`: launch a run."""
+"""Parses the options of `ajet --conf FILE.yaml` and launches a run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def launch(
         typer.Option(
             "--from-store",
             metavar="ADDRESS",
-            help="Train on what samplers (ajet sample) put there: sqlite:PATH or mongodb://HOST/DATABASE.",
+            help="Train on episodes of samplers (ajet sample) in the store: sqlite:PATH or mongodb://HOST/DATABASE.",
             show_default=False,
             rich_help_panel=_START,
         ),
@@ -122,7 +122,7 @@ def launch(
         raise UserError(
             f"There is nothing to train on a store's episodes: the backbone {experiment.backbone.name} trains nothing.",
             where="--from-store",
-            do="add --backbone local, or another that trains",
+            do="add --backbone local, or another training backbone",
         )
     experiment.require_ready()
     known = find_launch_flags()

@@ -2,8 +2,8 @@
 
 Invariant: a launch needs no subcommand. A first argument with `-` (except help, version and shell completion) means
 `launch`, a YAML file means `launch --conf`, no argument means help. A command is imported and built only when named,
-because typer needs as long for its options as the import takes. `ajet --help` prints the help lines of the plug-ins'
-descriptions; tests/cli/test_launcher.py compares each with its command's docstring.
+because typer needs as long for the options as for the import. `ajet --help` prints the help lines from the plug-ins'
+descriptions. tests/cli/test_launcher.py compares each line with the command's docstring.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
-"""Not in the list of commands: its options are the program's own."""
+"""Not in the list of commands, because its options are the program's own."""
 
 
 def build_typer_command(name: str) -> Any:
-    """Return a command as typer builds it."""
+    """Return a command as built by typer."""
     found = load_code(LAUNCH_CODE if name == LAUNCH else find_all_commands()[name].code)
     holder = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(found, typer.Typer):
@@ -51,7 +51,7 @@ def build_typer_command(name: str) -> Any:
 
 
 def _unwrap_help(command: Any) -> Any:
-    """Return the command with each help paragraph on one line, so that the terminal wraps the text."""
+    """Return the command with each help paragraph on one line. The terminal then wraps the text."""
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help) if command.help else command.help
     for inner in getattr(command, "commands", {}).values():
         _unwrap_help(inner)
@@ -71,10 +71,10 @@ class CommandTable(dict[str, Any]):
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a command by name; an unknown name is searched for in other distributions' plug-ins."""
+        """Return a command by name. An unknown name is searched for in other distributions' plug-ins."""
         if name not in self and name in find_all_commands():
             self[name] = None
-        return self[name] if name in self else default  # noqa: SIM401 — a dict's own get builds nothing
+        return self[name] if name in self else default  # noqa: SIM401 — a dict's own `get` would not build the command
 
     def items(self) -> Any:
         """Return the names and commands of all, built."""
@@ -107,7 +107,7 @@ class RootGroup(ExitGroup):
             self._lists = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a built command; while help is written, only its line."""
+        """Return a built command, or only the help line while help is written."""
         if self._lists:
             line = "" if cmd_name == LAUNCH else find_all_commands()[cmd_name].help
             return TyperCommand(cmd_name, help=line, hidden=cmd_name == LAUNCH)
@@ -115,7 +115,7 @@ class RootGroup(ExitGroup):
 
 
 CONFIG_COMMANDS = ("validate", "show", "why")
-"""Commands of `config` that work without that word."""
+"""Commands of `config` that also work without the word `config`."""
 YAML_COMMANDS = ("config", "plan", "sft", "serve")
 """Commands that accept a YAML alone for `--conf`, as a launch does."""
 TRAIN = "train"
@@ -148,7 +148,7 @@ def root(
 
 
 def _take_options(*, shipped: bool) -> None:
-    """Give the root the options of a launch for help and completion; `main` passes parsing to the command."""
+    """Give the root the options of a launch for help and completion. `main` passes parsing to the command."""
     add_flags(shipped=shipped)
     given = inspect.signature(launch, eval_str=True).parameters
     options = [each for name, each in given.items() if name != "overrides"]
@@ -173,12 +173,12 @@ MISSING_FLAGS = {
 
 
 def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a launch's arguments in our words, and a sentence for each without effect.
+    """Return a launch's arguments in ajet's words, and a sentence for each argument without effect.
 
-    Flags of AgentJet and AgentRL that ajet has under another name or does not need are accepted or answered with the
+    Flags of AgentJet and AgentRL with another name in ajet, or without need in ajet, are accepted or answered with the
     equivalent. Raises UserError.
     """
-    from ajet.config.schema.agentrl import advice  # 30 ms, which `ajet --help` has no use for
+    from ajet.config.schema.agentrl import advice  # takes 30 ms, without use for `ajet --help`
 
     arguments: list[str] = []
     notes: list[str] = []
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _find_record(given)})
     finally:
         atexit.unregister(_ignore_interrupts)
-        atexit.register(_ignore_interrupts)  # the last that was registered is the first that is called
+        atexit.register(_ignore_interrupts)  # registered last and therefore called first
 
 
 def _ignore_interrupts() -> None:
@@ -262,19 +262,19 @@ def _prepare_environment() -> None:
         if os.environ.get(size) == "0":
             del os.environ[size]
     if any(name.lower().endswith("_proxy") for name in os.environ):
-        from ajet.client.proxies import build_bypass  # imports httpx, which costs others nothing
+        from ajet.client.proxies import build_bypass  # imports httpx, which other commands do not need
 
         os.environ.update(build_bypass(os.environ))
     try:
         os.getcwd()
     except FileNotFoundError:
         gone = "The working directory is gone: it was moved or deleted."
-        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="cd into a folder that is there"))
+        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="cd into an existing folder"))
         sys.exit(USER)
 
 
 def _translate_arguments(given: Sequence[str]) -> list[str]:
-    """Return the arguments in our words; print a note for each without effect."""
+    """Return the arguments in ajet's words, and print a note for each argument without effect."""
     try:
         arguments, notes = translate_flags(given)
     except UserError as error:
@@ -296,7 +296,7 @@ def _make_python_file_error(file: str) -> UserError:
 
 
 def _find_record(given: Sequence[str]) -> Path | None:
-    """Return the folder of --exp-dir; None without one."""
+    """Return the folder of --exp-dir, or None without the option."""
     for argument, value in zip(given, [*given[1:], ""], strict=True):
         name, equals, own = argument.partition("=")
         if name == "--exp-dir" and (named := own if equals else value):

@@ -1,4 +1,4 @@
-"""`ajet observe`."""
+"""Parses the options of `ajet observe` and starts the proxy."""
 
 from __future__ import annotations
 

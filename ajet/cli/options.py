@@ -1,4 +1,4 @@
-"""Options of several commands, and the experiment that they name."""
+"""Options shared by several commands, and the experiment named by the options."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RECORD_ROOT = Path("launcher_record")
 
 
 class EngineName(str, Enum):
-    """What samples a checkpoint's replies."""
+    """The engines for sampling a checkpoint's replies."""
 
     transformers = "transformers"
     vllm = "vllm"
 
 
 Conf = Annotated[
-    Optional[Path],  # noqa: UP045 — typer reads it on Python 3.10 as well
+    Optional[Path],  # noqa: UP045 — typer evaluates the type on Python 3.10 as well
     typer.Option(
         "--conf", metavar="FILE.yaml", help="The experiment.", show_default=False, rich_help_panel="Experiment"
     ),
@@ -86,15 +86,17 @@ def print_reading(conf: Path | None, *, err: bool = False) -> None:
 
 
 def parse_store_address(text: str, experiment: Experiment) -> Address:
-    """Return the store's address of the command line; a path is relative to the working directory. Raises
-    ConfigError."""
+    """Return the store's address from the command line. Raises ConfigError.
+
+    A path is relative to the working directory.
+    """
     from ajet.store import Address
 
     return Address.of(text, run=experiment.name)
 
 
 def open_experiment(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
-    """Compose `conf`; without one, the defaults and overrides alone."""
+    """Compose `conf`, or the defaults and overrides alone without a file."""
     from ajet.config import load_experiment
     from ajet.config.experiment import load_defaults
 

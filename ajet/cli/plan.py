@@ -1,4 +1,4 @@
-"""`ajet plan`."""
+"""Parses the options of `ajet plan` and prints the plan."""
 
 from __future__ import annotations
 

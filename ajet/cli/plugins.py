@@ -1,4 +1,4 @@
-"""`ajet plugins`."""
+"""Prints the list of plug-ins for `ajet plugins`."""
 
 from __future__ import annotations
 

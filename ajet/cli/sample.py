@@ -1,4 +1,4 @@
-"""`ajet sample`."""
+"""Parses the options of `ajet sample` and starts the sampler."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def sample(
 
 
 def _find_tasks_key(experiment: Experiment) -> str:
-    """Return the key of the file of training tasks. Raises UserError for a reader without one."""
+    """Return the key for the file of training tasks. Raises UserError for a reader without such a key."""
     from ajet.config.plugins import find_part
     from ajet.config.readiness import TRAINING_FILE
 

@@ -1,6 +1,6 @@
-"""A command's output besides its results: log lines (`ajet.record.log_sinks`) and warnings.
+"""A command's output other than results: log lines (`ajet.record.log_sinks`) and warnings.
 
-Invariant: a process of ours has one sink for shown log lines, and none of loguru's.
+Invariant: a process of ajet has one sink for shown log lines, and no default sink of loguru.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _shown: LogSink | None = None
 
 
 def show_logs(level: str = "INFO") -> None:
-    """Show log lines from `level` on in short form; the log file stores everything."""
+    """Show log lines from `level` on in short form. The log file stores everything."""
     from loguru import logger
 
     from ajet.record.log_sinks import show_logs

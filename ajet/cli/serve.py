@@ -1,4 +1,4 @@
-"""`ajet serve`."""
+"""Parses the options of `ajet serve` and starts the server."""
 
 from __future__ import annotations
 

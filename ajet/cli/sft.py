@@ -1,4 +1,4 @@
-"""`ajet sft`."""
+"""Parses the options of `ajet sft` and starts the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet status RUN`."""
+"""Parses the options of `ajet status RUN` and prints the status."""
 
 from __future__ import annotations
 

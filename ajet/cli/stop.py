@@ -1,4 +1,4 @@
-"""`ajet stop RUN`."""
+"""Parses the options of `ajet stop RUN` and ends the run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Client: episodes of an `ajet serve`, one by one or in parallel.
+"""Client: episodes of an `ajet serve`, sequential or in parallel.
 
 Invariant: every begun episode is ended, whatever the agent raises. An episode lost by the server is no error of the
-agent; another one is played.
+agent; a further episode is played instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIVEN = ("task", "repeat", "base_url", "api_key", "path_base_url", "model", "ve
 
 
 class Client:
-    """Client of a server; thread-safe, a context manager."""
+    """Client of a server. Thread-safe, usable as a context manager."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Client:
         train: bool = True,
         held_out: bool = False,
     ) -> Episode:
-        """Begin an episode; the caller must end it. Raises Refused and Unreachable.
+        """Begin an episode that the caller must end. Raises Refused and Unreachable.
 
         Args:
             task: None for the server's next task.
             train: False only records the episode, for evaluation.
-            held_out: like train=False, and counted in the server's next validation; without a `task` the next held-out
+            held_out: like train=False, and counted in the server's next validation. Without a `task`, the next held-out
                 task.
         """
         body: dict[str, Any] = {
@@ -100,10 +100,10 @@ class Client:
         tasks: Iterator[Task] | None = None,
         **more: Any,
     ) -> Counter[str]:
-        """Let `agent` play episodes in `at_once` threads; return the number of episodes by status, `lost` included.
+        """Let `agent` play episodes in `at_once` threads.
 
-        The agent returns the reward, a mapping of `finish`'s arguments, or None for the server's judge; an exception
-        fails the episode.
+        Returns the number of episodes by status, `lost` included. The agent returns the reward, a mapping of `finish`'s
+        arguments, or None for the server's judge. An exception fails the episode.
 
         Args:
             episodes: None for no limit.
@@ -127,8 +127,9 @@ class Client:
         return playing.counts
 
     def validate(self, agent: Callable[[Episode], Any], *, attempts: int = 1, at_once: int = 1) -> Counter[str]:
-        """Let `agent` play each held-out task of the server `attempts` times, as in `play`; results count in the next
-        validation and are never trained on.
+        """Let `agent` play each held-out task of the server `attempts` times, as in `play`.
+
+        The results count in the next validation and are never trained on.
 
         Raises:
             ValueError: the server has no held-out tasks.
@@ -143,7 +144,7 @@ class Client:
         return self._sender.ask("GET", "/episodes")
 
     def close(self) -> None:
-        """Let connections go. Idempotent."""
+        """Close the client's connections. Idempotent."""
         self._sender.close()
 
     def __enter__(self) -> Client:
@@ -156,7 +157,7 @@ class Client:
 
 
 class _EpisodePlayer:
-    """Shared state of the threads of one `play`."""
+    """Shared state of the threads in a call of `play`."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class _EpisodePlayer:
         self.problem: Exception | None = None
 
     def stop(self) -> None:
-        """Start no further episode."""
+        """Prevent the start of further episodes."""
         with self._lock:
             self._left = 0
 

@@ -1,4 +1,4 @@
-"""Episode: one attempt at a task, for the program that plays it.
+"""Episode: an attempt at a task, for the program that plays the attempt.
 
 Invariant: an episode ends once, by the first of `finish`, `fail` and `give_up`.
 """
@@ -24,7 +24,7 @@ class Episode:
     repeat: int
     """Number of the attempt at its task."""
     base_url: str
-    """For clients of OpenAI's protocols; without /v1 for Anthropic's."""
+    """Base URL for clients of OpenAI's protocols; without /v1 for Anthropic's."""
     api_key: str = field(repr=False)
     """Valid until the end of the episode."""
     path_base_url: str = field(repr=False)
@@ -38,12 +38,12 @@ class Episode:
 
     @property
     def question(self) -> str:
-        """The task's question."""
+        """The task's question as text (`main_query`)."""
         return str(self.task.get("main_query", ""))
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables for an agent that is a program."""
+        """Environment variables for an agent started as a program."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -60,7 +60,7 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         tool_uses: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Report the outcome; without a reward the server's judge decides first. Returns the result.
+        """Report the outcome and return the result. Without a reward the server's judge decides first.
 
         Raises:
             Refused, EpisodeLost, Unreachable: the server refused or did not respond.

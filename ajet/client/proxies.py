@@ -16,7 +16,7 @@ _SOCKS = ("socks5", "socks5h")
 
 
 def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Return variables that bypass proxies for loopback and `hosts`; {} without a proxy."""
+    """Return variables to bypass proxies for loopback and `hosts`, or {} without a proxy."""
     set_here = {name.lower() for name, value in environment.items() if value}
     if not set_here & {f"{scheme}_proxy" for scheme in _SCHEMES}:
         return {}
@@ -29,7 +29,7 @@ def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def name_proxy(url: str) -> str:
-    """Return the variable of the proxy for `url`; "" without one."""
+    """Return the variable of the proxy for `url`, or "" without a proxy."""
     parts, proxies = urlsplit(url), getproxies_environment()
     if parts.hostname in LOOPBACK or proxy_bypass(parts.netloc):
         return ""
@@ -37,7 +37,7 @@ def name_proxy(url: str) -> str:
 
 
 def explain_proxies() -> str:
-    """Describe a proxy variable unusable by httpx, with advice; "" without one."""
+    """Describe a proxy variable unusable by httpx, with advice, or return ""."""
     for scheme, value in getproxies_environment().items():
         kind, separator, _ = value.partition("://")
         if scheme not in _SCHEMES or not separator or kind.lower() in ("http", "https"):
@@ -51,7 +51,7 @@ def explain_proxies() -> str:
 
 
 def explain_problem(problem: BaseException) -> str:
-    """Describe a proxy problem behind an HTTP client's exception; "" for other exceptions."""
+    """Describe a proxy problem behind an HTTP client's exception, or return "" for other exceptions."""
     words = str(problem)
     is_proxy = isinstance(problem, (ImportError, ValueError)) and ("SOCKS proxy" in words or "for proxy URL" in words)
     return explain_proxies() if is_proxy else ""

@@ -1,13 +1,13 @@
-"""Errors of the client.
+"""Define the errors of the client.
 
-Invariant: every error between client and server is one of these classes.
+Invariant: every error between client and server is an instance of these classes.
 """
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """The server has answered, and does not do it."""
+    """The server answered with a refusal of the request."""
 
     def __init__(self, status: int, code: str, message: str, param: str = "") -> None:
         """`param`: the field at fault."""
@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 class EpisodeLost(Refused):
-    """The episode no longer exists: ended by its time limit, a server restart, or another server. Play another one."""
+    """The episode no longer exists: time limit, server restart, or another server. Play a new episode."""
 
 
 class Unreachable(Exception):

@@ -23,7 +23,7 @@ _LOST = {"episode_not_found", "episode_ended", "place_lost"}
 _RETRYABLE = {429, 503}
 LONGEST_PAUSE = 5.0
 _DIRECT: dict[str, Any] = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
-"""No proxy of the environment leads to this machine itself."""
+"""Bypass environment proxies for requests to the local machine."""
 _log = logging.getLogger("ajet.client")
 
 
@@ -63,7 +63,7 @@ class RequestSender:
                 raise problem
             if silent and isinstance(problem, Unreachable):
                 silent = False
-                _log.warning("%s; it is asked again for %g s", problem, self.patience)
+                _log.warning("%s; retrying for %g s", problem, self.patience)
             time.sleep(pause)
             pause *= 2
 

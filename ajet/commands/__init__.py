@@ -1,4 +1,4 @@
-"""What the commands do (launch, debug, serve, chat, ...): each a file that reads from top to bottom, or a folder.
+"""The code behind the commands (launch, debug, serve, chat, ...), one file or folder per command.
 
-Invariant: a command wires rooms together and states their order; what a step is, `ajet.train` says.
+Invariant: a command connects the packages and states the order of their steps. `ajet.train` defines a training step.
 """

@@ -1,8 +1,8 @@
 """Hints of a debug run on mistakes in an agent or a judge.
 
-An agent may never send the task's question, send the whole task with its answer, or share messages between attempts; a
-judge may compare values of different kinds. Invariant: a hint follows from what was sent in an episode, or from code
-whose values an episode shows; a comparison is reported only if the kinds of both sides are known.
+An agent may never send the task's question, send the task's whole row with the answer, or share messages between
+attempts. A judge may compare values of different kinds. Invariant: a hint follows from the messages sent in an episode,
+or from code whose values an episode shows. A comparison is reported only if the kinds of both sides are known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: ty
 
 
 def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]) -> str:
-    """Return a hint if the agent uses the empty `main_query` of tasks; "" if each question was sent."""
+    """Return a hint if the agent uses the empty `main_query` of tasks, or "" if each question was sent."""
     unasked = [episode for episode in episodes if is_question_missing(episode)]
     if not unasked:
         return ""
@@ -59,11 +59,11 @@ def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]
     place = _find_field_use(workflow)
     read = f" (read at {place})" if place else ""
     count = f"{len(unasked)} of {counted(len(episodes), 'episode')}"
-    return f"{count} did not ask the task's question: `task.{_FIELD}` is empty{read}; {cure}"
+    return f"{count} did not send the task's question: `task.{_FIELD}` is empty{read}; {cure}"
 
 
 def hint_on_printed_task(episodes: Sequence[Episode]) -> str:
-    """Return a hint if the agent put a whole task into a prompt, with its answer; "" if not."""
+    """Return a hint if the agent put a task's whole row into a prompt, with the answer, or ""."""
     printed = [episode for episode in episodes if _is_printed(episode)]
     if not printed:
         return ""
@@ -81,7 +81,7 @@ def _is_printed(episode: Episode) -> bool:
 
 
 def is_question_missing(episode: Episode) -> bool:
-    """Return True if the task has no `main_query`, and no message that was sent holds what it has instead."""
+    """True if the task has no `main_query`, and no sent message contains the task's other texts."""
     task = episode.task
     if task.main_query.strip() or task.env_type != "no_env" or not episode.calls:
         return False
@@ -98,7 +98,7 @@ def is_question_missing(episode: Episode) -> bool:
 
 
 def find_source_file(workflow: type[object]) -> Path:
-    """Return the file of the workflow's module; an empty path for one without a file."""
+    """Return the file of the workflow's module, or an empty path without a file."""
     return Path(getattr(sys.modules.get(workflow.__module__), "__file__", None) or "")
 
 
@@ -107,7 +107,7 @@ def _normalize_space(text: str) -> str:
 
 
 def _find_field_use(workflow: type[object]) -> str:
-    """Return file:line of the first line that reads the field, in the file of the workflow; "" if there is none."""
+    """Return file:line of the first line that reads the field in the workflow's file, or ""."""
     file = find_source_file(workflow)
     if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
         return ""
@@ -117,13 +117,13 @@ def _find_field_use(workflow: type[object]) -> str:
 
 
 MIN_QUESTION_CHARS = 8
-"""Fewest characters of a question that is hardly found by chance."""
+"""Fewest characters of a question unlikely to occur by chance."""
 
 
 def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] | None) -> str:
-    """Return a hint if a request has another task's question, or its own one twice; "" if none has.
+    """Return a hint if a request contains another task's question, or its own question twice, or "".
 
-    A question that the task itself contains, for example as a worked example, does not count.
+    A question contained in the task itself, for example as a worked example, does not count.
     """
     prompts = [_remove_question(episode) for episode in episodes if episode.calls]
     if all(prompt == prompts[0] for prompt in prompts):
@@ -173,7 +173,7 @@ _TEXT_METHODS = frozenset(
     ("strip", "lstrip", "rstrip", "lower", "upper", "casefold", "title", "replace", "removeprefix", "removesuffix")
 )
 _TEXT_ATTRIBUTES = frozenset({"content", "output_text", "main_query"})
-"""Attributes that are text, of a reply and of a task."""
+"""Attributes of a reply and of a task with text values."""
 _KINDS_OF_ROLES = {
     "task": 'a task; its columns are in `metadata["…"]`',
     "output": 'an output; its answer is in `metadata["final_answer"]`',
@@ -182,7 +182,7 @@ _MAX_ASSIGNMENTS = 8
 
 
 def hint_on_comparisons(experiment: Experiment, episode: Episode) -> list[str]:
-    """Return a hint for each comparison that is never true, by the values of a played episode."""
+    """Return a hint for each comparison that is never true, judged by the values of a played episode."""
     named = (
         (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
         (experiment.ajet.rollout.user_workflow, "execute", ("task", "tuner")),
@@ -228,7 +228,7 @@ def _find_comparison_hints(
 
 
 def _find_comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
-    """Yield both sides and the line of each == and != without a constant; others may be guards for other rows."""
+    """Yield both sides and the line of each == and != without a constant. Others may be guards for other rows."""
     for node in ast.walk(body):
         if isinstance(node, ast.Compare):
             left = node.left
@@ -240,7 +240,7 @@ def _find_comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]
 
 
 def _find_assignments(body: ast.AST) -> dict[str, ast.expr]:
-    """Return the value of each name that is assigned once."""
+    """Return the value of each name assigned exactly once."""
     values: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(body):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -253,7 +253,7 @@ def _find_assignments(body: ast.AST) -> dict[str, ast.expr]:
 
 @dataclass(frozen=True)
 class _ComparedSide:
-    """One side of a comparison. `shown`: its value in the episode, if known."""
+    """One side of a comparison. `shown` is the value in the episode, if known."""
 
     kind: str
     shown: str = ""
@@ -271,7 +271,7 @@ class _KindFinder:
     values: Mapping[str, Mapping[str, Any]]
 
     def find_kind(self, side: ast.expr) -> _ComparedSide | None:
-        """Return the kind of a side; None if it is not known."""
+        """Return the kind of a side, or None if the kind is not known."""
         side = self._resolve_name(side)
         if isinstance(side, ast.JoinedStr):
             return _ComparedSide("text")

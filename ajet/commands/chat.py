@@ -1,9 +1,9 @@
-"""`ajet chat RUN`: talk to the model that a run has tuned, or to the run's agent with that model.
+"""`ajet chat RUN`: talk to a run's tuned model, or to the run's agent with the tuned model.
 
-Invariants: the weights are those of the run's best checkpoint (the latest if none was validated), with the engine and
+Invariants: the weights are from the run's best checkpoint (the latest without a validation), with the engine and
 renderer of training. The agent is the run's own workflow with its tools, played as in training but without judge, since
-a user's question has no reference. The record gives weights and settings only: code comes from the user's project, and
-addresses and environment from no record (a YAML of --conf may name them).
+a user's question has no reference. The record provides weights and settings only. Code comes from the user's project.
+Addresses and environment come from no record (a YAML of --conf may name them).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def chat(
     conf: Path | None = None,
     adapter: str | None = None,
 ) -> int:
-    """Answer `prompt` once, or read lines until an empty one or end of file, and return the exit code 0.
+    """Answer `prompt` once, or read lines until an empty line or end of file, and return the exit code 0.
 
     Args:
-        run: a run, or the folder of its checkpoint.
-        conf: the YAML of agent and settings; None: those of the record.
-        adapter: which of several adapters answers.
+        run: A run, or the folder of its checkpoint.
+        conf: The YAML with agent and settings. None: the record's settings.
+        adapter: Name of the answering adapter, if there are several.
 
     Raises:
-        UserError: the run cannot be used.
+        UserError: The run cannot be used.
     """
     from ajet.config import load_experiment
     from ajet.config.dotenv import load_project_dotenv
@@ -109,7 +109,7 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
     raise UserError(
         f"{run} has no adapter {adapter}." if adapter else f"{run} has several adapters, each for agents of its own.",
         where="--adapter",
-        expected=f"one of {listed}" if known else "nothing: the run has trained no several adapters",
+        expected=f"one of {listed}" if known else "no name: the run has not trained several adapters",
         do=format_command("chat", run, "--adapter", known.names[0]) if known else "",
     )
 
@@ -131,9 +131,9 @@ def _chat_with_model(experiment: Experiment, prompt: str | None, system: str | N
 
 
 def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
-    """Play an episode for each line: the first held-out task (else training task) with the line for its query.
+    """Play an episode for each line: the first held-out task (else training task) with the line as query.
 
-    So a workflow finds the other fields that it reads.
+    The workflow thus finds the other fields of a task.
     """
     from ajet.commands.episode_panel import show_episode
     from ajet.rollout.components import choose_sampling
@@ -172,7 +172,7 @@ async def _answer_line(
     settings: AjetConfig,
     adapter: str | None,
 ) -> None:
-    """Print one reply and append it to `messages`."""
+    """Print one reply and append the reply to `messages`."""
     rendered = renderer.render(messages)
     room = settings.rollout.max_model_len - len(rendered.ids)
     sampling = Sampling(

@@ -1,8 +1,8 @@
-"""`--backbone debug`: play a few tasks as training would, and show each episode; nothing is trained.
+"""`--backbone debug`: play a few tasks as in training and show each episode, without training.
 
-Invariants: the screen always shows the present activity. An episode is on the disk and on the screen as soon as it
-ends, so Ctrl-C loses only unfinished ones. Equal failures are shown once and counted. The run succeeds if some episode
-did.
+Invariants: the screen always shows the present activity. An episode is on the disk and on the screen at once after the
+end: Ctrl-C loses only unfinished episodes. Equal failures are shown once and counted. The run succeeds if at least one
+episode did.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from ajet.workflow import Workflow
 
 SHOWN_TASKS = 12
-"""Tasks that get a line in the verdict."""
+"""Maximum number of tasks with a line in the verdict."""
 SHOWN_REASON = 400
-"""Characters of a failure's message that the last screen repeats."""
-RESTART_NOTE = "Ended by a signal; the same command plays from the first episode again."
+"""Characters of a failure's message repeated on the last screen."""
+RESTART_NOTE = "Ended by a signal; the same command starts again from the first episode."
 Signature = tuple[str, str, str, str]
-"""Two failures are the same if boundary, kind, the user's line and the message without its numbers are equal."""
+"""Two failures are equal if boundary, kind, the user's line and the message without numbers are equal."""
 
 
 def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> list[Episode]:
-    """Play the first `debug_first_n_tasks` training tasks, and show their episodes.
+    """Play the first `debug_first_n_tasks` training tasks, and show the episodes.
 
     Raises:
-        UserError: every episode failed.
-        KeyboardInterrupt: after the ended episodes are recorded and summed up.
+        UserError: Every episode failed.
+        KeyboardInterrupt: Raised again after the ended episodes are recorded and summarized.
     """
     session = DebugSession(experiment, run, interrupts)
     with (
@@ -89,7 +89,7 @@ class DebugSession:
         self._failures: dict[Signature, list[Episode]] = {}
 
     def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
-        """Note that all parts are loaded, and the number of episodes to be played."""
+        """Note that all parts are loaded, and the number of planned episodes."""
         self._expected, self._watch, self._workflow = episodes, watch, workflow
         self._began = time.monotonic()
 
@@ -119,7 +119,7 @@ class DebugSession:
         return lines
 
     def on_episode(self, episode: Episode) -> None:
-        """Record an ended episode, then show it, unless its failure was shown before."""
+        """Record an ended episode, then show the episode, unless the same failure was shown before."""
         with self._interrupts.defer():
             self._run.episodes.write(0, "debug", [episode])
             self.episodes.append(episode)
@@ -159,7 +159,7 @@ class DebugSession:
         )
         print_line(f"Record: {self._run.path}")
         if self._all_failed and len(self._failures) == 1:
-            return  # `refuse_if_all_failed` says what to do
+            return  # `refuse_if_all_failed` prints what to do
         for boundary, hint in sorted(
             {(e.failure.boundary, find_hint(e.failure, self._workflow)) for e in self.episodes if e.failure}
         ):
@@ -178,7 +178,7 @@ class DebugSession:
         return bool(self.episodes) and all(episode.failure for episode in self.episodes)
 
     def refuse_if_all_failed(self) -> None:
-        """Raise UserError if every episode failed; with the reason and its cure if all failed for one."""
+        """Raise UserError if every episode failed, with reason and cure if all failures are equal."""
         if not self._all_failed:
             return
         command = format_start_command(self._experiment, "debug")
@@ -188,7 +188,7 @@ class DebugSession:
         if len(self._failures) > 1 or failure is None:
             raise UserError(
                 f"All {count} failed, for {len(self._failures)} reasons.",
-                do=f"correct what the hints above name{then}",
+                do=f"correct the code named by the hints above{then}",
             )
         own = parse_traceback(failure.traceback).own
         text = printable(failure.message.partition("\n")[0])
@@ -226,7 +226,7 @@ class DebugSession:
             memory = describe_memory(needs.local, needs.free)
             print_line(f"Its memory: {memory}.")
         if not teaching:
-            advice = "correct what the hint above names" if hinted else advise_on_groups(groups, settings)
+            advice = "correct the code named by the hint above" if hinted else advise_on_groups(groups, settings)
             print_line(f"Before training: {advice}.")
         command = format_start_command(self._experiment, "local" if teaching else "debug")
         if command:
@@ -248,7 +248,7 @@ def _sign_failure(episode: Episode) -> Signature:
 
 
 def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
-    """Return a line for each task: its rewards, and whether training can learn from it."""
+    """Return a line for each task: the rewards, and whether training can learn from the task."""
     first = groups[:SHOWN_TASKS]
     shown = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
     if len(groups) > SHOWN_TASKS:
@@ -266,17 +266,17 @@ def _describe_rewards(group: Group, teaches: bool) -> str:
     low, high = min(rewards), max(rewards)
     if teaches:
         return f"{text} (rewards {low:g} to {high:g}): training can learn from it"
-    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too alike"
+    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too similar"
 
 
 def _count_cut_replies(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
-    """Return the number of replies, and how many of them each limit on tokens cut."""
+    """Return the number of replies, and the number of replies cut by each limit on tokens."""
     calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
     return len(calls), Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in calls if call.is_cut)
 
 
 def describe_cut_replies(episodes: Sequence[Episode]) -> str:
-    """Return how many replies a limit on tokens cut, by which limit, and what to do; "" if none was cut."""
+    """Return how many replies a limit on tokens cut, by which limit, and what to do, or "" without a cut."""
     replies, limits = _count_cut_replies(episodes)
     if not limits:
         return ""
@@ -286,7 +286,7 @@ def describe_cut_replies(episodes: Sequence[Episode]) -> str:
 
 
 def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
-    """Return what to change if none of the groups can teach."""
+    """Return advice on what to change if no group has a learning signal."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
     failed = sum(episode.failure is not None for episode in episodes)
@@ -301,7 +301,7 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
             "(ajet.task_judge.judges), or return one in WorkflowOutput"
         )
     if 2 * failed >= len(episodes):
-        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct the code named by the hints above"
     replies, limits = _count_cut_replies(episodes)
     if replies and limits.total() == replies:
         return f"every reply was cut, so that no answer can be right: raise {_name_limits(limits, settings)}"
@@ -312,14 +312,14 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
     if settings.rollout.num_repeat == 1:
         return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:
-        return "at temperature 0 all attempts say the same: set ajet.rollout.temperature to 1.0"
+        return "at temperature 0 all attempts are equal: set ajet.rollout.temperature to 1.0"
     if positive == len(scored):
-        return "all attempts at a task have the same reward, above 0: harder tasks, or a judge that tells them apart"
+        return "all attempts at a task have the same reward, above 0: use harder tasks, or a judge with finer rewards"
     return "try more tasks (ajet.debug.debug_first_n_tasks) or more attempts (ajet.rollout.num_repeat)"
 
 
 def _name_limits(limits: Counter[str], settings: AjetConfig) -> str:
-    """Return the key of the limit and its value, or "those limits" of several."""
+    """Return the key and value of the limit, or "those limits" for several."""
     if len(limits) > 1:
         return "those limits"
     (limit,) = limits

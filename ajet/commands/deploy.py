@@ -1,9 +1,9 @@
-"""`ajet deploy RUN`: the model that a run has tuned, behind an address for any client.
+"""`ajet deploy RUN`: serves a run's tuned model at an address for any client.
 
-Invariants: weights, renderer and engine are those of the run, and replies are sampled as in its validation unless a
-request says otherwise. Nothing is trained and no message is stored: the gateway forgets a session except its newest
-Responses, and sessions are replaced when they are full. The key comes from the environment or a .env file, or is random
-and shown once.
+Invariants: weights, renderer and engine are the run's, and replies are sampled as in the run's validation unless a
+request chooses otherwise. No training takes place and no message is stored: the gateway forgets a session except the
+newest Responses, and full sessions are replaced. The key comes from the environment or a .env file, or is random and
+shown once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ajet.commands.http_server import read_key, serve_until_ended
 from ajet.commands.model_card import write_card
 from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings
 from ajet.engine.adapters import FOLDER, Adapter, Adapters, adapter_folder
-from ajet.gateway.dialects.responses.kept import kept_responses
+from ajet.gateway.dialects.responses.stored import find_stored_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, print_line
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
 
 KEY = "AJET_API_KEY"
-"""Environment variable with the key that clients must send."""
+"""Environment variable with the clients' key."""
 MAX_SESSION_CALLS = 256
-"""Calls after which a session is replaced; its Responses are kept for so many calls more."""
+"""Calls after which a session is replaced. The Responses of a session are stored for as many further calls."""
 POLL_S = 1.0
 BASE = "base"
-"""Name of the model without its adapters."""
+"""Name of the model without adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,51 +57,51 @@ class DeployOptions:
     root: Path
     checkpoint: str = "latest"
     engine: str | None = None
-    """transformers or vllm; None: the engine of the run."""
+    """transformers or vllm. None: the engine of the run."""
     host: str | None = None
     port: int = 0
     name: str | None = None
-    """Name of the model; None: the run's."""
+    """Name of the model. None: the run's name."""
     with_base: bool = False
-    """True to serve the model without adapter, too, as `base`, for a run with one adapter."""
+    """True to serve also the model without adapter, as `base`, for a run with one adapter."""
     fetch: bool = False
-    """True if that model may be downloaded or converted without a question."""
+    """True if the base model may be downloaded or converted without a question."""
 
 
 @dataclass(slots=True)
 class ModelServer:
-    """Serves a model: owns its gateway, and replaces full sessions."""
+    """Serves a model: owns the gateway and replaces full sessions."""
 
     gateway: Gateway
     key: str
     name: str
     experiment: Experiment
     models: dict[str, str | None] = field(default_factory=dict)
-    """Adapter of each name that clients may use; empty: any name is the model's."""
-    _session: Session | None = None
-    _earlier: list[Session] = field(default_factory=list)
+    """Adapter of each name available to clients. Empty: any name is the model's."""
+    session: Session | None = None
+    earlier: list[Session] = field(default_factory=list)
 
     def open(self) -> ModelServer:
-        """Let clients in, and return this server."""
+        """Accept clients from now on, and return this server."""
         self._open_session()
         return self
 
     def renew_sessions(self) -> None:
-        """Close earlier sessions without open requests, and replace the present one if it is full."""
-        if self._earlier:
-            self.gateway.on_loop(self._close_idle)  # there a request is counted once it has found its session
-        if self._session is None or self._session.calls >= MAX_SESSION_CALLS:
+        """Close earlier sessions without open requests, and replace the present session if full."""
+        if self.earlier:
+            self.gateway.on_loop(self._close_idle)  # on the loop, where a request is counted once its session is found
+        if self.session is None or self.session.calls >= MAX_SESSION_CALLS:
             self._open_session()
 
     @property
     def is_idle(self) -> bool:
         """True if no request is open."""
-        return all(each.idle for each in (*self._earlier, self._session) if each)
+        return all(each.idle for each in (*self.earlier, self.session) if each)
 
     def _close_idle(self) -> None:
-        for session in [each for each in self._earlier if each.idle]:
+        for session in [each for each in self.earlier if each.idle]:
             session.close()
-            self._earlier.remove(session)
+            self.earlier.remove(session)
 
     def _open_session(self) -> None:
         session = self.gateway.open(
@@ -112,20 +112,22 @@ class ModelServer:
             model_name=self.name,
             models=self.models,
         )
-        if self._session is not None:
-            session.kept = self._session.kept
-            self.gateway.loop.call_soon_threadsafe(kept_responses(session.kept).keep_newest, MAX_SESSION_CALLS)
-            self._earlier.append(self._session)
-        self._session = session
+        if self.session is not None:
+            session.dialect_state = self.session.dialect_state
+            self.gateway.loop.call_soon_threadsafe(
+                find_stored_responses(session.dialect_state).keep_newest, MAX_SESSION_CALLS
+            )
+            self.earlier.append(self.session)
+        self.session = session
         self.gateway.admit(self.key, session)
 
 
 def deploy(options: DeployOptions) -> int:
-    """Serve until Ctrl-C or SIGTERM; after SIGTERM finish open requests and return the exit code 0.
+    """Serve until Ctrl-C or SIGTERM. After SIGTERM finish open requests and return the exit code 0.
 
     Raises:
-        UserError: the run cannot be served.
-        KeyboardInterrupt: at Ctrl-C.
+        UserError: The run cannot be served.
+        KeyboardInterrupt: At Ctrl-C.
     """
     with serve_model(options) as model:
         _print_address(model)
@@ -147,7 +149,7 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
 
     folder = find_training_run(wanted.run, wanted.root)
     load_project_dotenv(record=folder)
-    key = read_key(KEY, do="leave it out: a random one is made and shown") or f"ajet-{secrets.token_hex(16)}"
+    key = read_key(KEY, do="unset it: a random key is then created and shown") or f"ajet-{secrets.token_hex(16)}"
     require_free(wanted.host, wanted.port, name="deployment", where="--host, --port")
     checkpoint = find_checkpoint(folder, wanted.checkpoint)
     experiment = load_recorded_settings(folder)
@@ -166,7 +168,7 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
         try:
             gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
             name = wanted.name or folder.name
-            # several adapters have their own names, the only one has the run's; None is the model alone
+            # Several adapters have their own names, a single adapter has the run's. None is the model without adapter.
             models: dict[str, str | None] = {name if each == TUNED else each: each for each in backbone.adapters.names}
             models |= {BASE: None} if backbone.adapters else {}
             yield ModelServer(gateway, key, next(iter(models), name), experiment, models).open()
@@ -180,13 +182,13 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
 def _open_weights(
     wanted: DeployOptions, folder: Path, checkpoint: Checkpoint, experiment: Experiment
 ) -> Iterator[Path]:
-    """Yield the folder of the model that is served. Raises UserError."""
+    """Yield the folder of the served model. Raises UserError."""
     model = find_model_folder(folder, checkpoint)
     if not wanted.with_base or Adapters.from_folder(model):
         yield model
         return
     if wanted.name == BASE:
-        raise UserError(f"The model that the run began with is called {BASE}.", where="--name", do="take another name")
+        raise UserError(f"{BASE} is the name of the run's starting model.", where="--name", do="take another name")
     require_adapter(model)
     began = experiment.ajet.model.path
     assert began is not None, "a run that has trained had a model"
@@ -226,15 +228,15 @@ def _print_address(model: ModelServer) -> None:
 TUNED = "tuned"
 """Name of the adapter in the folder: peft could mistake a run's own name for a part of the model."""
 _ALONE = "adapter"
-"""Folder of the one adapter of a checkpoint or an export, in peft's layout."""
+"""Folder of the single adapter of a checkpoint or an export, in peft's layout."""
 
 
 @contextmanager
 def join_adapter(model: Path, base: Path) -> Iterator[Path]:
-    """Yield a folder with the model `base` and the one adapter of the checkpoint or export in `model`.
+    """Yield a folder with the model `base` and the single adapter of the checkpoint or export in `model`.
 
-    An engine that loads it serves both from one copy of the weights. Run and model are only read: the folder holds
-    links, the adapter's files and a table, and is removed afterwards. Raises UserError if `model` has no adapter.
+    An engine serves both from one copy of the weights. Run and model are only read: the folder holds links, the
+    adapter's files and a table, and is removed afterwards. Raises UserError if `model` has no adapter.
     """
     adapter = require_adapter(model)
     with TemporaryDirectory(prefix="ajet-base-") as place:
@@ -248,13 +250,13 @@ def join_adapter(model: Path, base: Path) -> Iterator[Path]:
 
 
 def require_adapter(model: Path) -> Path:
-    """Return the folder of the one adapter of a checkpoint or export. Raises UserError."""
+    """Return the folder of the single adapter of a checkpoint or export. Raises UserError."""
     adapter = model / _ALONE
     if not (adapter / "adapter_config.json").is_file():
         raise UserError(
-            "All weights of this run were tuned: its model and the one that it began with are two.",
+            "All weights of this run were tuned: the tuned model and the starting model share no weights.",
             where=str(model),
             expected="the checkpoint of a run with trainer_common.lora.rank, for --with-base",
-            do="leave --with-base out, and serve the other one by a server of its own",
+            do="omit --with-base, and serve the starting model with a separate server",
         )
     return adapter

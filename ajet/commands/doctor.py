@@ -1,7 +1,7 @@
 """`ajet doctor`: check the machine, the packages, the network and a model before a run.
 
-Invariants: nothing is changed, no weights are loaded, no process is left. Only a finding of state `problem`, which
-would stop a run or make it train on wrong tokens, makes the verdict bad.
+Invariants: no setting is changed, no weights are loaded, no process is left running. Only a finding of state `problem`
+makes the verdict bad: a `problem` would stop a run or make the run train on wrong tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checkup:
 
 
 def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) -> Checkup:
-    """Make all checks; those of a model if `model` or the experiment names one."""
+    """Make all checks, with the checks of a model if `model` or the experiment names one."""
     from ajet.commands.doctor_checks import check_machine, check_model, check_network, check_packages
     from ajet.commands.runner import load_runner
 
@@ -75,7 +75,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
 
 
 def examine_store(address: str) -> Checkup:
-    """Check only the store at an address. Raises UserError for a text that is no address."""
+    """Check only the store at an address. Raises UserError for an invalid address."""
     from ajet.store.opening import survey
 
     started = time.perf_counter()
@@ -83,7 +83,7 @@ def examine_store(address: str) -> Checkup:
 
 
 def _run_check(title: str, check: str, experiment: Experiment | None, model: str | None) -> list[Finding]:
-    """Return what a plug-in's check finds, or a warning if it cannot be loaded."""
+    """Return the findings of a plug-in's check, or a warning if the check cannot be loaded."""
     function, problem = try_load(check)
     if problem:
         return [Finding(title, "warning", f"{check} cannot be loaded: {problem}")]

@@ -1,4 +1,4 @@
-"""The checks of `ajet doctor`: machine, packages, network and model. Each returns findings and raises none of them."""
+"""The checks of `ajet doctor`: machine, packages, network and model. Each check returns findings and never raises."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 _GIB = 2**30
 _NVIDIA_SECONDS = 5.0
 FEW_GIB = 4.0
-"""Free memory below which even small models train badly."""
+"""Free memory in GiB below which even small models train badly."""
 LITTLE_GIB, NO_GIB = 5.0, 0.5
-"""Free disk below which checkpoints of a small model may not fit, and below which no run should start."""
+"""Free disk in GiB: below the first, checkpoints of a small model may not fit. Below the second, no run should
+start.
+"""
 
 
 def check_machine(folder: Path) -> list[Finding]:
@@ -51,7 +53,7 @@ def _check_cores() -> Finding:
     busy = psutil.getloadavg()[0]
     text = f"{usable} usable, load {busy:.1f}"
     if busy > usable * 0.75:
-        do = "stop what else runs: on a busy processor small training steps take many times longer"
+        do = "stop other programs: on a busy processor small training steps take many times longer"
         return Finding("cores", "warning", text, do)
     return Finding("cores", "ok", text)
 
@@ -71,7 +73,7 @@ def _check_gpus() -> list[Finding]:
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=_NVIDIA_SECONDS, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        return [Finding("gpu", "ok", "none of NVIDIA's: the local backbone trains on the processor")]
+        return [Finding("gpu", "ok", "no NVIDIA GPU: the local backbone trains on the processor")]
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Finding("gpu", "warning", f"nvidia-smi does not answer: {error}", "look at the driver")]
     if done.returncode != 0:
@@ -97,7 +99,7 @@ def _check_disk(folder: Path) -> Finding:
     if not os.access(place, os.W_OK):
         return Finding("disk", "problem", f"{place} cannot be written", "choose another folder with --exp-dir")
     if free < NO_GIB * _GIB:
-        return Finding("disk", "problem", text, "free some, or record elsewhere (--exp-dir)")
+        return Finding("disk", "problem", text, "free disk space, or record in another folder (--exp-dir)")
     if free < LITTLE_GIB * _GIB:
         return Finding("disk", "warning", text, "checkpoints may not fit: lower trainer_common.max_checkpoints_to_keep")
     return Finding("disk", "ok", text)
@@ -105,16 +107,16 @@ def _check_disk(folder: Path) -> Finding:
 
 _NOT_FOR_USERS = {"dev"}
 _FOR_CPU = ("verl", "vllm")
-"""Extras with a second one, NAME-cpu, for machines without an NVIDIA GPU."""
+"""Extras with a variant NAME-cpu for machines without an NVIDIA GPU."""
 
 
 def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
-    """Compare the requirements of ajet and its extras with the installed packages, without importing these.
+    """Compare the requirements of ajet and its extras with the installed packages, without importing the packages.
 
-    Of a pair of extras for machines with and without a GPU, only the one for this machine is checked.
+    Of a pair of extras for machines with and without a GPU, only the extra for this machine is checked.
 
     Args:
-        needed: extras of the experiment; a missing package of theirs is a problem.
+        needed: Extras of the experiment. A missing package of a needed extra is a problem.
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -172,7 +174,11 @@ _RAY_SECONDS = 0.5
 
 
 def check_network(config: AjetConfig | None) -> list[Finding]:
-    """Check ports, a gateway over loopback, proxies and Ray. `config`: with host and port; None: any port."""
+    """Check ports, a gateway over loopback, proxies and Ray.
+
+    Args:
+        config: Settings with host and port. None: any port.
+    """
     return [_check_port(config), _check_gateway(), *_check_proxies(), _check_ray()]
 
 
@@ -224,12 +230,12 @@ def _check_gateway() -> Finding:
 
 
 def _check_proxies() -> list[Finding]:
-    """Return a warning for a proxy that no client can use, or that other programs would use for the gateway."""
+    """Return a warning for a proxy unusable for clients, or used by other programs for the gateway."""
     if unusable := explain_proxies():
         return [Finding("proxy", "warning", unusable)]
     if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
         return []
-    text = "A proxy is set for all hosts: clients outside this process would ask it for the gateway's loopback address."
+    text = "A proxy is set for all hosts: clients outside this process would use it for the gateway's loopback address."
     return [Finding("proxy", "warning", text, "export NO_PROXY=127.0.0.1,localhost")]
 
 
@@ -251,7 +257,7 @@ def _check_ray() -> Finding:
             return Finding("ray", "ok", f"{version}; a cluster answers at {address}")
     except (OSError, ValueError) as error:
         if "RAY_ADDRESS" in os.environ:
-            return Finding("ray", "warning", f"{version}; RAY_ADDRESS is {address}, where nothing answers: {error}")
+            return Finding("ray", "warning", f"{version}; RAY_ADDRESS is {address}, where no server answers: {error}")
         return Finding("ray", "ok", f"{version}; the last cluster is gone, --with-ray starts one")
 
 
@@ -259,7 +265,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     """Check a model without its weights: chat template, stop tokens, vocabulary and context.
 
     Args:
-        config: the settings of a run.
+        config: The settings of a run.
     """
     from ajet.engine.dimensions import read_embedding_shapes
     from ajet.engine.model_source import describe_download, find_local_model, locate_model
@@ -273,7 +279,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
         source = locate_model(path, base=base, weights=False, trust_remote_code=trusted)
         if source.gguf_file is not None and find_local_model(path, base=base, weights=False) is None:
             return [
-                Finding("model", "note", f"{describe_download(path, base=base)}; a run does that, this check does not")
+                Finding("model", "note", f"{describe_download(path, base=base)}; a run does so, this check does not")
             ]
         folder = prepare_folder(source, weights=False)
         tokenizer = load_tokenizer(source)
@@ -319,4 +325,4 @@ def _check_other_ends(renderer: Renderer, generation_json: dict[str, Any]) -> li
     if not missing:
         return []
     text = f"generation_config.json also ends replies at {', '.join(renderer.decode([token]) for token in missing)}."
-    return [Finding("other ends", "note", text + " ajet stops where the chat template and the tokenizer say.")]
+    return [Finding("other ends", "note", text + " ajet stops at the tokens of the chat template and the tokenizer.")]

@@ -1,7 +1,7 @@
-"""An episode on a terminal: messages, tools, outcome and reason.
+"""Shows an episode on a terminal: messages, tools, outcome and reason.
 
-Invariants: a failed episode is shown with the boundary it failed at and the user's own lines of the traceback; frames
-of packages are counted, not shown. A frame is the user's own if its file is not in an installed package, Python or
+Invariants: a failed episode is shown with the boundary of the failure and the user's own lines of the traceback. Frames
+of packages are counted, not shown. A frame belongs to the user if its file is not in an installed package, Python or
 ajet. A model's text reaches the terminal without control characters.
 """
 
@@ -31,45 +31,45 @@ if TYPE_CHECKING:
 
 
 MAX_MESSAGE_CHARS = 2000
-"""Characters of a message that are shown; the record has all."""
+"""Characters shown of a message. The record has the full text."""
 SHOWN_FRAME_LINES = 6
-"""Last lines that are shown of a traceback without a frame of the user's own."""
+"""Last lines shown of a traceback without a frame of the user's code."""
 MAX_TITLE_REASON = 30
-"""Longest reason of a judge in the title; a longer one is shown below the answer."""
+"""Longest reason of a judge in the title. A longer reason is shown below the answer."""
 MAX_ARGUMENT_CHARS = 120
-"""Characters of a tool's arguments that are shown."""
+"""Characters shown of a tool's arguments."""
 MAX_OWN_FRAMES = 5
-"""Last frames of the user's own that are shown."""
+"""Maximum number of the user's frames shown, the last ones."""
 
 HINTS = {
     "engine": "the engine failed: see the log in the run directory",
-    "server": "start the model server that the message names, or mend its address and key",
-    "judging model": "start the server that the message names, or mend model, base_url and api_key_env of the judge",
+    "server": "start the model server named in the message, or correct its address and key",
+    "judging model": "start the server named in the message, or correct model, base_url and api_key_env of the judge",
     "judge": "correct the judge as the message says",
     "environment": "start the environment's service, or mend its address",
     "tool": "a tool failed",
-    "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
+    "sandbox": "the sandbox of untrusted code was lost: `{program} doctor` checks the sandboxes of this machine",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
-"""What to do about a failure at each boundary but the agent's, and about servers of the user's."""
+"""Advice for a failure at each boundary but the agent's, and for the user's servers."""
 PAIR_ADVICE = (
     "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
     "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
 )
-_CLIENT_ADVICE = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
+_CLIENT_ADVICE = "if the client should call the tuned model, give it `tuner.as_oai_baseurl_apikey()`"
 KIND_ADVICE = {"APIConnectionError": _CLIENT_ADVICE, "AuthenticationError": _CLIENT_ADVICE}
-"""What to do about exceptions that most often have one cause, after the line that raised them."""
+"""Advice for exceptions with one frequent cause, printed after the line that raised them."""
 
 
 def show_episode(episode: Episode) -> None:
-    """Show a panel: turns, tool calls, reward and why, forks, tokens that training would use."""
+    """Show a panel: turns, tool calls, reward and reason, forks, and the tokens training would use."""
     lines = Text()
     for number, tools in enumerate(_list_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
         lines.append(f"{tools}\n", style="yellow")
     for agent, indices, call in _order_messages(episode):
         if agent:
-            lines.append(f"{printable(agent)} is asked\n", style="bold blue")
+            lines.append(f"{printable(agent)} is called\n", style="bold blue")
         for index in indices:
             _append_message(lines, episode.messages[index])
         if call.is_cut:
@@ -94,10 +94,10 @@ _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
 def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
-    """Return what to do about a failure; for the user's own code with the line that raised it."""
+    """Return advice for a failure, with the raising line if the failure is in the user's code."""
     if failure.kind == "ModuleNotFoundError" and (missing := _NOT_INSTALLED.search(failure.message)):
         package = printable(missing[1])
-        return f"install {package}, by the name that its package has: {format_install(package)}"
+        return f"install {package}, by the name of its package: {format_install(package)}"
     if failure.boundary == "engine" and "://" in failure.message:
         return HINTS["server"]
     if failure.boundary == "judge" and failure.own and failure.retryable:
@@ -122,7 +122,7 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
 
 
 def is_message_enough(failure: Failure) -> bool:
-    """Return True if a failure's message is enough, without its kind and frames of ajet."""
+    """True if a failure's message is enough, without its kind and frames of ajet."""
     return failure.kind == "JudgeFailure" or bool(find_failure_hint(failure.kind))
 
 
@@ -140,7 +140,7 @@ def _append_failure(lines: Text, failure: Failure) -> None:
 
 
 def _count_hidden_frames(frames: TracebackFrames) -> str:
-    """Return a line on the frames that are not shown."""
+    """Return a line on the hidden frames."""
     hidden = max(0, len(frames.own) - MAX_OWN_FRAMES)
     parts = [counted(hidden, "earlier frame")] if hidden else []
     parts += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
@@ -156,7 +156,7 @@ def _outcome_colour(episode: Episode) -> str:
 
 
 def _list_tools(episode: Episode) -> list[str]:
-    """Return each list of tools that the agent passed, by names and arguments, in order of use."""
+    """Return each list of tools passed by the agent, by names and arguments, in order of use."""
     used = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
     return [", ".join(_tool_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
 
@@ -183,12 +183,12 @@ def _tool_signature(tool: dict[str, Any]) -> str:
 
 
 def _last_frames(failure: Failure) -> list[str]:
-    """Return the last lines of the traceback without its message, which is shown above them."""
+    """Return the last lines of the traceback without the message, which is shown above the lines."""
     frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
     if message and frames.endswith(message):
         frames = frames[: -len(message)].rpartition("\n")[0]
     lines = frames.splitlines()[-SHOWN_FRAME_LINES:]
-    return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a line that is cut off
+    return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a cut line
 
 
 def _describe_outcome(episode: Episode) -> tuple[str, str]:
@@ -201,7 +201,7 @@ def _describe_outcome(episode: Episode) -> tuple[str, str]:
 
 
 def _describe_answer(episode: Episode) -> str:
-    """Return the answer that judges are given, unless it is the model's last reply; then ""."""
+    """Return the answer for the judges, or "" if the answer is the model's last reply."""
     answer = episode.metadata.get("final_answer")
     if answer is None:
         return ""
@@ -227,7 +227,7 @@ def _describe_footer(episode: Episode) -> str:
 
 
 def _cut_mark(call: Call) -> str:
-    """Return the line below a reply that a limit on tokens ended."""
+    """Return the line below a reply cut by a limit on tokens."""
     after = f" after {counted(len(call.response_ids), 'token')}" if len(call.response_ids) else ""
     limit = printable(str(call.extra.get("cut_by", "a limit on tokens")))
     return f"✂ the reply was cut{after}, by {limit}"
@@ -236,7 +236,7 @@ def _cut_mark(call: Call) -> str:
 def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
     """Return for each call the agent, the indices of messages to show, and the call.
 
-    The messages are those that no earlier call has, then the reply. The agent is "" if it is the same as before.
+    The messages are those without an earlier call, then the reply. The agent is "" if unchanged.
     """
     several = len({call.agent for call in episode.calls}) > 1
     shown: set[int] = set()
@@ -271,7 +271,7 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
 
 
 def _content_text(content: Any) -> str:
-    """Return a message's content as text; images by name only."""
+    """Return a message's content as text, with images by name only."""
     if isinstance(content, str):
         return content
     return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
@@ -301,11 +301,11 @@ class OwnFrame:
     line: int
     function: str
     code: str
-    """Source line; "" if the traceback does not have it."""
+    """Source line, or "" if the traceback does not have the line."""
 
     @property
     def place(self) -> str:
-        """file:line as editors open it, relative if it lies below the working directory."""
+        """file:line as editors open it, relative if the file lies below the working directory."""
         path = Path(self.file)
         here = Path.cwd()
         return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
@@ -316,7 +316,7 @@ class TracebackFrames:
     """The frames of a traceback."""
 
     own: tuple[OwnFrame, ...]
-    """Frames of the user's code in order, each place once; the last one raised."""
+    """Frames of the user's code in order, each place once. The last frame raised."""
     others: Counter[str]
     """TracebackFrames by package: the packages' names, "Python", "ajet"."""
 
@@ -344,7 +344,7 @@ def _parse_frames(lines: list[str]) -> Iterator[OwnFrame]:
 
 
 def _find_package(file: str) -> str:
-    """Return the package that a file belongs to; "" for the user's own."""
+    """Return the package of a file, or "" for the user's own files."""
     if file.startswith(_OURS):
         return "ajet"
     if (installed := _INSTALLED.search(file)) is not None:

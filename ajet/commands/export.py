@@ -1,4 +1,4 @@
-"""`ajet export RUN`: a checkpoint as a model folder that transformers, vLLM and `model.path` load.
+"""`ajet export RUN`: writes a checkpoint as a model folder for transformers, vLLM and `model.path`.
 
 Invariant: the run is only read. The folder appears complete or not at all, and no existing folder is changed.
 """
@@ -21,7 +21,7 @@ from ajet.record.write_errors import convert_os_errors, explain_write_errors
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")
-"""Files of a checkpoint in Hugging Face layout that are not the model's."""
+"""Files of a checkpoint in Hugging Face layout that do not belong to the model."""
 
 
 def export(
@@ -34,16 +34,16 @@ def export(
     reuse: bool = False,
     merging: bool = False,
 ) -> Path:
-    """Write the model of `step`, or of the last checkpoint, and return its folder.
+    """Write the model of `step`, or of the last checkpoint, and return the folder.
 
     Args:
-        out: a folder that does not exist yet; None: `exports/step-N` in the run's.
-        dtype: float32 or bfloat16, for a checkpoint of verl; None: the type that was trained in.
-        again: True to return an existing folder as it is.
-        merging: True for a command that needs the model there, and takes no other folder.
+        out: A new folder. None: `exports/step-N` in the run's folder.
+        dtype: float32 or bfloat16, for a checkpoint of verl. None: the type of training.
+        reuse: True to return an existing folder unchanged.
+        merging: True for a command that needs the model in the default folder.
 
     Raises:
-        UserError: the checkpoint or the folder cannot be used.
+        UserError: The checkpoint or the folder cannot be used.
     """
     folder = find_training_run(run, root)
     checkpoint = select_checkpoint(checkpoints_of(folder), step)
@@ -67,7 +67,7 @@ def export(
             room=f"the model: {size} are in its checkpoint, the optimizer's numbers among them",
             other_folder="" if merging else ", or name a folder on another disk with --out",
         ):
-            _write_model(partial, checkpoint, dtype)
+            write_model(partial, checkpoint, dtype)
             write_card(folder, checkpoint, partial)
             apply_umask(partial)
             sync_tree(partial)
@@ -89,10 +89,10 @@ def find_training_run(run: str, root: Path) -> Path:
 
 
 def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Return the folder from which a checkpoint's model is loaded; a backbone's own format is exported once.
+    """Return the folder for loading a checkpoint's model. A backbone's own format is exported once.
 
     Raises:
-        UserError: the checkpoint cannot be exported.
+        UserError: The checkpoint cannot be exported.
     """
     if find_checkpoint_owner(checkpoint.state) is None:
         return checkpoint.path
@@ -103,7 +103,7 @@ def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
-    """Return the checkpoint of `step`, or the last. Raises UserError if there is none, or it is incomplete."""
+    """Return the checkpoint of `step`, or the last. Raises UserError if the checkpoint is missing or incomplete."""
     known = checkpoints.all()
     if step is None:
         checkpoints.require_whole(above=known[-1].step if known else -1)
@@ -122,14 +122,14 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     steps = ", ".join(str(each.step) for each in known) or "none"
     unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(
-        f"The checkpoint of step {step} is not whole." if unfinished else f"There is no checkpoint of step {step}.",
+        f"The checkpoint of step {step} is incomplete." if unfinished else f"There is no checkpoint of step {step}.",
         where=str(checkpoints.folder),
         expected=f"one of the complete ones: {steps}",
-        do="trainer_common.max_checkpoints_to_keep says how many are kept" if known and not unfinished else "",
+        do="trainer_common.max_checkpoints_to_keep sets their number" if known and not unfinished else "",
     )
 
 
-def _write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+def write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     require_sound(checkpoint.path)
     if (owner := find_checkpoint_owner(checkpoint.state)) is not None:
         load_runner(owner).export(checkpoint, target, dtype)

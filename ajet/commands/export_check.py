@@ -1,8 +1,8 @@
-"""`ajet export --check`: recorded calls compared with the exported folder, loaded without ajet's settings.
+"""`ajet export --check`: compares recorded calls with the exported folder, loaded without ajet's settings.
 
-Invariant: the folder is compared with prompts, ids and log-probabilities that the run recorded while it sampled with
-these weights, not with another computation from the same files. Parts that cannot be compared are named; if there are
-none to compare, the check fails.
+Invariant: the folder is compared with prompts, ids and log-probabilities recorded while the run sampled with the same
+weights, not with another computation from the same files. Parts not comparable are named. Without any comparable part
+the check fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ExportCheck:
     """The result of the check of an exported folder."""
 
     source: str
-    """Record that the folder is compared with, in words."""
+    """Name of the record compared with the folder."""
     dtype: str = "float32"
     """Coarser of the folder's number type and the type of the sampling."""
     calls: int = 0
@@ -52,7 +52,7 @@ class ExportCheck:
     gaps: list[float] = field(default_factory=list)
     """Gap of each sampled token in nats."""
     replies: int = 0
-    """Number of greedy replies that were compared."""
+    """Number of compared greedy replies."""
     other_replies: list[str] = field(default_factory=list)
     endless: int = 0
     """Number of replies that ended where the folder's generation settings would continue."""
@@ -64,7 +64,7 @@ class ExportCheck:
 
     @property
     def problems(self) -> list[str]:
-        """Return why the check fails; none if the folder equals the run's model."""
+        """Return the reasons for a failed check, or an empty list if the folder equals the run's model."""
         allowed = MEAN_TOLERANCE[self.dtype]
         found = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
         for engine, gaps in (("transformers", self.gaps), (self.engine, self.engine_gaps)):
@@ -80,14 +80,14 @@ class ExportCheck:
 def check_export(
     exported: Path, run: Path, step: int, *, at_most: int = 16, tolerance: float | None = None, engine: str = ""
 ) -> ExportCheck:
-    """Compare the folder with what the run sampled after `step` steps.
+    """Compare the folder with the run's samples after `step` steps.
 
     Args:
-        at_most: number of calls.
+        at_most: Number of calls.
         engine: "vllm" to compare vLLM's replies, too.
 
     Raises:
-        UserError: nothing was recorded with these weights, or the folder cannot be loaded.
+        UserError: No call was recorded with the weights, or the folder cannot be loaded.
     """
     from ajet.backbone import saved_dtype
     from ajet.config import load_recorded_experiment
@@ -123,8 +123,8 @@ def print_check(found: ExportCheck) -> None:
     if gaps:
         _print_row("weights", f"largest gap {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
     equal = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
-    _print_row("replies", equal if found.replies else "not compared: none was drawn greedily")
-    _print_row("ends", "as the folder's generation settings say" if not found.endless else f"{found.endless} go on")
+    _print_row("replies", equal if found.replies else "not compared: no reply was sampled greedily")
+    _print_row("ends", "with the folder's generation settings" if not found.endless else f"{found.endless} go on")
     if found.engine_gaps:
         same = found.engine_replies - len(found.other_engine_replies)
         _print_row(found.engine, f"{same} of {found.engine_replies} greedy replies as transformers', "
@@ -143,9 +143,10 @@ def _print_row(name: str, text: str) -> None:
 def _find_recorded_calls(
     run: Path, checkpoint: Checkpoint, exported: Path, at_most: int
 ) -> tuple[str, Path, list[tuple[Episode, Call]]]:
-    """Return calls that these weights sampled, their source in words and the folder of its record.
+    """Return recorded calls with the checkpoint's weights, the name of the source, and the record's folder.
 
-    They are of the validation after the step, else of the next training step, else of an evaluation of the checkpoint.
+    The calls are from the validation after the step, else from the next training step, else from an evaluation of the
+    checkpoint.
     """
     step, files = checkpoint.step, EpisodeFiles(run / "episodes")
     for played, split in ((step, "validation"), (step + 1, "train")):
@@ -155,12 +156,12 @@ def _find_recorded_calls(
             return what, run, calls
     for record in reversed(evaluations_of(run, checkpoint, exported)):
         files_there = EpisodeFiles(record.folder / "episodes")
-        for played in (step, 0):  # 0: the model was named by its folder
+        for played in (step, 0):  # 0 if the model was named by its folder
             calls = list(islice(_first_calls(files_there.read(played, "validation"), None), at_most))
             if calls:
                 return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
-        f"Nothing is recorded that the weights of step {step} sampled, so there is nothing to hold the folder to.",
+        f"Nothing is recorded that the weights of step {step} sampled, so the folder cannot be compared.",
         where=str(files.folder),
         expected="a validation after that step, or an evaluation of it",
         do=f"evaluate it: {format_command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",
@@ -168,7 +169,7 @@ def _find_recorded_calls(
 
 
 def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[Episode, Call]]:
-    """Yield each episode's first call without images by the policy of a version; None: of any version."""
+    """Yield each episode's first call without images by the policy of a version. None: of any version."""
     for episode in episodes:
         for call in episode.calls:
             own = version is None or all(part.low == part.high == version for part in call.versions)
@@ -205,7 +206,7 @@ def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call:
 
 
 def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: StockModel) -> str | None:
-    """Return where the model prefers another token than the reply's by more than rounding; None: nowhere."""
+    """Return where the model prefers another token than the reply's by more than rounding, or None."""
     for at in np.flatnonzero(greedy != reply):
         if margins[at] > tolerance:
             now, was = (fresh.tokenizer.decode([int(ids[at])]) for ids in (greedy, reply))

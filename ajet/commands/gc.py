@@ -1,7 +1,7 @@
-"""`ajet gc RUN`: list what of a run can be removed, or remove it.
+"""`ajet gc RUN`: lists or removes a run's removable files.
 
-Invariants: a live run is not changed (its lock); it applies its own bounds when it saves. Without `yes` nothing is
-removed. `ajet.record.retention` decides what may go; orphaned data in the run's store goes, too.
+Invariants: a live run is not changed (its lock). A live run applies its own bounds when saving. Without `yes` no file
+is removed. `ajet.record.retention` decides which files may go. Orphaned data in the run's store goes, too.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ajet.schema.errors import UserError
 from ajet.store.opening import find_store_leftovers
 
 STORE = "store"
-"""Kind of the data that killed writes left in a database."""
+"""Kind of data left in a database by killed writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemovableFiles:
-    """The files that can be removed, or were."""
+    """The files to remove, or already removed."""
 
     run: Path
     found: FilesToRemove
     bounds: RetentionBounds
     checkpoints: int
-    """Number of newest checkpoints that stay."""
+    """Number of newest checkpoints to retain."""
     sizes: dict[str, tuple[int, int]]
     """Number of files or folders, and bytes, by kind."""
     done: bool
     store_problem: str = ""
-    """Why the store could not be checked; "" if the check worked."""
+    """Reason why the store could not be checked, or "" after a successful check."""
 
     def to_json(self) -> dict[str, object]:
         """Return the result as JSON values."""
@@ -58,10 +58,10 @@ def collect_removable_files(
     checkpoints: int | None = None,
     yes: bool = False,
 ) -> RemovableFiles:
-    """List, or with `yes` remove, what is beyond the bounds; None: the run's own bound.
+    """List, or with `yes` remove, files beyond the bounds. None uses the run's own bound.
 
     Raises:
-        UserError: the run is live, or has no chain, which would record what was removed.
+        UserError: The run is live, or has no chain to record the removal.
     """
     from ajet.config import load_recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
@@ -88,9 +88,9 @@ def collect_removable_files(
             chain = Chain(folder, key=chain_key())
             if not chain.has_links:
                 raise UserError(
-                    "This run has no chain: nothing would say what was removed of it.",
+                    "This run has no chain to record the removal.",
                     where=str(folder),
-                    do="resume it once with this version of ajet, which begins one",
+                    do="resume the run once with this version of ajet to create a chain",
                 )
             latest = saved.latest()
             remove_files(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")

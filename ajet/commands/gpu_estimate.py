@@ -1,8 +1,8 @@
-"""Memory of each GPU and time of a step for a backbone whose trainer and engine take turns on GPUs, by formula.
+"""Estimates GPU memory and step time for backbones whose trainer and engine take turns on GPUs, by formula.
 
-Invariant: everything here is estimated, not measured, and follows from the size of the model, the settings and the
-published peak numbers of a GPU. docs/sizes.md has each formula with its source. What is left out: communication, moving
-offloaded weights, tools, judges, and the sharing of prompts.
+Invariant: all numbers are estimated, not measured, from the size of the model, the settings and the published peak
+numbers of a GPU. docs/sizes.md has each formula with the source. Not included: communication, moving offloaded weights,
+tools, judges, and the sharing of prompts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GpuType(NamedTuple):
     flops: float
     """Operations a second in bfloat16, without sparsity."""
     bandwidth: float
-    """Bytes a second from its memory."""
+    """Bandwidth of the GPU's memory in bytes per second."""
 
 
 GPUS: dict[GpuName, GpuType] = {
@@ -50,39 +50,39 @@ GPUS: dict[GpuName, GpuType] = {
 }
 """NVIDIA's data sheets: SXM models with 80 GB where there are several. docs/sizes.md names them."""
 COMPUTE_USE = (0.25, 0.5)
-"""Parts of the peak that training and prefill keep up: worst and best."""
+"""Share of the peak reached by training and prefill: worst and best."""
 BANDWIDTH_USE = (0.4, 0.8)
-"""Parts of the bandwidth that decoding keeps up."""
+"""Share of the bandwidth reached by decoding: worst and best."""
 CONTEXT = GIB
 """Bytes of the CUDA context and of buffers of NCCL."""
 LOGIT_BYTES = 6
-"""Bytes of a logit in an update: bfloat16, and float32 where its softmax is."""
+"""Bytes per logit in an update: bfloat16, and float32 for the softmax."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes that each GPU holds in a step."""
+    """Bytes held by each GPU in a step."""
 
     weights: float
-    """The shard of the weights that are trained, in float32, and of the frozen ones below adapters."""
+    """The shard of the trained weights, in float32, and of the frozen weights below adapters."""
     gradients: float
     optimizer: float
     reference: float
-    """The shard of the reference model that stays on the GPU during an update."""
+    """The shard of the reference model on the GPU during an update."""
     gathered: float
-    """Two layers in bfloat16, unsharded: the one that computes and the next one."""
+    """Two layers in bfloat16, unsharded: the computing layer and the next layer."""
     activations: float
     logits: float
     engine_weights: float
     cache: float
     resident: float
-    """Bytes that the trainer keeps while the engine samples."""
+    """Bytes held by the trainer while the engine samples."""
     cache_tokens: int
-    """Tokens whose keys and values fit into the caches of one engine; 0 if the architecture is not known."""
+    """Tokens whose keys and values fit into one engine's caches, or 0 for an unknown architecture."""
 
     @property
     def update(self) -> float:
-        """The peak of an update; the engine has freed its memory."""
+        """The peak of an update, after the engine has freed its memory."""
         shards = self.weights + self.gradients + self.optimizer + self.reference
         return CONTEXT + shards + self.gathered + self.activations + self.logits
 
@@ -92,11 +92,11 @@ class GpuMemory:
 
 
 def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuMemory:
-    """Return what each GPU holds.
+    """Return the memory held by each GPU.
 
     Args:
-        size: the model; zeros but for `parameters` if the architecture is not known.
-        gpu: the kind of all GPUs.
+        size: The model's size. All zeros but `parameters` if the architecture is not known.
+        gpu: The type of all GPUs.
     """
     trainer, rollout = settings.trainer_common, settings.rollout
     gpus = count_gpus(settings)
@@ -132,11 +132,11 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
 def estimate_seconds(
     size: ModelSize, settings: AjetConfig, gpu: GpuType, *, compute: float, bandwidth: float
 ) -> tuple[float, float]:
-    """Return seconds of sampling and of scoring and update in one step whose replies are all of full length.
+    """Return seconds of sampling, and of scoring and update, in one step with all replies of full length.
 
     Args:
-        compute: the part of the GPU's operations that is kept up.
-        bandwidth: the part of its bandwidth.
+        compute: The reached share of the GPU's operations.
+        bandwidth: The reached share of the GPU's bandwidth.
     """
     rollout, trainer = settings.rollout, settings.trainer_common
     flops, moved = gpu.flops * compute, gpu.bandwidth * bandwidth
@@ -169,13 +169,13 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
         "logits": held.logits,
     }  # fmt: skip
     shown = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
-    known = "" if size.layers else "; without activations and cache, whose size the name does not say"
+    known = "" if size.layers else "; without activations and cache, whose size is unknown from the name"
     tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
     where = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
     most = max(held.update, held.sampling)
     fits = "" if most <= gpu.memory else f"; it does not fit: {format_bytes(most)} of {format_bytes(gpu.memory)}"
     if not held.cache:
-        fits += "; rollout.gpu_memory_utilization leaves no cache beside vLLM's weights"
+        fits += "; rollout.gpu_memory_utilization leaves no cache after vLLM's weights"
     yield (
         "memory",
         f"estimated, not measured, on {where}: an update {format_bytes(held.update)} ({shown}); sampling "
@@ -205,8 +205,9 @@ def count_gpus(settings: AjetConfig) -> int:
 
 
 def find_own_gpu(experiment: Experiment, *, on_cluster: bool = False) -> GpuName | None:
-    """Return the GPU that a run started here would use: this machine's, or H100 where that is not known; None if the
-    run would be on the CPU.
+    """Return the GPU for a run started on this machine.
+
+    None for a run on the CPU, H100 if the GPU is not known.
 
     Args:
         on_cluster: True if the run joins a cluster, whose machines have GPUs.

@@ -1,8 +1,8 @@
-"""What `ajet serve`, `ajet observe` and `ajet deploy` share: the key of their clients, and their end at a signal.
+"""Shared parts of `ajet serve`, `ajet observe` and `ajet deploy`: the clients' key, and the end at a signal.
 
-Invariants: a key that could not stand in a header, or can be guessed, is refused before anything listens. Ctrl-C ends a
-server at once (exit code 130). SIGTERM lets open requests finish for `GRACE_S` at most, with exit code 0; a second one,
-or Ctrl-C, ends the wait.
+Invariants: a key that is guessable or no valid header value is refused before the server listens. Ctrl-C ends a server
+at once (exit code 130). SIGTERM lets open requests finish for `GRACE_S` at most, with exit code 0. A second SIGTERM, or
+Ctrl-C, ends the wait.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ajet.train.interrupts import Interrupts, Preempted
 
 KEY_BITS = 128
 GRACE_S = 20.0
-"""Seconds for open requests after SIGTERM; a supervisor kills after 10 to 90."""
+"""Seconds for open requests after SIGTERM. A supervisor kills after 10 to 90."""
 _POLL_S = 0.1
 
 
 def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> str | None:
-    """Return the key in the environment variable, or None if it is not set.
+    """Return the key in the environment variable, or None if the variable is not set.
 
     Args:
-        do: what a user can do instead of setting a key.
-        or_else: other places where the key may have been set.
+        do: Advice for a user who sets no key.
+        or_else: Other places where the key may have been set.
 
     Raises:
-        UserError: the value is no key.
+        UserError: The value is no key.
     """
     key = os.environ.get(variable)
     if key is None or (key.isascii() and key.isprintable() and " " not in key and count_bits(key) >= KEY_BITS):
@@ -46,7 +46,7 @@ def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> st
 
 
 def count_bits(key: str) -> float:
-    """Return the most bits that the key can have, drawn from the smallest usual alphabet that holds it."""
+    """Return the maximum entropy of the key in bits, for the smallest usual alphabet of its characters."""
     alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
     letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
     return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
@@ -55,24 +55,24 @@ def count_bits(key: str) -> float:
 def serve_until_ended(
     interrupts: Interrupts, wait: Callable[[], None], is_idle: Callable[[], bool], *, grace: float = GRACE_S
 ) -> None:
-    """Call `look` until a signal; after SIGTERM wait until no request is open, and return.
+    """Call `wait` until a signal. After SIGTERM wait until no request is open, and return.
 
     Args:
-        look: waits for a while: Python handles a signal that comes just before a wait when the wait has ended.
+        wait: Waits for a while. Python handles a signal just before a wait only after the wait.
 
     Raises:
-        KeyboardInterrupt: at Ctrl-C.
+        KeyboardInterrupt: At Ctrl-C.
     """
     try:
         while True:
             wait()
             with interrupts.defer(ends_step=False):
-                pass  # raises one that Python could not pass on
+                pass  # raises a signal that Python could not pass on
     except Preempted:
-        logger.info("asked to end: what is being answered has {:g} s", grace)
+        logger.info("stopping: open requests have {:g} s", grace)
     try:
         until = time.monotonic() + grace
         while not is_idle() and time.monotonic() < until:
             time.sleep(_POLL_S)
     except Preempted:
-        logger.info("asked to end again: nothing is waited for")
+        logger.info("stopping at once: second signal")

@@ -1,7 +1,7 @@
 """AgentJetJob: a launch from Python, and its result.
 
-Invariant: a job is a YAML under construction; `tune()` runs exactly what `ajet --conf` would run on the file that
-`dump_job_as_yaml` writes. The result is read from the run directory, so that an earlier run has the same one.
+Invariant: a job is a YAML under construction. `tune()` runs exactly the file written by `dump_job_as_yaml`, as `ajet
+--conf` would. The result is read from the run directory, and an earlier run has the same result.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ DEFAULTS: Mapping[str, Any] = {
     "backbone": "local",
     "model.path": "embedded:smollm2-135m",
 }
-"""Settings of a job that begins with no YAML."""
+"""Settings of a job without a base YAML."""
 
 
 class AgentJetJob:
     """Build an experiment step by step: `AgentJetJob(model=…).set_workflow(…).set_data(…).tune()`.
 
-    `base_yaml_config` is a YAML to begin with, and what is given beside it wins; without one a job is `local`, with the
-    model `embedded:smollm2-135m`. Each other name is one key (`ajet.commands.job_arguments`), None leaves it as it is,
-    and it can be read again: `job.batch_size`. `n_gpu` is GPUs per node (0: CPU); `algorithm` is
-    `trainer_common.algorithm.adv_estimator`, or a class of your own; `n_gpu_for_infer` is the number of inference
-    engines where the backbone separates them; `name` is `experiment_name`; `ensure_new_experiment` puts the time behind
-    it. Any other key goes through `set(key=…)`. Raises ConfigError for a YAML that cannot be used.
+    `base_yaml_config` is the YAML to start with, and other arguments override the YAML. Without a YAML a job is
+    `local`, with the model `embedded:smollm2-135m`. Every other argument is one key (`ajet.commands.job_arguments`).
+    None leaves the key unchanged, and each value can be read again: `job.batch_size`. `n_gpu` is GPUs per node (0:
+    CPU). `algorithm` is `trainer_common.algorithm.adv_estimator`, or a class of your own. `n_gpu_for_infer` is the
+    number of inference engines if the backbone separates them. `name` is `experiment_name`. `ensure_new_experiment`
+    appends the time to the name. Set any other key with `set(key=…)`. Raises ConfigError for an unusable YAML.
     """
 
     @shorten_uncaught_errors
@@ -97,7 +97,7 @@ class AgentJetJob:
             self._set_keys({"experiment_name": f"{self.experiment_name}_{time.strftime('%Y%m%d-%H%M%S')}"})
 
     def _load_yaml(self, path: Path) -> None:
-        """Take the content of a YAML, with the folder that its relative paths start from."""
+        """Read the content of a YAML. Relative paths start from the YAML's folder."""
         from ajet.config import load_experiment
         from ajet.config.document import read_document
 
@@ -108,7 +108,7 @@ class AgentJetJob:
         self._tree |= {"experiment_name": found.name, "base_dir": str(found.base)}
 
     def __getattr__(self, name: str) -> Any:
-        """Return the present value of a setting, by the name of its argument. Raises ConfigError."""
+        """Return the present value of a setting, by argument name. Raises ConfigError."""
         if name not in KEYS:
             raise AttributeError(f"a job has no {name!r}; `job.config.ajet` has every key")
         value: Any = self.config.ajet
@@ -125,10 +125,10 @@ class AgentJetJob:
     def set_workflow(
         self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str, ensure_reward_in_workflow: bool = False
     ) -> AgentJetJob:
-        """Set the agent: a Workflow class, a function `(task, tuner)`, or a reference to one.
+        """Set the agent: a Workflow class, a function `(task, tuner)`, or a reference to either.
 
         Args:
-            ensure_reward_in_workflow: True to use no judge, even if one was set.
+            ensure_reward_in_workflow: True to use no judge, even if a judge was set.
         """
         if ensure_reward_in_workflow:
             self._set_keys({"task_judge.judge_protocol": None})
@@ -136,7 +136,7 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def set_judge(self, judge: type[Any] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
-        """Set the judge: a BaseJudge, a function `(task, output)`, or a reference to one."""
+        """Set the judge: a BaseJudge, a function `(task, output)`, or a reference to either."""
         return self._set_keys({"task_judge.judge_protocol": make_reference(judge)})
 
     @shorten_uncaught_errors
@@ -150,12 +150,12 @@ class AgentJetJob:
         """Set the tasks.
 
         Args:
-            type: a reader's name; "hf", "huggingface", "jsonl" and "dummy" are short names.
-            dataset_path: what the reader reads: a data set of the hub, a file, a folder, traces, a service's address.
-            validation_split: the held-out split; a reader of files validates nothing without it.
+            type: Name of a reader. "hf", "huggingface", "jsonl" and "dummy" are short names.
+            dataset_path: The reader's source: a data set of the hub, a file, a folder, traces, a service's address.
+            validation_split: The held-out split. Without a split, a reader of files has no validation.
 
         Raises:
-            UserError: the reader has no key for one of them.
+            UserError: The reader has no key for an argument.
         """
         values = collect_reader_keys(type, dataset_path, training_split, validation_split)
         for key in [key for key, value in values.items() if value is None]:
@@ -190,10 +190,10 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def set_section(self, name: str, /, **values: Any) -> AgentJetJob:
-        """Set a section beside `ajet`: a backbone's (`verl`, `trinity`), or your own, read as `tuner.config.NAME`.
+        """Set a section other than `ajet`: a backbone's (`verl`, `trinity`), or your own, read as `tuner.config.NAME`.
 
         Raises:
-            UserError: the section is `ajet`, whose keys `set` sets.
+            UserError: The section is `ajet`, whose keys `set` sets.
         """
         if name == "ajet":
             raise UserError("`ajet` is no section of your own.", do="set its keys with `set(rollout__num_repeat=8)`")
@@ -202,7 +202,7 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the YAML that `ajet --conf` runs, and its folder. Raises ConfigError for what `tune()` would refuse."""
+        """Write the YAML for `ajet --conf`, and its folder. Raises ConfigError if `tune()` would refuse the job."""
         from ajet.config.document import dump_yaml
 
         self.experiment()
@@ -230,13 +230,13 @@ class AgentJetJob:
         """Run the job in this process and return the run directory. The arguments are the flags of `ajet --conf`.
 
         Args:
-            backbone: for this run only.
+            backbone: For this run only.
             rehearsal: False is `--no-rehearsal`.
-            debug: tags of `bp("TAG")`.
+            debug: Tags of `bp("TAG")`.
             services: NAME of each `--with-NAME`.
 
         Raises:
-            UserError: the user can correct the cause.
+            UserError: The user can correct the cause.
         """
         flags = {"ray": with_ray, "ray-cluster": with_ray_cluster, "logview": with_logview}
         options = LaunchOptions(
@@ -253,10 +253,10 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def debug(self, tags: str = "", *, services: Sequence[str] = ()) -> Path:
-        """Play a few tasks and train nothing, as `ajet --backbone debug`; return the folder of the record.
+        """Play a few tasks without training, as `ajet --backbone debug`, and return the record's folder.
 
         Raises:
-            UserError: also if every episode failed.
+            UserError: The user can correct the cause, or every episode failed.
         """
         return self.tune(backbone="debug", debug=tags, services=services)
 
@@ -281,19 +281,19 @@ class AgentJetJob:
         fresh: bool = False,
         resume: str | None = None,
     ) -> Tuned:
-        """Train on given replies, as `ajet sft` does; the job itself stays as it is.
+        """Train on given replies, as `ajet sft` does. The job itself is not changed.
 
         Args:
             data: JSON Lines files.
-            from_run: a recorded run, whose best episodes are learned.
+            from_run: A recorded run. The best episodes of the run are learned.
             objective: "sft", or "dpo" for pairs with a chosen and a rejected reply.
-            name: name of this run; None: `NAME_sft`.
+            name: Name of this run. None: `NAME_sft`.
 
         Returns:
-            The result; `model=` of another job takes its `checkpoint`.
+            The result. `model=` of another job takes the result's `checkpoint`.
 
         Raises:
-            UserError: the user can correct the cause.
+            UserError: The user can correct the cause.
         """
         given = {
             "sft.objective": objective,
@@ -309,7 +309,7 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def experiment(self) -> Experiment:
-        """Return the composed experiment that `tune()` runs. Raises ConfigError."""
+        """Return the composed experiment for `tune()`. Raises ConfigError."""
         from ajet.config import Experiment
 
         tree = {"ajet": self._tree, **self._own}
@@ -339,13 +339,13 @@ class Tuned:
 
     path: Path
     checkpoint: Path | None
-    """Folder of the best measured model, else the last, which `model=` and transformers load; None: none was saved."""
+    """Folder of the best measured model, else the last, for `model=` and transformers. None if no model was saved."""
     rewards: list[float]
-    """Mean reward of each training step that had one, in order, with the steps before a resume."""
+    """Mean reward of each training step with a reward, in order, including steps before a resume."""
 
     @classmethod
     def of(cls, folder: Path) -> Tuned:
-        """Return the result of the run in `folder`. Raises UserError if its checkpoint cannot be converted."""
+        """Return the result of the run in `folder`. Raises UserError if the checkpoint cannot be converted."""
         from ajet.commands.export import find_model_folder
         from ajet.record.checkpoints import checkpoints_of
         from ajet.record.files import read_rows

@@ -1,8 +1,8 @@
-"""Arguments of AgentJetJob and `ajet.tune`, translated to keys below `ajet` of a YAML.
+"""Translates arguments of AgentJetJob and `ajet.tune` to keys below `ajet` of a YAML.
 
-Invariants: the names are those of AgentJet's job, and each stands for one key, so that a check of the key also covers
-the name. A run that resolves a reference to a class or function finds the same object, or it is refused: code
-of a file is named by the file, code of the running program or notebook by `__main__`, which no other process can find.
+Invariants: the argument names are AgentJet's, and each stands for one key: a check of the key also covers the name. A
+run resolving a reference to a class or function finds the same object, or the reference is refused. Code of a file is
+named by the file. Code of the running program or notebook is named by `__main__`, which no other process can find.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ KEYS: Mapping[str, str] = {
     "swarm_mode": "enable_swarm_mode",
     "swarm_mode_sample_collection_method": "swarm_mode_sample_collection_method",
 }
-"""`lora.load_format`, `lora.layered_summon` and the keys of swarm mode are accepted and reported to have no effect;
-`ppo_epochs` may only be 1."""
+"""`lora.load_format`, `lora.layered_summon` and the keys of swarm mode are accepted and reported to have no effect.
+`ppo_epochs` may only be 1.
+"""
 
 
 def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by key; arguments that are None are left out.
+    """Return the values by key, without arguments that are None.
 
     Raises:
-        UserError: two names of one key have different values.
+        UserError: Two names of one key have different values.
     """
     collected: dict[str, tuple[str, Any]] = {}
     for name, value in arguments.items():
@@ -71,7 +72,7 @@ def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_reference(code: Any) -> str:
-    """Return a text as it is, or the reference to a class or function. Raises UserError."""
+    """Return a text unchanged, or the reference to a class or function. Raises UserError."""
     if isinstance(code, str):
         return code
     name = getattr(code, "__qualname__", repr(code))
@@ -89,12 +90,13 @@ def make_reference(code: Any) -> str:
 
 
 def make_live_reference(code: Any) -> Any:
-    """Return a reference into the running program for code that it defines, since loading its file would run it again.
+    """Return a reference into the running program for the program's own code, because loading the file would run it
+    again.
 
-    Code of any other module is returned as it is.
+    Code of any other module is returned unchanged.
 
     Raises:
-        UserError: the code has no name in the program, or the name means something else by now.
+        UserError: The code has no name in the program, or the name was rebound.
     """
     if getattr(code, "__module__", None) != "__main__":
         return code
@@ -109,7 +111,7 @@ def make_live_reference(code: Any) -> Any:
 
 
 def list_paths(files: str | Path | Sequence[str | Path] | None) -> list[str] | None:
-    """Return the paths as text; None for None."""
+    """Return the paths as text, or None for None."""
     if files is None:
         return None
     return [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
@@ -123,12 +125,12 @@ SHORT_NAMES = {
     "dummy": "random_dummy",
 }
 DEFAULT_SPLITS = ("train", "test")
-"""AgentJet's default splits, which are no splits where a reader has none."""
+"""AgentJet's default splits, ignored for readers without splits."""
 _FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class ReaderFields(NamedTuple):
-    """The keys in a reader's section that hold files and splits."""
+    """The keys for files and splits in a reader's section."""
 
     path: str
     splits: tuple[str, str] | None = None
@@ -136,7 +138,7 @@ class ReaderFields(NamedTuple):
     held_out: str | None = None
     """Key of the held-out file, if each split is a file."""
     folders: bool = False
-    """True if such a file may be FOLDER/SPLIT."""
+    """True if the file may be FOLDER/SPLIT."""
 
 
 _HUB, _FILE = ("training_split", "validation_split"), ("training.file_path", None, "validation.file_path")
@@ -151,14 +153,14 @@ READER_FIELDS: Mapping[str, ReaderFields] = {
     "hotpotqa": _COPY,
     "env_service": ReaderFields("env_url", _HUB),
 }
-"""Readers with a path and splits. The path of any other is its required key, if it has one."""
+"""Readers with a path and splits. For other readers the path is the required key, if any."""
 
 
 def collect_reader_keys(reader: str, path: str, training: str | None, validation: str | None) -> dict[str, Any]:
     """Return the keys below `task_reader` and their values for the arguments of `set_data`.
 
     Raises:
-        UserError: the reader has no key for the path or a split.
+        UserError: The reader has no key for the path or a split.
     """
     reader = SHORT_NAMES.get(reader, reader)
     keys = _find_keys(reader)
@@ -187,7 +189,7 @@ def _find_keys(reader: str) -> ReaderFields | None:
 
 
 def _find_file(path: str, split: str | None, reader: str, default: str, keys: ReaderFields) -> str | None:
-    """Return the file of a split: `split` if it is one, or the file of this name in the folder `path`."""
+    """Return the file of a split: `split` if it is a file, or the file of the same name in the folder `path`."""
     if split is None or split.endswith(_FILE_ENDINGS) or "/" in split:
         return split
     if keys.folders and path and not path.endswith(_FILE_ENDINGS):

@@ -1,7 +1,7 @@
 """`ajet --conf FILE.yaml`: open the run directory and the backbone, train or debug, and close everything.
 
-Invariant: the run directory is locked before anything costly starts, and its status says how the run ended, whatever
-ended it.
+Invariant: the run directory is locked before any costly start, and its status records how the run ended, whatever the
+cause.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 
 
 def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
-    """Run the experiment and return its folder, which differs from the experiment's own if another run has that one.
+    """Run the experiment and return the run's folder.
 
-    Raises as `launch`.
+    The folder differs from the experiment's own if another run uses the latter. Raises as `launch`.
     """
     experiment, overridden = apply_sections(experiment, options.from_store)
     experiment.require_ready()
@@ -79,7 +79,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
     with (
         hand_to_workers(),
         record_run(experiment, run),
-        interrupts.install(),  # before anything is started that must be ended
+        interrupts.install(),  # before starting anything with an own shutdown
         enter_launch_flags(run, options.flags),
         enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):
@@ -125,10 +125,10 @@ def _train_run(experiment: Experiment, run: RunDirectory, options: LaunchOptions
 
 @contextmanager
 def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
-    """Enter the contexts that flags of plug-ins (`--with-NAME`) put around a run.
+    """Enter the contexts of plug-in flags (`--with-NAME`) around a run.
 
     Raises:
-        UserError: the code of one cannot be loaded.
+        UserError: A flag's code cannot be loaded.
     """
     known = find_launch_flags()
     with ExitStack() as around:
@@ -164,16 +164,16 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
 
 
 def warn_of_unconfined(experiment: Experiment) -> None:
-    """Warn if code of the model's would run as this user."""
+    """Warn if the model's code would run as this user."""
     if experiment.ajet.environment.sandbox == "none":
-        logger.warning("environment.sandbox is none: what `tuner.sandbox()` runs is not confined and runs as this user")
+        logger.warning("environment.sandbox is none: code of `tuner.sandbox()` is not confined and runs as this user")
 
 
 @contextmanager
 def close_with_outcome(run: RunDirectory) -> Iterator[None]:
-    """Close the run after the block and record how it ended.
+    """Close the run after the block and record how the run ended.
 
-    A user's mistake that leaves no episode leaves no record either, unless the run can be continued.
+    A user's mistake without any episode leaves no record, unless the run can be continued.
     """
     outcome = "failed"
     try:
@@ -188,9 +188,9 @@ def close_with_outcome(run: RunDirectory) -> Iterator[None]:
         if isinstance(error, ServiceUnreachableError):
             outcome = "interrupted"
         elif isinstance(error, UserError) and not isinstance(error, RunFailed):
-            run.discard()  # another run's log may have that path by now
+            run.discard()  # another run's log may have the path by now
         else:
-            vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
+            vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback and shows the path
         raise
     finally:
         run.close(outcome)

@@ -1,4 +1,4 @@
-"""Checks of a launch that need no model, run folder or port; plans and `config validate` make them, too."""
+"""Checks of a launch without a need for model, run folder or port, also for plans and `config validate`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def require_launchable(experiment: Experiment, from_store: Address | None = None, *, here: bool = False) -> None:
-    """Raise UserError for all that a launch refuses and that no model, run folder or port is needed to find.
+    """Raise UserError for every error of a launch that can be found without model, run folder or port.
 
     Args:
-        here: True if the run is to be on this machine.
+        here: True if the run is for this machine.
     """
     refuse_untrainable(experiment, remote=from_store is not None)
     if "trains" in experiment.backbone.can:
@@ -36,29 +36,29 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
 
 
 def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
-    """Raise UserError for an algorithm or an engine that cannot train, unless nothing is trained.
+    """Raise UserError for an algorithm or an engine without training, unless the run does not train.
 
     Args:
-        remote: True if other processes play the attempts; they ask no teacher.
+        remote: True if other processes, without access to a teacher, play the attempts.
     """
     if "trains" not in experiment.backbone.can:
         return
     algorithm = load_algorithm(experiment)
     if remote and "teacher" in algorithm.needs:
         raise UserError(
-            f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
+            f"{algorithm.name} calls a teacher for each attempt, which only a launch that plays itself supports.",
             where="ajet.trainer_common.algorithm.adv_estimator",
             do=f"train with `{format_command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
         )
     if (remote or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
         raise UserError(
-            "A curriculum chooses tasks by what came of earlier ones, and those who play elsewhere choose before.",
+            "A curriculum chooses tasks by earlier results, but remote samplers choose before the results are known.",
             where="ajet.data.curriculum.prefer",
             expected="null here, or a launch that plays the tasks itself (mode: sync)",
         )
     if experiment.ajet.rollout.engine == "endpoint":
         raise UserError(
-            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
+            "An endpoint returns text, not the tokens it sampled: training is not possible.",
             where="ajet.rollout.engine",
             expected="auto, transformers or vllm for training",
             do="use --backbone debug with this engine",
@@ -66,7 +66,7 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
 
 
 def require_teacher(experiment: Experiment) -> None:
-    """Raise UserError if the model of the teacher is not there; no policy is loaded for this."""
+    """Raise UserError if the teacher's model is missing. No policy is loaded for the check."""
     needed = "teacher" in load_algorithm(experiment).needs
     if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.requirements import teacher_source
@@ -75,20 +75,20 @@ def require_teacher(experiment: Experiment) -> None:
 
 
 def _is_shipped(workflow: str) -> bool:
-    """True for a reference to code that ships with ajet, except by a name that `ajet` or `ajet.workflow` exports."""
+    """True for a reference to code shipped with ajet, except by a name exported by `ajet` or `ajet.workflow`."""
     place = parse_reference(workflow).place if is_reference(workflow) else ""
     return place.partition(".")[0] in list_packages() and place not in _EXPORTING
 
 
 def require_rewards(experiment: Experiment) -> None:
-    """Raise ConfigError if a workflow of ajet sets no reward, and no judge, scorer or teacher gives one."""
+    """Raise ConfigError if a workflow of ajet sets no reward, and no judge, scorer or teacher does."""
     from ajet.rollout.components import load_workflow
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
     judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
     if workflow is None or not (find_part("workflow", workflow) or _is_shipped(workflow)):
-        return  # a user's own code decides what it returns
+        return  # a user's own code may return a reward
     own_types = judge.judge_type != "customized_protocol"
     if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:
         return

@@ -1,7 +1,7 @@
-"""The model card of a checkpoint: how the model was trained and how well it did, from its run's record.
+"""The model card of a checkpoint: the model's training and results, from the run's record.
 
-Invariant: every number is in the record, and the card says where; missing parts are named as missing. No address and no
-key is in the card.
+Invariant: every number is in the record, and the card names the place. Missing parts are named as missing. The card
+contains no address and no key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = ("ajet", "torch", "transformers", "peft", "vllm", "verl", "trinity-rf
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^/\s]+/)+")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"\])}>,]+")
 SHOWN_POINTS = 12
-"""Points of a curve that a table shows."""
+"""Maximum number of curve points shown in a table."""
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None) -> Path:
@@ -50,16 +50,16 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
 def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     """Return the model card as Markdown. Raises UserError."""
     if not os.path.lexists(folder / "resolved.yaml"):
-        title = f"# {_plain_text(folder.name)}, step {checkpoint.step}"
-        return f"{title}\n\nThe record has no resolved.yaml: what made it is not known.\n"
+        title = f"# {flatten_text(folder.name)}, step {checkpoint.step}"
+        return f"{title}\n\nThe record has no resolved.yaml: the settings are not known.\n"
     settings = load_recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = list(read_rows(metrics))
     rows = [row for row in rows if row.get("step", 0) <= checkpoint.step]
-    base = _plain_text(settings.model.path)
+    base = flatten_text(settings.model.path)
     parts = [
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\ntags: [ajet]\n---",
-        f"# {_plain_text(folder.name)}, step {checkpoint.step}",
+        f"# {flatten_text(folder.name)}, step {checkpoint.step}",
         f"{base}, tuned by ajet: {_describe_training(settings)}. Written {time.strftime('%Y-%m-%d')} from the record "
         "of the run; every number is of that record.",
         "## Data\n\n" + _describe_data(settings, rows),
@@ -77,7 +77,7 @@ def _describe_training(settings: AjetConfig) -> str:
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
     if several := [
-        f"{_plain_text(name)} (rank {trainer.lora.resolve_adapter(name).rank})" for name in trainer.lora.adapters
+        f"{flatten_text(name)} (rank {trainer.lora.resolve_adapter(name).rank})" for name in trainer.lora.adapters
     ]:
         adapters = f", adapters {', '.join(several)}, each alone in `adapters/`; the weights are the base model's"
     return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
@@ -86,22 +86,24 @@ def _describe_training(settings: AjetConfig) -> str:
 def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
     if settings.sft.objective is not None:
         given = settings.sft.train_files or f"the run {settings.sft.from_run}"
-        named = ", ".join(map(_plain_text, given if isinstance(given, list) else [given]))
+        named = ", ".join(map(flatten_text, given if isinstance(given, list) else [given]))
         return f"Given replies: {named}."
     reader = settings.task_reader
     section = getattr(reader, str(reader.type), None)
     values = section.model_dump(mode="json", exclude_none=True) if section is not None else {}
-    lines = [f"- {_plain_text(name)}: {_plain_text(value)}" for name, value in _list_leaves(values)]
+    lines = [f"- {flatten_text(name)}: {flatten_text(value)}" for name, value in _list_leaves(values)]
     count = sum(len(row["tasks"]) for row in rows if isinstance(row.get("tasks"), list))
     return "\n".join(
-        [f"Task reader `{_plain_text(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
+        [f"Task reader `{flatten_text(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
     )
 
 
 def _describe_rewards(settings: AjetConfig) -> str:
     if settings.sft.objective is not None:
         return "None: replies were given."
-    named = [f"- {_plain_text(path[-1])}: `{_plain_text(value)}`" for path, value in settings.task_judge.list_judges()]
+    named = [
+        f"- {flatten_text(path[-1])}: `{flatten_text(value)}`" for path, value in settings.task_judge.list_judges()
+    ]
     return "\n".join(named) or "The workflow's own, or the task reader's judge."
 
 
@@ -129,26 +131,26 @@ def _describe_evaluations(folder: Path, checkpoint: Checkpoint, base: str | None
     lines = [
         line
         for name in list_record_folder(folder / "eval")
-        for line in _describe_evaluation(folder / "eval" / name, name)
+        for line in describe_evaluation(folder / "eval" / name, name)
     ]
     tuned = evaluations_of(folder, checkpoint)
     for each in (*base_evaluations_of(folder, tuned, base), *tuned):
         if each.folder.parent.parent.resolve() != folder.resolve():
-            lines += _describe_evaluation(each.folder, "/".join(each.folder.parts[-3:]))
+            lines += describe_evaluation(each.folder, "/".join(each.folder.parts[-3:]))
     return "\n".join(lines) or "None by `ajet eval`."
 
 
-def _describe_evaluation(folder: Path, name: str) -> Iterator[str]:
+def describe_evaluation(folder: Path, name: str) -> Iterator[str]:
     try:
         about = read_json(folder / "evaluation.json") or {}
         rows = list(read_rows(folder / "metrics.jsonl"))
     except (OSError, ValueError, UserError) as problem:
-        yield f"- {_plain_text(name)}: its record cannot be read ({type(problem).__name__})"
+        yield f"- {flatten_text(name)}: its record cannot be read ({type(problem).__name__})"
         return
     for row in rows:
         numbers = {key.removeprefix("validation/"): value for key, value in row.items() if key in _EVALUATION_METRICS}
         values = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, (int, float)))
-        yield f"- {_plain_text(name)}, {_plain_text(about.get('label') or about.get('model') or 'a model')}: {values}"
+        yield f"- {flatten_text(name)}, {flatten_text(about.get('label') or about.get('model') or 'a model')}: {values}"
 
 
 _EVALUATION_METRICS = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")
@@ -161,9 +163,9 @@ def _list_versions(folder: Path) -> str:
         return f"Not recorded ({type(problem).__name__})."
     packages, gpus = found.get("packages"), found.get("gpus")
     known = packages if isinstance(packages, dict) else {}
-    lines = [f"- {name} {_plain_text(known[name])}" for name in PACKAGES if name in known]
-    lines.append(f"- Python {_plain_text(found.get('python', '')).split(' ')[0]}")
-    lines += [f"- {_plain_text(each)}" for each in (gpus if isinstance(gpus, list) else ())]
+    lines = [f"- {name} {flatten_text(known[name])}" for name in PACKAGES if name in known]
+    lines.append(f"- Python {flatten_text(found.get('python', '')).split(' ')[0]}")
+    lines += [f"- {flatten_text(each)}" for each in (gpus if isinstance(gpus, list) else ())]
     return "\n".join(lines)
 
 
@@ -175,7 +177,7 @@ def _list_leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[st
             yield f"{before}{name}", value
 
 
-def _plain_text(value: Any) -> str:
+def flatten_text(value: Any) -> str:
     """Return a value as a line of plain text in Markdown, without addresses and the folders of this machine."""
     line = _FOLDERS.sub("", _ADDRESS.sub("(an address)", " ".join(printable(str(value)).split())))[:300]
     # No table, code, HTML, image or link of the record's own.

@@ -1,7 +1,7 @@
 """`ajet observe`: a proxy that records a deployed agent's calls to any endpoint as episodes of a run folder.
 
-Invariant: a session's file is deleted only when its episode is on the disk; sessions that a killed process of the same
-name left are continued.
+Invariant: a session's file is deleted only after its episode is on the disk. Sessions left by a killed process of the
+same name are continued.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
 
 KEY = "AJET_ADMIN_KEY"
-"""Environment variable with the key for feedback; needed if other machines can reach the proxy."""
+"""Environment variable with the key for feedback, needed if other machines can reach the proxy."""
 POLL_S = 1.0
 OPEN_FOLDER, LATE_FEEDBACK = "open", "feedback.jsonl"
-"""In the run folder: the folder of open sessions, and feedback on ended ones."""
+"""The folder of open sessions, and the file of feedback on ended sessions, in the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObserveOptions:
-    """Flags of the command `ajet observe`, except those of the run."""
+    """Flags of the command `ajet observe`, except the run's flags."""
 
     endpoint: str
     host: str = "127.0.0.1"
@@ -52,11 +52,11 @@ class ObserveOptions:
 
 
 def observe(experiment: Experiment, options: ObserveOptions) -> int:
-    """Record until Ctrl-C or SIGTERM; after SIGTERM finish open requests and return the exit code 0.
+    """Record until Ctrl-C or SIGTERM. After SIGTERM finish open requests and return the exit code 0.
 
     Raises:
-        UserError: the user can correct the cause.
-        KeyboardInterrupt: at Ctrl-C.
+        UserError: The user can correct the cause.
+        KeyboardInterrupt: At Ctrl-C.
     """
     from ajet.record import RunDirectory
 
@@ -98,7 +98,7 @@ def _run_proxy(
     host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
     address = f"http://{host}:{listening.getsockname()[1]}"
     if adopted := sessions.adopt(_find_left_sessions(run.path)):
-        logger.info("goes on with {} that an earlier process left", counted(adopted, "session"))
+        logger.info("continues {} left by an earlier process", counted(adopted, "session"))
     relay = ObservingRelay(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
     server = RelayServer(relay, sessions, listening)
     recording = EpisodeRecording(run)
@@ -131,7 +131,7 @@ def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -
 
 
 def _find_left_sessions(folder: Path) -> list[Path]:
-    """Return the files of sessions that earlier processes of this name left, whose runs are over."""
+    """Return the files of sessions left by earlier processes of this name whose runs are over."""
     found: list[Path] = []
     for other in sorted(folder.parent.iterdir()):
         files = sorted((other / OPEN_FOLDER).glob("*.jsonl")) if other != folder else []
@@ -142,7 +142,7 @@ def _find_left_sessions(folder: Path) -> list[Path]:
 
 def _parse_endpoint(given: str) -> str:
     """Return the endpoint's URL up to /v1. Raises UserError."""
-    secret = "@" in given or "?" in given  # a password or a key may stand there
+    secret = "@" in given or "?" in given  # may contain a password or a key
     try:
         parts = urlsplit(given)
     except ValueError:  # of brackets

@@ -1,7 +1,7 @@
-"""How fast episodes and steps were here, and how long a step of training would take.
+"""The measured speed of episodes and steps on this machine, and the estimated time of a training step.
 
-Invariant: seconds come from what this machine recorded with the same model, never from an assumption; where a training
-would play more episodes at once than were measured, they are a range.
+Invariant: seconds come from this machine's records with the same model, never from an assumption. If a training plays
+more episodes at once than were measured, the estimate is a range.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
 
 STEPS = 5
-"""Training steps whose median is the time of one."""
+"""Number of training steps for the median time of a step."""
 MODEL = "model"
-"""The key of a debug run's row that holds its model."""
+"""The key of the model in a debug run's row."""
 
 
 class EpisodePace(NamedTuple):
-    """The pace of the episodes that a debug run played."""
+    """The pace of the episodes of a debug run."""
 
-    episodes: int  # that ended
+    episodes: int  # ended episodes
     seconds: float
-    tokens: int  # sampled, those of unfinished episodes too
-    at_once: int  # episodes that ran at the same time, at most
+    tokens: int  # sampled tokens, including unfinished episodes
+    at_once: int  # maximum number of concurrent episodes
     longest: float  # seconds of the longest episode
 
     def to_metrics(self) -> dict[str, float]:
-        """Return the numbers for the run's record; a plan reads them back."""
+        """Return the numbers for the run's record. A plan reads the numbers back."""
         return {
             "debug/seconds": self.seconds,
             "debug/at_once": self.at_once,
@@ -44,7 +44,7 @@ class EpisodePace(NamedTuple):
 
     @classmethod
     def from_metrics(cls, row: Mapping[str, float]) -> EpisodePace | None:
-        """Return the pace that a debug run recorded; None where it did not, or no episode ended."""
+        """Return the pace recorded by a debug run, or None without a record or an ended episode."""
         if not row.get("debug/episodes") or "debug/seconds" not in row:
             return None
         tokens, at_once = int(row["debug/all_tokens"]), int(row["debug/at_once"])
@@ -62,7 +62,7 @@ def read_pace(experiment: Experiment) -> EpisodePace | None:
 
 
 def read_step_seconds(experiment: Experiment) -> float | None:
-    """Return the seconds of a step of the run that this one would continue; None if it made none."""
+    """Return the seconds per step of the run to be continued, or None without a step."""
     found = [row.get("seconds/step") for row in _read_metrics(experiment.root / experiment.name)]
     last = [seconds for seconds in found if isinstance(seconds, int | float)][-STEPS:]
     return median(last) if last else None
@@ -76,9 +76,10 @@ def _read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def estimate_step_seconds(pace: EpisodePace, settings: AjetConfig) -> tuple[float, float]:
-    """Return the seconds in which the episodes of one step are played, at best and at worst.
+    """Return the seconds for playing the episodes of one step, at best and at worst.
 
-    At best the engine gets as much faster as more episodes run at once; at worst it gets no faster at all.
+    At best the engine gets faster in proportion to the number of concurrent episodes. At worst the engine gets no
+    faster at all.
     """
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat
     worst = pace.seconds / pace.episodes * episodes

@@ -1,7 +1,7 @@
-"""What `ajet plan`, `--dry-run` and `config validate` check and print of a run before it costs anything.
+"""Checks a run before any cost, and prints the plan, for `ajet plan`, `--dry-run` and `config validate`.
 
-Invariant: no run directory, no model weights, no port; no process but the services that the YAML starts, which are
-ended again and named. `require_present`, for `validate`, imports no code of the user's.
+Invariant: no run directory, no model weights, no port, and no process but the services of the YAML, which are named and
+ended again. `require_present`, for `validate`, imports no user code.
 """
 
 from __future__ import annotations
@@ -55,9 +55,15 @@ if TYPE_CHECKING:
 def dry_run(
     experiment: Experiment, services: Sequence[str] = (), store: Address | None = None, *, on_cluster: bool = False
 ) -> None:
-    """Print the plan of a launch with `--dry-run`, `--with-NAME` (services) and `--from-store` (store).
+    """Print the plan of a launch with `--dry-run`.
 
-    Raises UserError for what is wrong. `on_cluster`: the machines are a cluster's.
+    Args:
+        services: NAME of each `--with-NAME`.
+        store: The address of `--from-store`.
+        on_cluster: True if the machines are a cluster's.
+
+    Raises:
+        UserError: A launch would fail.
     """
     require_gateway(experiment.ajet)
     started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
@@ -80,15 +86,15 @@ def show_plan(
     on_cluster: bool = False,
     gpu: GpuName = "H100",
 ) -> str:
-    """Check all that a launch checks, print the plan, and return what was started for it, in words.
+    """Make all checks of a launch, print the plan, and return the names of services started for the checks.
 
     Args:
-        here: True if the run is for this machine. False: a model of which only the size is known is planned, too.
-        on_cluster: True if that run joins a cluster, whose machines have GPUs.
-        gpu: the kind of GPU for which memory and time of a run on other machines are estimated.
+        here: True if the run is for this machine. False: a model with only a known size is planned, too.
+        on_cluster: True if the run joins a cluster, whose machines have GPUs.
+        gpu: The GPU type for estimates of memory and time on other machines.
 
     Raises:
-        UserError: a launch would be refused.
+        UserError: A launch would be refused.
     """
     from ajet.commands.run_hooks import enter_run_hooks
     from ajet.commands.services import require_services
@@ -100,7 +106,7 @@ def show_plan(
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
         raise ConfigError(
-            "There is no plan of learning from given replies: nothing is played.",
+            "There is no plan of learning from given replies: no task is played.",
             where=f"ajet.{OBJECTIVE}",
             expected="a run that plays tasks",
             do="start it: the rows are read and counted before the first step",
@@ -189,7 +195,9 @@ def _print_plan(
 
 
 def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_tokenizer: str) -> dict[str, str]:
-    """Return the rows on the model and the first task's prompt; `no_tokenizer` says why there is no tokenizer."""
+    """Return the rows on the model and the first task's prompt. `no_tokenizer` is the reason for a missing
+    tokenizer.
+    """
     path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
     if no_tokenizer:
         return {"model": f"{path}\nno prompt is rendered or measured: {no_tokenizer}"}
@@ -206,7 +214,12 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
 
 
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
-    """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
+    """Return the rows on the play of a step, and on the number of steps.
+
+    Args:
+        train: Number of training tasks.
+        epoch: Number of tasks played in an epoch.
+    """
     from ajet.algorithm.staleness import describe_importance_weights
     from ajet.commands.sampling.colocated import count_threads_per_side
     from ajet.engine.machine import resolve_device_kind
@@ -233,7 +246,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
 
 
 def _describe_length(settings: AjetConfig, epoch: int) -> str:
-    """Return how many steps a run takes, and what becomes of tasks that fill no step; an epoch has `epoch` tasks."""
+    """Return the number of steps of a run, and the use of tasks that fill no step. An epoch has `epoch` tasks."""
     trainer, steps = settings.trainer_common, settings.count_steps(epoch)
     played = steps * settings.data.train_batch_size
     if trainer.total_training_steps:
@@ -245,10 +258,10 @@ def _describe_length(settings: AjetConfig, epoch: int) -> str:
 
 
 def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, str]:
-    """Return the model's tokenizer and "", or None and why there is none; that only where the model's size is known.
+    """Return the model's tokenizer and "", or None and the reason, if only the model's size is known.
 
     Raises:
-        UserError: there is none and it is needed, or the model is refused for something else.
+        UserError: The tokenizer is needed and missing, or the model is refused for another reason.
     """
     from ajet.engine.models import TOKENIZER_FILES, load_tokenizer
 
@@ -269,7 +282,7 @@ def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, st
 
 
 def _find_size(experiment: Experiment) -> ModelSize | None:
-    """Return the size of the model by its files, or else by its name; None for a folder that is not there."""
+    """Return the size of the model by its files, or else by its name, or None for a missing folder."""
     path, base = experiment.ajet.model.path, experiment.base
     size, _ = read_size_and_context(path, base)
     if size is None and path is not None and (not is_local(path, base) or (base / path / "config.json").is_file()):
@@ -278,7 +291,7 @@ def _find_size(experiment: Experiment) -> ModelSize | None:
 
 
 def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: GpuName | None) -> dict[str, str]:
-    """Return the rows on memory, disk and time, if something is trained; `gpu` None: the run would be on the CPU."""
+    """Return the rows on memory, disk and time if the run trains. `gpu` is None for a run on the CPU."""
     if "trains" not in experiment.backbone.can:
         return {}
     settings, trainer = experiment.ajet, experiment.ajet.trainer_common
@@ -286,7 +299,7 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     is_sharded = trainer.strategy != "megatron" and trainer.mode != "separate_async" and trainer.device != "cpu"
     rows = {}
     if size is None:
-        rows["takes"] = "not known: the model is not on this machine yet, and its name says no size"
+        rows["takes"] = "not known: the model is not on this machine yet, and its name has no size"
     elif gpu is None:
         rows["memory"] = "not estimated: without a GPU the run is on the CPU; `ajet plan --gpu` is for one with GPUs"
     elif experiment.backbone.shares_gpus and is_sharded:
@@ -314,10 +327,10 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
 
 
 def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, int] | None]:
-    """Raise UserError for a reference, a file of tasks or a model on this machine that is not there.
+    """Raise UserError for a missing reference, file of tasks or model on this machine.
 
-    Nothing of the user's is imported, nothing is started, and no network is used. Returns what was not looked at, in
-    words, and the number of tasks of each split, or None if they are not on this machine.
+    No user code is imported, no process started, and no network used. Returns a description of unchecked items, and the
+    number of tasks of each split, or None if the tasks are not on this machine.
     """
     from ajet.train.sft.reading import require_sources
 
@@ -330,7 +343,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     if settings.sft.objective is not None:
         require_sources(experiment)
     elif find_part("workflow", settings.rollout.user_workflow):
-        load_workflow(experiment)  # ours, whose own check starts nothing
+        load_workflow(experiment)  # ajet's own workflow, whose check starts no process
         require_rewards(experiment)
     unchecked = ["what the code of the workflow and the judge does"]
     store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None

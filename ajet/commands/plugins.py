@@ -1,4 +1,4 @@
-"""`ajet plugins`: print each plug-in with the parts that it brings."""
+"""`ajet plugins`: print each plug-in with its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet.schema.commands import format_extra_install, format_install
 
 
 def show_plugins() -> int:
-    """Print each plug-in with what it brings; returns 1 if one could not be loaded."""
+    """Print each plug-in with its parts. Return 1 if a plug-in could not be loaded."""
     loaded = list_plugins()
     for each in loaded:
         name = each.plugin.name if each.plugin is not None else each.place

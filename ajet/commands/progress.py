@@ -1,6 +1,6 @@
 """The screen of a training: a bar of episodes, a line for each step, and a sample answer every few steps.
 
-Invariant: it only shows episodes and metrics that are recorded anyway.
+Invariant: the screen shows only recorded episodes and metrics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRAWN_EVERY_S = 2.0
 
 
 class TrainingProgress:
-    """Shows episodes and steps; called by the rollout, from its threads, and by the loop."""
+    """Shows episodes and steps. Called by the rollout, from the rollout's threads, and by the training loop."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory) -> None:
         trainer, rollout = experiment.ajet.trainer_common, experiment.ajet.rollout
@@ -112,8 +112,8 @@ class StepEstimate:
     """Estimates the time of a training step from the first episodes of the first step.
 
     Args:
-        episodes: episodes of a step.
-        at_once: episodes that are played at the same time, at most.
+        episodes: Episodes of a step.
+        at_once: Maximum number of concurrent episodes.
     """
 
     def __init__(self, episodes: int, at_once: int) -> None:
@@ -123,12 +123,11 @@ class StepEstimate:
         self._first = 0.0
 
     def add_episode(self, seconds: float) -> str | None:
-        """Count an episode that ended `seconds` after the step began. Returns the line to print, once, if the step is
-        going to take so long that a user would like to know."""
+        """Count an episode ended `seconds` after the step's start. Return a line to print once, for very long steps."""
         self._ended += 1
         if self._ended == 1:
             self._first = seconds
-        later = (seconds - self._first) / max(self._ended - 1, 1)  # the first one waits for the engine to warm up
+        later = (seconds - self._first) / max(self._ended - 1, 1)  # the first episode waits for the engine to warm up
         rollout = self._first + later * (self._episodes - 1)
         if self._ended != self._needed or rollout < SHOWN_FROM_S:
             return None
@@ -147,7 +146,7 @@ def _describe_validation(metrics: dict[str, float]) -> str:
 
 
 def format_step(step: int, total: int, metrics: dict[str, float]) -> str:
-    """Return the line of a training step or a validation; `total` 0: there is no last step."""
+    """Return the line of a training step or a validation. `total` is 0 without a last step."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
     if "validation/rows" in metrics or "validation/tasks" in metrics:
         return f"{parts[0]}  held out: {_describe_validation(metrics)}"

@@ -1,7 +1,7 @@
-"""What a recorded run gives to commands that play it again: settings, agent and model.
+"""Settings, agent and model of a recorded run, for commands that play the run again.
 
-Invariants: the record gives settings only: code comes from the user's own project, and addresses and environment from
-no record. A model that a record names is fetched or converted only with the user's permission, by an answer on the
+Invariants: the record provides settings only. Code comes from the user's own project, and addresses and environment
+from no record. A model named by a record is fetched or converted only with the user's permission, by an answer on the
 terminal or by --fetch.
 """
 
@@ -46,16 +46,17 @@ def load_recorded_settings(folder: Path) -> Experiment:
 
 
 def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, judged: bool = False) -> None:
-    """Require that the agent's code is the user's own, and that it needs nothing from environment or network.
+    """Require that the agent's code is the user's own, and independent of environment and network.
 
-    Own code lies below the working directory and not in the record, or is a tutorial of ajet's. Its files are printed.
+    Own code lies below the working directory and not in the record, or is a tutorial of ajet's. The files of the code
+    are printed.
 
     Args:
-        otherwise: the command that takes a YAML in place of the record.
+        otherwise: The command to use with a YAML instead of the record.
         judged: True to check the judge's code, too.
 
     Raises:
-        UserError: the agent needs something else.
+        UserError: The agent needs something else.
     """
     from ajet.config.plugins import find_part, list_packages
     from ajet.config.recorded import list_unknown_values
@@ -110,15 +111,15 @@ def _is_own(place: Path, record: Path) -> bool:
 def find_recorded_model(
     path: str, *, base: Path, record: Path, fetch: bool, weights: bool = True, otherwise: str = ""
 ) -> Path:
-    """Return the folder of the model `path` that the run in `record` names.
+    """Return the folder of the model `path` named by the run in `record`.
 
     Args:
         fetch: True if the model may be fetched without a question.
-        weights: True if its weights are needed.
-        otherwise: what can be done without the model.
+        weights: True if the weights are needed.
+        otherwise: Advice on how to go on without the model.
 
     Raises:
-        UserError: the model is not here and may not be fetched.
+        UserError: The model is not on this machine and may not be fetched.
     """
     found = find_local_model(path, base=base, weights=weights)
     if found is not None:
@@ -135,7 +136,7 @@ def find_recorded_model(
 
 
 def _ask_to_fetch(path: str, how: str) -> bool:
-    """Return the user's answer; False without a terminal."""
+    """Return the user's answer, or False without a terminal."""
     if not (sys.stdin.isatty() and console.is_terminal):
         return False
     print_line(f"The record names the model {path!r}, which is not here: {how}.")

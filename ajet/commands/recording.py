@@ -1,7 +1,7 @@
 """The record of `ajet serve` without training, and of `ajet observe`.
 
-Invariant: an episode whose end was acknowledged is on the disk, once; an episode that ended with the server is written
-before the server has ended. `BLOCK` episodes share a file and a row of metrics.
+Invariant: an acknowledged episode is on the disk, once. An episode ended by the server's end is written before the
+server exits. `BLOCK` episodes share a file and a row of metrics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ajet.store import Kept, Lease
 
 BLOCK = 200
-"""Episodes of one file and one row of metrics."""
+"""Number of episodes per file and row of metrics."""
 
 
 class EpisodeRecording:
@@ -34,16 +34,16 @@ class EpisodeRecording:
         self._block: list[Episode] = []
         self._full: list[tuple[int, list[Episode]]] = []
         self._written: set[str] = set()
-        """Uuids of written episodes that `record_missing` has not seen."""
+        """Uuids of written episodes not yet passed to `record_missing`."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Write an episode. Raises UserError or OSError; then it may be put again. Thread-safe."""
+        """Write an episode. After UserError or OSError the same call may be repeated. Thread-safe."""
         with self._lock:
             self._write_episode(kept.episode)
             self._written.add(kept.episode.uuid)
 
     def record_missing(self, episodes: Iterable[Episode]) -> None:
-        """Write those of the ended episodes that `put` has not written. Raises UserError or OSError."""
+        """Write all ended episodes not yet written by `put`. Raises UserError or OSError."""
         with self._lock:
             for episode in episodes:
                 if episode.uuid in self._written:
@@ -52,7 +52,7 @@ class EpisodeRecording:
                     self._write_episode(episode)
 
     def log_metrics(self, *, last: bool = False) -> None:
-        """Write the metrics of full blocks, with `last` of all; failed ones are written with the next."""
+        """Write the metrics of full blocks, or of all with `last`. Failed rows are written with the next."""
         with self._lock:
             if last and self._block:
                 self._close_block()

@@ -1,7 +1,7 @@
-"""Context managers that plug-ins put around a run (`Plugin.run_hooks`), such as the services of its YAML.
+"""Context managers of plug-ins around a run (`Plugin.run_hooks`), such as the services of the YAML.
 
-Invariant: hooks are entered before anything of the run is loaded, and left after it, whatever ends the run. A hook that
-cannot be loaded only causes a warning, since the run may not need it; a UserError of a hook ends the run.
+Invariant: hooks are entered before any part of the run is loaded, and left after the run, whatever ends the run. A hook
+that cannot be loaded only causes a warning, since the run may not need the hook. A UserError of a hook ends the run.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class RunHook(Protocol):
-    """A context around each command that plays episodes, `--dry-run` included."""
+    """A context around each command that plays episodes, including `--dry-run`."""
 
     def __call__(
         self, experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str
     ) -> AbstractContextManager[str]:
-        """Return a context manager that yields the names of started programs; "" for none.
+        """Return a context manager that yields the names of started programs, or "" for none.
 
         Args:
-            folder: where its files go; it may not exist yet.
+            folder: Folder for the hook's files. May not exist yet.
             flags: NAME of each `--with-NAME`, the name of a service.
-            prefix: text before the names of its log files (`--prefix`).
+            prefix: Text before the names of log files (`--prefix`).
         """
         ...
 

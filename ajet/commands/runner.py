@@ -1,4 +1,4 @@
-"""Runners of backbones that train in the run's own process, and what depends on a backbone's runner.
+"""Runners for backbones that train in the run's own process, and code that depends on a backbone's runner.
 
 `ajet.train.runner` has the contract.
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class InProcessRunner(Runner):
-    """The runner of a backbone that names no other."""
+    """The default runner of a backbone."""
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """Train in this process, on episodes of its own or of a store."""
+        """Train in this process, on own episodes or on episodes of a store."""
         from ajet.commands.sampling.colocated import run_colocated_sampler, share_cores
         from ajet.train.footprint import rehearse_update
         from ajet.train.parts import assemble, pins_of
@@ -57,7 +57,7 @@ def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, in
     """Train with assembled parts.
 
     Args:
-        samplers: the samplers that play; None: this process plays, in turns with the updates.
+        samplers: The playing samplers. None: this process plays, in turns with the updates.
     """
     from ajet.task_reader.contamination import find_overlap
     from ajet.train.loop import train
@@ -104,16 +104,16 @@ class LocalRunner(InProcessRunner):
 
 
 def load_runner(backbone: Descriptor) -> Runner:
-    """Return the runner that the backbone names."""
+    """Return the runner named by the backbone."""
     found: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
     return found
 
 
 def apply_sections(experiment: Experiment, from_store: Address | None = None) -> tuple[Experiment, str]:
-    """Return the experiment with the values of the backbone's own sections, and a line for each key that they override.
+    """Return the experiment with the values of the backbone's own sections, and a line for each overridden key.
 
     Raises:
-        UserError: the backbone refuses a section.
+        UserError: The backbone refuses a section.
     """
     if "trains" not in experiment.backbone.can:
         return experiment, ""
@@ -122,10 +122,10 @@ def apply_sections(experiment: Experiment, from_store: Address | None = None) ->
 
 
 def load_algorithm(experiment: Experiment) -> Algorithm:
-    """Return the algorithm of a run, which the backbone's own keys may name, after trying it on a group.
+    """Return the run's algorithm, possibly named by the backbone's own keys, after a trial on a group.
 
     Raises:
-        UserError: the algorithm fails, or the backbone refuses the settings.
+        UserError: The algorithm fails, or the backbone refuses the settings.
     """
     from ajet.algorithm import open_algorithm
     from ajet.algorithm.own_algorithm import try_group
@@ -136,9 +136,9 @@ def load_algorithm(experiment: Experiment) -> Algorithm:
 
 
 def format_start_command(experiment: Experiment, backbone: str) -> str:
-    """Return the command that runs the experiment on a backbone, to be pasted; "" for an experiment of no file.
+    """Return a shell command to run the experiment on a backbone, or "" for an experiment without a file.
 
-    It names the same YAML, folder of records and overrides.
+    The command names the same YAML, folder of records and overrides.
     """
     if not experiment.yaml_path.is_file():
         return ""
@@ -152,12 +152,12 @@ def format_start_command(experiment: Experiment, backbone: str) -> str:
 
 
 def _has_effect(override: str, backbone: str) -> bool:
-    """Return False for an override that names the backbone, or that the backbone ignores."""
+    """Return False for an override that names the backbone or is ignored by the backbone."""
     key = override.partition("=")[0].strip("+ ").removeprefix("ajet.")
     return key != "backbone" and not (key.startswith("debug.") and "trains" in find_backbone(backbone).can)
 
 
 def _shorten_path(path: Path) -> str:
-    """Return the path relative to the working directory, if it lies below."""
+    """Return the path relative to the working directory, if the path lies below."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

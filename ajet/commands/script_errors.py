@@ -1,8 +1,7 @@
-"""Errors and interrupts from ajet that a script does not catch: one screen, without frames of ajet.
+"""Shows uncaught errors and interrupts from ajet in a script as one screen, without frames of ajet.
 
-Invariant: the exception passes through the script as any other, so that `except` and `finally` run. If nothing catches
-it, `sys.excepthook`, which is set for this exception as it leaves ajet, prints the screen and sets the command's exit
-code.
+Invariant: the exception passes through the script as any other: `except` and `finally` run. For an uncaught exception,
+`sys.excepthook`, set for this exception on leaving ajet, prints the screen and sets the command's exit code.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ USER, FAILED, PREEMPTED, INTERRUPTED = 2, 1, 75, 130
 
 
 def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate an entry point for scripts: a UserError or interrupt that nothing catches is one screen."""
+    """Decorate an entry point for scripts. An uncaught UserError or interrupt is shown as one screen."""
 
     @functools.wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
@@ -39,7 +38,7 @@ def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable
 
 
 class _BriefHook:
-    """An exception hook for one exception; any other goes to the hook before."""
+    """An exception hook for one exception. Any other exception goes to the previous hook."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -66,7 +65,7 @@ def _render_screen(error: BaseException) -> str:
 
 
 def _find_call_place(trace: TracebackType | None) -> str:
-    """Return the line of the user's code that called ajet; "" if there is none."""
+    """Return the line of the user's code that called ajet, or ""."""
     from ajet.config.references import is_library_file
 
     frames = [frame for frame in traceback.extract_tb(trace) if not is_library_file(frame.filename)]

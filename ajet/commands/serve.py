@@ -1,8 +1,8 @@
-"""`ajet serve`: a model, and its trainer if the backbone trains, behind an address for agents from outside.
+"""`ajet serve`: a model, and its trainer if the backbone trains, at an address for external agents.
 
-Invariants: with a backbone that trains, every episode that a client finished is trained on once or recorded with the
-reason why not, even if the server is killed in between: the store keeps it until a checkpoint has used it. Without one
-an episode's end is acknowledged when it is recorded. The admin key is in no file and no log: it comes from the
+Invariants: with a training backbone, every episode finished by a client is trained on once or recorded with the reason,
+even if the server is killed in between. The store holds the episode until a checkpoint has used it. Without training an
+episode's end is acknowledged when it is recorded. The admin key is in no file and no log: it comes from the
 environment, or is shown once.
 """
 
@@ -51,23 +51,23 @@ if TYPE_CHECKING:
     from ajet.train.parts import RunParts
 
 ADMIN_KEY = "AJET_ADMIN_KEY"
-"""Environment variable with the key that opens episodes."""
+"""Environment variable with the key for opening episodes."""
 BACKLOG = 2
-"""Batches of complete groups that may wait for the trainer; then new episodes are refused for a while."""
+"""Maximum number of complete batches waiting for the trainer. Beyond the limit new episodes are refused."""
 
 
 @dataclass(slots=True)
 class ServeParts:
-    """The parts that a server works with."""
+    """The parts of a running server."""
 
     backbone: Backbone
     gateway: Gateway
     desk: EpisodeRegistry
     store: Store
     tasks: TaskOrder | None
-    """Tasks of the task reader; None: clients bring all tasks."""
+    """Tasks of the task reader. None: clients bring all tasks."""
     held_out: RunParts | None = None
-    """Plays the task reader's held-out tasks on the same gateway; None: there are none, or no agent for them."""
+    """Plays the task reader's held-out tasks on the same gateway. None: no such tasks, or no agent for them."""
 
 
 def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False, rehearsal: bool = True) -> int:
@@ -81,7 +81,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
     experiment.require_ready(serving=True)
     refuse_untrainable(experiment, remote=True)
-    given_key = read_key(ADMIN_KEY, do="leave it out: a random one is made and shown")
+    given_key = read_key(ADMIN_KEY, do="unset it: a random key is then created and shown")
     trains = "trains" in experiment.backbone.can
     experiment = experiment.adapt_to_serve() if trains else experiment
     run = RunDirectory.open(
@@ -109,7 +109,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 sink = RunSink(experiment, run, _show_step)
                 session = TrainingSession(sink, served.backbone, served.store, served.tasks, interrupts)
                 if count := served.desk.restore():
-                    logger.info("{} episodes that were finished and not trained on are taken up again", count)
+                    logger.info("{} finished, untrained episodes are restored", count)
             with freeze_start():
                 _open_routes(served, run, given_key)
                 if trains:
@@ -127,10 +127,10 @@ def assemble_server(
     """Open all parts of a server, and close them after the block.
 
     Args:
-        keeper: records an episode's end before it is acknowledged; None: the store, from which the trainer takes it.
+        keeper: Records an episode's end before the acknowledgement. None: the store, read by the trainer.
 
     Raises:
-        UserError: a part cannot be opened.
+        UserError: A part cannot be opened.
     """
     from ajet.backbone import open_backbone
     from ajet.rollout.served import EpisodeRegistry
@@ -152,7 +152,7 @@ def assemble_server(
         backbone = open_backbone(experiment)
         if judge.ranks is not None:
             how = (
-                "ranks those at a task once all are in" if backbone.trains else "judges each by itself, and ranks none"
+                "ranks those at a task once all are in" if backbone.trains else "judges each attempt alone, not ranked"
             )
             logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = None
@@ -192,10 +192,10 @@ def open_held_out(
     backbone: Backbone,
     gateway: Gateway,
 ) -> RunParts | None:
-    """Return the parts that play held-out tasks as a launch does; None without such tasks or an agent in the YAML.
+    """Return the parts for playing held-out tasks as in a launch, or None without tasks or an agent in the YAML.
 
     Raises:
-        UserError: as a launch.
+        UserError: As in a launch.
     """
     from ajet.commands.services import require_services
     from ajet.rollout import Rollout
@@ -229,7 +229,7 @@ def open_held_out(
 def record_served(
     desk: EpisodeRegistry, run: RunDirectory, recording: EpisodeRecording, interrupts: Interrupts
 ) -> None:
-    """Show every episode as it ends, and record the rest at the end. Ends by KeyboardInterrupt."""
+    """Show every episode at its end, and record the rest at the end. Ends by KeyboardInterrupt."""
     run.status.set(phase="serving", step=0)
 
     def keep(results: list[Group | Episode]) -> None:
@@ -251,9 +251,9 @@ def record_served(
 
 
 def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Backbone) -> Sequence[Task]:
-    """Return the held-out tasks for clients that ask for one; none if they cannot be read.
+    """Return the held-out tasks for clients, or an empty sequence if the tasks cannot be read.
 
-    A reader names a split by default that its data may not have, and its other tasks can be served.
+    A reader names a default split that its data may not have. The reader's other tasks can still be served.
     """
     from ajet.schema.errors import TaskError
     from ajet.task_reader.overlong import drop_overlong
@@ -263,7 +263,7 @@ def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone:
     try:
         return drop_overlong(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
     except TaskError as problem:
-        logger.warning("there are no held-out tasks for clients that ask for one: {}", problem.what)
+        logger.warning("there are no held-out tasks for clients: {}", problem.what)
         return ()
 
 
@@ -271,7 +271,7 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
     """Answer clients from now on, and print the address.
 
     Args:
-        given_key: the key that the environment gave; None: a random one is made and shown.
+        given_key: The key from the environment. None: a random key is created and shown.
     """
     from ajet.rollout.served import make_routes
 

@@ -1,7 +1,7 @@
-"""Checks that the services of a run answer, before anything costly begins.
+"""Checks that the services of a run answer, before any costly start.
 
-Invariant: all services are asked in parallel, for `WITHIN_S` at most; one that does not answer by then is down. One
-UserError says of each service that is down what, where, what was expected and what to do.
+Invariant: all services are requested in parallel, for `WITHIN_S` at most. A service without an answer by then is down.
+One UserError states for each such service what failed, where, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WITHIN_S = 10.0
 REQUEST_TIMEOUT_S = 8.0
-"""Seconds that one service may take to answer."""
+"""Seconds for one service to answer."""
 
 
 def list_services(experiment: Experiment) -> list[RequiredService]:
@@ -37,12 +37,12 @@ def list_services(experiment: Experiment) -> list[RequiredService]:
 
 
 def require_services(experiment: Experiment) -> list[RequiredService]:
-    """Ask the experiment's services, and return them. Raises UserError if one is down."""
+    """Check the experiment's services, and return the services. Raises UserError if a service is down."""
     return require_answers(list_services(experiment))
 
 
 def require_answers(services: list[RequiredService]) -> list[RequiredService]:
-    """Ask these services, and return them. Raises UserError if one is down."""
+    """Check the given services, and return the services. Raises UserError if a service is down."""
     wrong = [(service, why) for service, why in check_services(services) if why]
     if wrong:
         raise _explain_down(wrong)
@@ -56,9 +56,9 @@ def check_services(services: list[RequiredService], within: float = WITHIN_S) ->
     def ask(index: int, service: RequiredService) -> None:
         try:
             answers[index] = service.find_problem(min(REQUEST_TIMEOUT_S, within))
-        except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
+        except Exception as problem:  # noqa: BLE001 - an exception is the result of its own check only
             why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
-            answers[index] = f"it could not be asked: {why}"
+            answers[index] = f"the request failed: {why}"
 
     threads = [
         threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)

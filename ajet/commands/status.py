@@ -1,6 +1,6 @@
-"""`ajet status`: print the status of a run once, or redraw it on a terminal.
+"""`ajet status`: print the status of a run once, or redraw the status on a terminal.
 
-Invariant: only a `LiveStatus` is shown; a terminal is redrawn until the run has ended, or Ctrl-C.
+Invariant: only a `LiveStatus` is shown. A terminal is redrawn until the run has ended, or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAR = 24
 
 
 def show_status(folder: Path, console: Console, *, once: bool) -> None:
-    """Print the status; on a terminal without `once`, redraw it every second. Raises UserError."""
+    """Print the status. On a terminal without `once`, redraw every second. Raises UserError."""
     checkpoints = checkpoints_of(folder)
     found = read_live_status(folder, checkpoints)
     if once or not console.is_terminal or found.state != "running":

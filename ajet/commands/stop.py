@@ -1,7 +1,7 @@
 """`ajet stop RUN` and `--kill`: end the processes of runs, by recorded process id and start time.
 
-Invariant (DESIGN decision 15): a process is ended only if id, start, boot and process namespace are those that a run
-recorded in `status.json`, never by its name. A run of another machine or container is not reported as ended.
+Invariant (DESIGN decision 15): a process is ended only if id, start, boot and process namespace equal a run's record in
+`status.json`, never by name. A run of another machine or container is not reported as ended.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ajet.record.status import read_status, recorded_processes
 from ajet.schema.errors import UserError
 
 PATIENCE_S = 60.0
-"""Seconds that a run may take to save its checkpoint, beyond two of its steps, before it is killed."""
+"""Seconds for a run to save a checkpoint, beyond two steps of the run, before the run is killed."""
 
 RUN_PATTERNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(OTHER_RUN_FOLDERS)))
 """Patterns of the status files of runs."""
 
 
 def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
-    """Interrupt the run as Ctrl-C does, so that it saves a checkpoint, wait, then end its remaining processes.
+    """Interrupt the run like Ctrl-C, wait for the checkpoint, then end the remaining processes.
 
     Raises:
-        UserError: the run is unknown, or runs on another machine.
+        UserError: The run is unknown, or runs on another machine.
     """
     folder = require_run(run, root, holding="status.json", expected="a folder with a status.json")
     refuse_remote(folder)
@@ -41,7 +41,7 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
         print_line(f"{folder.name} is not running.")
         return 0
     children = [child for process in processes for child in _list_children(process)]
-    for process in list_processes(folder, role="run") or processes:  # the others are its children, and end with it
+    for process in list_processes(folder, role="run") or processes:  # child processes end with the run
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
     alive = _wait_for_end(processes, _find_patience(folder) if patience_s is None else patience_s)
@@ -52,12 +52,12 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
 
 
 def kill(names: str | None, root: Path) -> int:
-    """End every run below `root` whose name is in `names` ("a|b"), or all for None, and return the exit code 0.
+    """End every run below `root` with a name in `names` ("a|b"), or all for None. Return the exit code 0.
 
-    A name without a run, or with an ended one, is printed and no error, since a launch may follow.
+    A name without a run, or with an ended run, is printed and is no error, since a launch may follow.
 
     Raises:
-        UserError: a run cannot be ended from here; after the others are ended.
+        UserError: A run cannot be ended from this machine. Raised after ending the others.
     """
     wanted = {name for name in (names or "").split("|") if name}
     folders = [path.parent for each in RUN_PATTERNS for path in sorted(root.glob(each))]
@@ -79,7 +79,7 @@ def kill(names: str | None, root: Path) -> int:
 
 
 def refuse_remote(folder: Path) -> None:
-    """Raise UserError for a run that has not ended and whose process is on another machine or in a container."""
+    """Raise UserError for an unfinished run with a process on another machine or in a container."""
     status = read_status(folder) or {}
     if status.get("outcome"):
         return
@@ -95,7 +95,7 @@ def refuse_remote(folder: Path) -> None:
 
 
 def list_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
-    """Return the living processes of a run, or those of one role. Raises UserError if its status is damaged."""
+    """Return the living processes of a run, or of one role. Raises UserError if the status is damaged."""
     named = recorded_processes(read_status(folder) or {})
     found = [identity.process() for identity, its in named if role is None or its == role]
     return [process for process in found if process is not None]
@@ -109,7 +109,7 @@ def _find_patience(folder: Path) -> float:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Return whether the process lives; a zombie does not."""
+    """Return whether the process lives. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -117,7 +117,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _wait_for_end(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Return the processes that still live after at most `seconds`."""
+    """Return the processes still alive after at most `seconds`."""
     end = time.monotonic() + seconds
     while (alive := [process for process in processes if _is_alive(process)]) and time.monotonic() < end:
         time.sleep(0.1)

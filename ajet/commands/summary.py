@@ -1,7 +1,7 @@
 """The summary of a finished run: curve, validations, counts of tasks and episodes, and advice.
 
-Invariant: skipped and doubled tasks are counted in `metrics.jsonl`, the record of what was trained, not in variables of
-the loop.
+Invariant: skipped and doubled tasks are counted in `metrics.jsonl`, the record of training, not in variables of the
+loop.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 
 GIVEN_UP_SHOWN = 5
-"""Positions that the summary names."""
+"""Maximum number of positions named in the summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTally:
     """Counts over a run's rows of metrics.
 
-    Tasks are positions in the training order, over all epochs. Positions that are `waiting` at the newest step are not
-    skipped; positions that were `given_up`, and not played since, are counted as that.
+    Tasks are positions in the training order, over all epochs. Positions `waiting` at the newest step are not skipped.
+    Positions `given_up`, and not played since, are counted as given up.
     """
 
     trained: int
@@ -51,9 +51,9 @@ class RunTally:
     held_out_failed: int = 0
     """Number of failed attempts of all validations."""
     unit: str = "task"
-    """What a position is: a task, or a row of given replies."""
+    """The kind of a position: a task, or a row of given replies."""
     given_up: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    """Positions that samplers gave up, with the reason of each failure."""
+    """Positions given up by samplers, with the reason of each failure."""
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]]) -> RunTally:
@@ -99,10 +99,10 @@ class RunTally:
 
 
 def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
-    """Return how many held-out tasks were solved after one step and not after another, in words.
+    """Return how many held-out tasks changed between solved and unsolved from one step to another, in words.
 
     Returns:
-        None if one validation recorded no episode, or nothing was scored.
+        None if a validation recorded no episode, or no episode was scored.
     """
     try:
         first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
@@ -125,25 +125,25 @@ def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | Non
 
 
 def _show_finished(run: RunDirectory, step: int) -> None:
-    """Print that the run had made all its steps before, and what can be done."""
+    """Print that the run had already made all steps, and what can be done."""
     checkpoint = run.checkpoints.latest()
     for line in (
-        f'The run "{run.name}" is finished (step {step} is its last): nothing was trained now.',
+        f'The run "{run.name}" is finished (step {step} is its last): no step was trained.',
         "Train on: raise trainer_common.total_training_steps (or total_epochs).",
-        "Begin anew: --fresh (in Python fresh=True); the old run is kept.",
+        "Start anew: --fresh (in Python fresh=True); the old run is not removed.",
         *([f"Checkpoint: {checkpoint.path}"] if checkpoint else []),
     ):
         print_line(line)
 
 
 def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
-    """Draw the curve; print accuracy before and after, the counts and what to try next, or why nothing was learned.
+    """Draw the curve. Print accuracy before and after, the counts, and advice, or the reason for a lack of learning.
 
     Args:
         ends_idle: True if the run ends after `stop_after_idle_steps`.
 
     Raises:
-        UserError: the run ended so, and had learned nothing at all.
+        UserError: The run ended idle and had learned nothing at all.
     """
     rows = run.metrics.rows()
     if run.resumed is not None and all(int(row.get("step", 0)) <= run.resumed.step for row in rows):
@@ -190,14 +190,14 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
-        console.print("See what was played: ", format_command("episodes", named), sep="", markup=False, soft_wrap=True)
+        console.print("See the episodes:    ", format_command("episodes", named), sep="", markup=False, soft_wrap=True)
         if advice:
             print_line(advice)
         if ended:
             raise UserError(
                 f"The run was ended: it learned nothing in {idle} steps.",
                 where="ajet.trainer_common.stop_after_idle_steps",
-                expected="attempts at a task whose rewards differ, now and then",
+                expected="different rewards of attempts at a task, at least sometimes",
                 do="play it with --backbone debug, which says which tasks can teach; 0 goes on whatever happens",
             )
         return

@@ -1,7 +1,7 @@
 """A child process that ends with all its children, whatever ends this process.
 
-Invariant: a keeper process (`ajet.workflow.keeper`) is the child's parent; it ends the child's tree when this process
-is gone, even if it was killed. The child's output goes to its log.
+Invariant: a keeper process (`ajet.workflow.keeper`) is the child's parent. The keeper ends the child's tree when this
+process is gone, even if this process was killed. The child's output goes to a log.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ajet.schema.errors import UserError
 from ajet.workflow import keeper
 
 GRACE_S = 5.0
-"""Seconds between asking a child to end and ending it."""
+"""Seconds between SIGTERM and SIGKILL for a child."""
 SHOWN_LINES = 15
-"""Last lines of a log that an error shows."""
+"""Last lines of a log shown in an error."""
 READ_BYTES = 1 << 16
-"""Bytes at the end of a log that are searched for them."""
+"""Bytes at the end of a log searched for the last lines."""
 
 
 class SupervisedProcess:
-    """A program that this process starts and ends; errors call it a service."""
+    """A program started and ended by this process. Errors call the program a service."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path) -> None:
         self.name, self._command, self._folder, self._log = name, list(command), folder, log
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._report: int | None = None
-        """Pipe with the keeper's report; None: it was read, or there is none."""
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.report: int | None = None
+        """Pipe with the keeper's report. None: already read, or no report."""
         self._ended: dict[str, Any] = {}
 
     def start(self) -> None:
@@ -54,37 +54,37 @@ class SupervisedProcess:
     @property
     def started(self) -> bool:
         """True if the program was started."""
-        return self._keeper is not None
+        return self.keeper is not None
 
     def close(self) -> None:
         """End the program with all its children. Idempotent."""
-        if self._keeper is None or self._keeper.stdin is None or self._keeper.stdin.closed:
+        if self.keeper is None or self.keeper.stdin is None or self.keeper.stdin.closed:
             return
         with suppress(BrokenPipeError):
-            self._keeper.stdin.close()
+            self.keeper.stdin.close()
         try:
-            self._keeper.wait(GRACE_S + 15)
+            self.keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
             logger.warning("the service {} does not end", self.name)
-        else:  # a keeper that was killed ends before the program does
-            if self._report is not None:
-                _is_readable(self._report, GRACE_S + 15)
+        else:  # a killed keeper ends before the program does
+            if self.report is not None:
+                _is_readable(self.report, GRACE_S + 15)
         self._read_end()
 
     def is_over(self) -> bool:
-        """Return whether the program and its children have ended, so that the report is there or will never come."""
-        if self._keeper is None or self._keeper.poll() is None:
+        """Return whether the program and its children have ended. Then the report is ready or will never come."""
+        if self.keeper is None or self.keeper.poll() is None:
             return False
-        return self._report is None or _is_readable(self._report, 0)
+        return self.report is None or _is_readable(self.report, 0)
 
     def has_succeeded(self) -> bool:
-        """Return whether a program that has ended had the exit code 0."""
+        """Return whether an ended program had the exit code 0."""
         self._read_end()
         return self._ended.get("code") == 0
 
     def describe_exit(self) -> str:
-        """Return how a program ended, as the end of a sentence: " with code 3", and its last line."""
-        last = next((line.strip() for line in reversed(self._last_lines()) if line.strip()), "")
+        """Return how a program ended, as the end of a sentence: " with code 3", and the last line of output."""
+        last = next((line.strip() for line in reversed(self.last_lines()) if line.strip()), "")
         return f"{self._read_end()}{f' ({last[:200]})' if last else ''}"
 
     def _start_keeper(
@@ -97,14 +97,18 @@ class SupervisedProcess:
         descriptors: Sequence[int] = (),
         user: int | None = None,
     ) -> None:
-        """Start a program with its keeper, as `user` if one is given. `anew`: clear the log first."""
+        """Start a program with its keeper, as `user` if set.
+
+        Args:
+            anew: True to clear the log first.
+        """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         report, theirs = os.pipe()
         try:
             if anew:
                 self._log.write_bytes(b"")
-            with self._log.open("ab") as log:  # append, so that a truncated log has no hole
-                self._keeper = subprocess.Popen(
+            with self._log.open("ab") as log:  # append: a truncated log then has no hole
+                self.keeper = subprocess.Popen(
                     [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs, *descriptors),
                     start_new_session=True, env=variables, user=user, group=user,
@@ -116,7 +120,7 @@ class SupervisedProcess:
         finally:
             os.close(theirs)
         os.set_blocking(report, False)
-        self._report = report
+        self.report = report
         order: dict[str, Any] = {
             "command": list(command),
             "folder": folder,
@@ -125,17 +129,21 @@ class SupervisedProcess:
             "grace": GRACE_S,
             "measured": False,
         }
-        assert self._keeper.stdin is not None
-        with suppress(BrokenPipeError):  # how it ended says why
-            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
-            self._keeper.stdin.flush()
+        assert self.keeper.stdin is not None
+        with suppress(BrokenPipeError):  # the keeper's exit gives the reason
+            self.keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            self.keeper.stdin.flush()
 
     def _log_start(self, command: Sequence[str]) -> None:
         logger.info("starting the service {}: {}", self.name, shlex.join(command))
 
     def _read_end(self) -> str:
-        if self._report is not None and self.is_over():
-            data, report, self._report = b"", self._report, None  # read once: another file gets its number
+        if self.report is not None and self.is_over():
+            data, report, self.report = (
+                b"",
+                self.report,
+                None,
+            )  # read once: the descriptor's number is reused
             with suppress(BlockingIOError):
                 data = os.read(report, 1 << 16)
             os.close(report)
@@ -144,30 +152,30 @@ class SupervisedProcess:
             return f": {self._ended['problem']}"
         return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
 
-    def _last_lines(self) -> list[str]:
+    def last_lines(self) -> list[str]:
         """Return the last lines of the log."""
         with self._log.open("rb") as log:
             return read_tail(log, READ_BYTES).decode(errors="replace").splitlines()
 
     def _make_error(self, what: str, expected: str = "") -> UserError:
-        lines = self._last_lines()[-SHOWN_LINES:]
+        lines = self.last_lines()[-SHOWN_LINES:]
         shown = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
             what,
             where=f"ajet.services.{self.name}{shown}",
             expected=expected,
-            do="run its command by hand in its folder, and look at what it prints",
+            do="run the command by hand in its folder, and read the output",
         )
 
 
 def list_variables(more: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment variables as a child gets them, with `more`."""
+    """Return this process's environment variables for a child, with `more`."""
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **more}
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
-    """Return whether there is data or the end of file within so many seconds. The descriptor may be above 1023."""
+    """Return whether data or the end of file comes within `seconds`. The descriptor may be above 1023."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

@@ -1,9 +1,9 @@
-"""`ajet.tune`: tune an agent with a reward and tasks that are Python objects, in one call.
+"""`ajet.tune`: tune an agent with a reward and tasks as Python objects, in one call.
 
-Invariants: it builds and runs an AgentJetJob. Tasks that are objects are written to a file before the run, so that it
-is recorded, resumed and proven as a run of a file. A function of the running program or notebook is named as such
-(`__main__->agent`), and refused if another process must load it. An object whose elements are names of columns, lines
-or letters is refused with what to write; a table gives its rows.
+Invariants: the call builds and runs an AgentJetJob. Tasks as objects are written to a file before the run: the run is
+recorded, resumed and proven like a run of a file. A function of the running program or notebook is named as such
+(`__main__->agent`), and refused if another process must load the function. An object whose elements are names of
+columns, lines or letters is refused with advice on what to write. A table provides its rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 Tasks = str | Path | Iterable["Task | Mapping[str, Any] | str"]
-"""The path of a file (JSON Lines, CSV, TSV, Parquet), a data set of the hub, a reference to a task reader, or the tasks
-themselves: a Task, a row as such a file has it, or a question; also a DataFrame and a datasets.Dataset."""
+"""Accepted forms of tasks.
+
+The path of a file (JSON Lines, CSV, TSV, Parquet), a data set of the hub, a reference to a task reader, or task
+objects: a Task, a row as in such a file, a question, a DataFrame, or a datasets.Dataset.
+"""
 _LINES = (".jsonl", ".json")
 
 
@@ -48,18 +51,24 @@ def tune(
     fresh: bool = False,
     resume: str | Path | None = None,
 ) -> Tuned:
-    """Tune the model inside `agent` by its rewards, in this process, and return the result.
+    """Tune the model inside `agent` by rewards, in this process, and return the result.
 
-    `agent`: a function `(task, tuner)`, a Workflow class, or a reference to one. `reward`: a function
-    `(task, output)`, a judge class, or a reference; None where the agent answers with the reward itself, or a reference
-    of `tasks` brings a judge. `validation`: as `tasks`, or for a data set of the hub the name of a split; it is played
-    before, in between (five times if `steps` is given) and after. `steps`:
-    training steps in all; None: `trainer_common.total_epochs`. `name`: the run's; called again with the same one, the
-    run goes on, or begins anew where `fresh`; with other code or settings it is refused, unless `resume` names the
-    run's folder (or that of a checkpoint). `settings`: any other key of `ajet`, dotted, which wins:
-    `{"rollout.num_repeat": 8}`; without one, batch, lengths and learning rate fit the model and this machine
-    (`ajet.commands.tune_defaults`). Raises UserError for what the person can mend; KeyboardInterrupt at Ctrl-C and at
-    SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
+    Args:
+        agent: A function `(task, tuner)`, a Workflow class, or a reference to either.
+        tasks: The training tasks: a file, a data set, a reader, or objects.
+        reward: A function `(task, output)`, a judge class, or a reference. None if the agent returns the reward, or if
+            a reference of `tasks` brings a judge.
+        validation: As `tasks`, or the name of a split for a data set of the hub. Played before, in between (five times
+            if `steps` is given) and after the training.
+        steps: Number of training steps. None: `trainer_common.total_epochs`.
+        name: The run's name. A second call with the same name resumes the run, or starts anew with `fresh`. With other
+            code or settings the call is refused, unless `resume` names the run's folder (or a checkpoint's).
+        settings: Any other key of `ajet`, dotted, with priority: `{"rollout.num_repeat": 8}`. Without a setting, batch,
+            lengths and learning rate fit the model and this machine (`ajet.commands.tune_defaults`).
+
+    Raises:
+        UserError: The user can correct the cause.
+        KeyboardInterrupt: At Ctrl-C and at SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
     job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(make_live_reference(agent))
     if reward is not None:
@@ -76,10 +85,10 @@ def tune(
     )
     values = _make_reader_settings(training, held_out, given=validation)
     job.set(**{f"task_reader__{key}": value for key, value in values.items()})
-    if experiment.backbone.opens is not None:  # engine and optimizer are this process's
+    if experiment.backbone.opens is not None:  # engine and optimizer belong to this process
         count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
         given = {**_choose_fitting_defaults(experiment, given, count, steps, held_out is not None), **given}
-    _set_settings(job, given)  # what is set wins
+    _set_settings(job, given)  # explicit settings have priority
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
 
@@ -90,7 +99,7 @@ def _set_settings(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
 def _choose_fitting_defaults(
     experiment: Experiment, given: Mapping[str, Any], tasks: int | None, steps: int | None, has_validation: bool
 ) -> dict[str, Any]:
-    """Return the settings that fit the model and this machine, without those in `given`."""
+    """Return settings to fit the model and this machine, without settings in `given`."""
     from ajet.commands.tune_defaults import choose_defaults
     from ajet.engine.dimensions import read_size_and_context
     from ajet.engine.machine import resolve_device_kind
@@ -136,27 +145,27 @@ def _make_reader_settings(training: str, held_out: str | None, given: Tasks | No
         return {"type": training}
     if is_reference(training) or not isinstance(given, (str, NoneType)):
         raise UserError(
-            f"Tasks for validation beside those of {training} cannot be had.",
+            f"Validation tasks in addition to {training} are not possible.",
             where="validation",
             expected="the name of a split of a data set; a task reader brings its own",
             do="leave it out, or give both as lists or as JSON Lines files",
         )
-    one_file = training.lower().endswith(TABLES)  # any split of it is all of its rows
+    one_file = training.lower().endswith(TABLES)  # any split of the file has all of its rows
     splits = {} if held_out is None and not one_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}
 
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".xlsx", ".xls", ".ods")
 MAX_PATH_CHARS = 255
-"""Characters of the longest text that may be a path."""
+"""Characters of the longest possible path."""
 EXPECTED = "a list or generator of ajet.Task, of questions or of dicts; a DataFrame, a datasets.Dataset; a path"
 
 
 def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
-    """Return the rows of tasks that are objects. `name`: of the argument. Raises TaskError."""
+    """Return the rows of tasks given as objects. `name` is the argument's name. Raises TaskError."""
     rows = [_make_row(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
     if not rows:
-        raise TaskError("There is no task: the list is empty.", where=name, expected="one at least")
+        raise TaskError("There is no task: the list is empty.", where=name, expected="at least one task")
     return rows
 
 
@@ -168,7 +177,7 @@ def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
 
 
 def _refuse_question(text: str, name: str) -> None:
-    """Raise TaskError for a text that is a question, and no path, data set or reference."""
+    """Raise TaskError for a question instead of a path, data set or reference."""
     is_sentence = len(text.split()) > 1 and ("/" not in text or text.rstrip().endswith(("?", ".", "!", ":")))
     is_file = len(text) <= MAX_PATH_CHARS and Path(text).exists()
     if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not is_file:
@@ -181,9 +190,9 @@ def _refuse_question(text: str, name: str) -> None:
 
 
 def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
-    """Return the elements that are tasks. Raises TaskError for an object that has none."""
+    """Return the task elements of an object. Raises TaskError for an object without tasks."""
     kind = type(tasks).__name__
-    if hasattr(tasks, "notna") and hasattr(tasks, "columns"):  # pandas: an empty cell is NaN, which JSON has not
+    if hasattr(tasks, "notna") and hasattr(tasks, "columns"):  # pandas: an empty cell is NaN, and JSON has no NaN
         if not tasks.columns.is_unique:
             raise _refuse_object("DataFrame with two columns of one name", name, "rename one")
         return tasks.astype(object).where(tasks.notna(), None).to_dict("records")
@@ -224,7 +233,7 @@ def _refuse_mapping(tasks: Mapping[Any, Any], name: str) -> TaskError:
     if tasks and all(isinstance(value, list | tuple) for value in tasks.values()):
         rows = f"{name}=[dict(zip(data, row)) for row in zip(*data.values())]"
         return _refuse_object(f"{kind} of columns ({names})", name, f"write its rows: {rows}")
-    return _refuse_object(f"{kind} of {names}", name, f"one row is a list of one: {name}=[row]")
+    return _refuse_object(f"{kind} of {names}", name, f"put a single row into a list: {name}=[row]")
 
 
 def _refuse_object(kind: str, name: str, do: str) -> TaskError:

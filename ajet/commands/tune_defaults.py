@@ -1,6 +1,6 @@
-"""Defaults of `ajet.tune` that fit the model and the machine; a setting of the caller's always wins.
+"""Defaults of `ajet.tune` to fit the model and the machine. A setting of the caller always has priority.
 
-The defaults of the YAML are a GPU's: 32 tasks, 4 attempts each, replies of 4,096 tokens. On a CPU one such step takes
+The defaults of the YAML are for a GPU: 32 tasks, 4 attempts each, replies of 4,096 tokens. On a CPU such a step takes
 hours.
 """
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ajet.engine.dimensions import ModelSize
 
 VALIDATIONS = 5
-"""Validations in a run of known length, besides the one before the first step."""
+"""Validations in a run of known length, not counting the validation before the first step."""
 ON_CPU: Mapping[str, Any] = {
     "data.train_batch_size": 8,
     "rollout.num_repeat": 4,
@@ -25,7 +25,7 @@ ON_CPU: Mapping[str, Any] = {
 }
 """A step of a 135M model takes about a minute on two cores. The KL term would need a second copy of the model."""
 RATES = ((200e6, 4e-5), (2e9, 1e-5))
-"""(parameters at most, learning rate); larger models keep the default. Source: docs/first_settings.md, row 4."""
+"""(maximum parameters, learning rate). Larger models keep the default. Source: docs/first_settings.md, row 4."""
 
 
 def choose_defaults(
@@ -38,15 +38,15 @@ def choose_defaults(
     steps: int | None,
     has_validation: bool,
 ) -> dict[str, Any]:
-    """Return the keys below `ajet` to set, without those in `given`.
+    """Return the keys below `ajet` to set, without keys in `given`.
 
     Args:
-        given: settings of the caller, by dotted key.
-        size: the model's size; None if its files are not on this machine.
-        context: tokens that the model can read at most; None if unknown.
+        given: Settings of the caller, by dotted key.
+        size: The model's size. None if the files are not on this machine.
+        context: Maximum context of the model in tokens. None if unknown.
         is_cpu: True if the model is trained on a CPU.
-        tasks: number of training tasks; None if unknown.
-        steps: training steps; None for a number of epochs.
+        tasks: Number of training tasks. None if unknown.
+        steps: Training steps. None for a number of epochs.
         has_validation: True if there are held-out tasks.
     """
     chosen: dict[str, Any] = dict(ON_CPU) if is_cpu else {}

@@ -38,15 +38,22 @@ Capability = Literal[
 ]
 """An ability of a backbone.
 
-trains: improves the model. serves: answers agents outside of episodes (`ajet serve`). recomputes: computes
-log-probabilities a second time (`ajet prove`). streams: plays episodes while others are trained on. decouples: episodes
-come from sampler processes (`ajet sample`). replaces: plays another task in place of an unscored one. oversamples:
-begins more groups than a batch needs. deterministic: a killed and resumed run equals an uninterrupted one. interactive:
-agents may be defined in the running program or notebook. spreads: runs on several machines. teaches: trains on given
-replies (`ajet sft`). distils: asks a teacher about sampled tokens (`adv_estimator: distillation`). chooses: a loss
-chooses among all tokens of an optimizer step (`policy_loss: clip_cov`). grades: the next tasks depend on earlier
-success (`data.curriculum`). adapts: trains several adapters on one model (`lora.adapters`). values: a critic predicts
-the return at each token (`adv_estimator: gae`).
+- trains: improves the model.
+- serves: answers agents outside of episodes (`ajet serve`).
+- recomputes: computes log-probabilities a second time (`ajet prove`).
+- streams: plays episodes during the training of earlier episodes.
+- decouples: episodes come from sampler processes (`ajet sample`).
+- replaces: plays another task in place of an unscored task.
+- oversamples: begins more groups than a batch needs.
+- deterministic: a killed and resumed run equals an uninterrupted run.
+- interactive: agents may be defined in the running program or notebook.
+- spreads: runs on several machines.
+- teaches: trains on given replies (`ajet sft`).
+- distils: queries a teacher about sampled tokens (`adv_estimator: distillation`).
+- chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: clip_cov`).
+- grades: the next tasks depend on earlier success (`data.curriculum`).
+- adapts: trains several adapters on a single model (`lora.adapters`).
+- values: a critic predicts the return at each token (`adv_estimator: gae`).
 """
 
 CAPABILITY_WORDS: Mapping[Capability, str] = {
@@ -61,7 +68,7 @@ CAPABILITY_WORDS: Mapping[Capability, str] = {
     "adapts": "trains several adapters on one model",
     "values": "keeps a critic",
 }
-"""Verb phrases for capabilities that a key's value may need."""
+"""Verb phrases for capabilities required by a key's value."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,13 @@ class KeyAdvice:
     name."""
 
     instead: Mapping[str, str] = field(default_factory=dict)
-    """Replacement text for keys in sections that the backbone does not read, or that ajet also has."""
+    """Replacement text for keys in sections unknown to the backbone or shared with ajet."""
     like: Mapping[str, str] = field(default_factory=dict)
     """Our key for each key that is decided by ours but not filled from ours unchanged."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """The effective setting for each key that the backbone reads but a run of ajet ignores."""
     switched: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Further ignored keys, by the key that makes them effective when the user sets it to false."""
+    """Further ignored keys, by the switch key: they have an effect only if the user sets the switch to false."""
     short: Mapping[str, str] = field(default_factory=dict)
     """Our key for each short name of the backbone in sections of the same name."""
 
@@ -98,32 +105,37 @@ class Descriptor:
     """A verb phrase on the backbone, to follow its name."""
     can: frozenset[Capability] = frozenset()
     opens: str | None = None
-    """Reference to an `ajet.backbone.contract.Backbone` class for the run's own process; None: its runner starts
-    processes."""
+    """Reference to an `ajet.backbone.contract.Backbone` class for the run's own process. None: the runner starts
+    processes.
+    """
     runner: str | None = None
-    """Reference to a subclass of `ajet.train.runner.Runner` that starts a training's processes. None:
-    `ajet.commands.runner.InProcessRunner`."""
+    """Reference to a subclass of `ajet.train.runner.Runner` for starting a training's processes.
+
+    None: `ajet.commands.runner.InProcessRunner`.
+    """
     scorer: str | None = None
-    """Reference to an `ajet.backbone.contract.RecordedScorer` class; None: weights cannot be loaded again."""
+    """Reference to an `ajet.backbone.contract.RecordedScorer` class. None: recorded weights cannot be loaded."""
     layer: Path | None = None
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()
-    """Root names of a YAML that belong to the backbone."""
+    """Root names of a YAML owned by the backbone."""
     sections: tuple[str, ...] = ()
-    """Root names of the backbone's own config; names missing from `roots` count only below the backbone's name."""
+    """Root names of the backbone's own config. Names missing from `roots` count only below the backbone's name."""
     filled: tuple[Path, ...] = ()
-    """YAMLs that fill the backbone's keys from ours."""
+    """YAMLs that fill the backbone's keys from ajet's."""
     defaults_page: str = ""
-    """The page that compares the backbone's defaults with ours; "" if they are equal."""
+    """The page comparing the backbone's defaults with ajet's, or "" if equal."""
     advice: KeyAdvice = field(default_factory=KeyAdvice)
     """Advice in errors and remarks on backbone keys that `filled` does not relate to ours."""
     shares_gpus: bool = False
     """True if trainer and engine take turns on the same GPUs, over which the weights are sharded."""
     idle: Mapping[str, str | None] = field(default_factory=dict)
-    """Keys and sections below `ajet` without effect on the backbone, each with the reason or the replacement; None: a
-    key with effect in a section without."""
+    """Keys and sections below `ajet` without effect on the backbone, each with the reason or the replacement.
+
+    None marks a key with an effect inside a section without effect.
+    """
     extra: str = ""
-    """The extra of ajet that installs the backbone's packages."""
+    """The extra of ajet with the backbone's packages."""
 
     def __post_init__(self) -> None:
         for capability, code in (("serves", self.opens), ("recomputes", self.scorer)):
@@ -133,7 +145,7 @@ class Descriptor:
 
 @lru_cache(maxsize=1)
 def list_shipped_backbones() -> Mapping[str, Descriptor]:
-    """Return the backbones that ship with ajet, by name."""
+    """Return the backbones shipped with ajet, by name."""
     return {name: _load_descriptor(name, part) for name, part in find_parts("backbone").items()}
 
 
@@ -153,7 +165,7 @@ def find_backbone(name: str) -> Descriptor:
 
 
 def find_checkpoint_owner(state: Mapping[str, Any]) -> Descriptor | None:
-    """Return the backbone in whose format a checkpoint is: the backbone whose name is in the checkpoint's state.
+    """Return the backbone named in the checkpoint's state: the owner of the checkpoint's format.
 
     None: Hugging Face layout. Raises ConfigError for a broken package.
     """
@@ -170,7 +182,7 @@ def _load_descriptor(name: str, part: PluginPart) -> Descriptor:
         raise ConfigError(
             f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
             where=part.code,
-            do="mend or remove the package that brings it",
+            do="fix or remove the package with the error",
         ) from problem
     if not isinstance(descriptor, Descriptor) or descriptor.name != name:
         raise ConfigError(

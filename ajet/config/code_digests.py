@@ -1,6 +1,6 @@
-"""Digests of the user's code and prompt files that a run plays and scores with.
+"""Digests of the user's code and prompt files used for playing and scoring in a run.
 
-Invariant: a digest changes only with code that the named class or function reaches: its file, imported modules of the
+Invariant: a digest changes only with code reached from the named class or function: the file, imported modules of the
 user, and text files named by a literal. Comments and layout do not count. Code loaded by a computed name, prompts built
 from several literals, and installed packages are not covered.
 """
@@ -32,7 +32,7 @@ _SIZE = 16
 
 
 def digest_code(experiment: Experiment) -> CodeDigests:
-    """Return the digests of all code that affects the run, by the key that names the code."""
+    """Return the digests of all code affecting the run, by the key with the code's name."""
     found: CodeDigests = {}
     for key, text in _list_candidate_texts(experiment):
         digests = (
@@ -53,7 +53,7 @@ def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
 
 
 def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
-    """Return files that differ between two digests, each with the keys that name the file; only keys in both."""
+    """Return files with different digests, each with the keys naming the file. Only keys in both are compared."""
     found: dict[str, list[str]] = {}
     for key in sorted(before.keys() & now.keys()):
         for file in sorted(before[key].keys() | now[key].keys()):
@@ -63,7 +63,7 @@ def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[
 
 
 def _list_candidate_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield each configuration text that may name code or a prompt file, with its key."""
+    """Yield each configuration text that may name code or a prompt file, with the key of the text."""
     for name, value in experiment.list_training_settings().items():
         for path, leaf in list_leaves(value, (name,)):
             if isinstance(leaf, str) and "\n" not in leaf:
@@ -84,7 +84,7 @@ def _digest_reference(reference: str, base: Path) -> dict[str, str]:
 
 
 def _is_reference(text: str) -> bool:
-    """Return False for prose with a colon, which `is_reference` accepts."""
+    """Return False for prose with a colon, although `is_reference` accepts the text."""
     if not is_reference(text):
         return False
     place = text.rpartition("->")[0] or text.rpartition(":")[0]

@@ -1,8 +1,8 @@
-"""Hydra composes our defaults, the backbone's layer, the preset, the user's YAML and the overrides, in this order.
+"""Hydra composes ajet's defaults, the backbone's layer, the preset, the user's YAML and the overrides, in this order.
 
-Invariant: later layers win; only the chosen backbone's layer is read; the working directory has no effect; Hydra's
+Invariant: later layers win. Only the chosen backbone's layer is read. The working directory has no effect, and Hydra's
 global state is restored. Without interpolations and with plain values only, layers are merged directly in a tenth of
-the time; a failing merge falls back to Hydra for its error text. tests/config/test_shapes.py compares both ways.
+the time. A failing merge falls back to Hydra for the error text. tests/config/test_shapes.py compares both ways.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ABSENT: Any = object()
-"""Result of `Layer.get_value` for a key that the layer does not hold."""
+"""Result of `Layer.get_value` for a key missing from the layer."""
 _SHIPPED, _USER, _ROOT = "ajet_shipped_layer", "ajet_users_yaml", "ajet_experiment"
 
 
@@ -39,7 +39,7 @@ class Layer:
     document: Document | None = field(default=None, repr=False)
 
     def get_value(self, path: KeyPath) -> Any:
-        """Return a key's value as written in the layer; ABSENT if the layer has no such key."""
+        """Return a key's value as written in the layer, or ABSENT for a missing key."""
         node: Any = self.tree
         for part in path:
             if not isinstance(node, dict) or part not in node:
@@ -91,12 +91,12 @@ def collect_layers(
 
 @lru_cache(maxsize=8)
 def _read_shipped_file(path: Path) -> Document:
-    """Read a file that ships with ajet; the result is cached."""
+    """Read a file shipped with ajet. Results are cached."""
     return read_document(path)
 
 
 def compose(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None) -> DictConfig:
-    """Return one tree with unresolved interpolations. Raises ConfigError for input that Hydra or OmegaConf refuse."""
+    """Return a tree with unresolved interpolations. Raise ConfigError for input refused by Hydra or OmegaConf."""
     from omegaconf.errors import OmegaConfBaseException
 
     for number, each in enumerate(overrides):
@@ -155,7 +155,7 @@ def merge_layers(
 
 @lru_cache(maxsize=8)
 def _pickle_shipped_layers(chosen: tuple[Path, ...]) -> bytes:
-    """Return our merged layers, pickled: unpickling is ten times faster than building them."""
+    """Return ajet's merged layers, pickled: unpickling is ten times faster than a merge."""
     from omegaconf import OmegaConf
 
     files = [find_default_config() / "ajet_default.yaml", *chosen]

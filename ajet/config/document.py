@@ -1,8 +1,8 @@
 """Document: a YAML file with the place of every key and value.
 
-Invariant: each path of the tree has a `NodePlace`, so that every later error can name file:line:column. Scalars are
-read as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors. The size of the values is
-bounded before anything is built: an alias counts each time it occurs.
+Invariant: each path of the tree has a `NodePlace`, so every later error can name file:line:column. Scalars are read as
+in OmegaConf (1e-6 is a number, dates are text). Duplicate keys are errors. The size of the values is bounded before
+construction, counting an alias at each occurrence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ajet.schema.errors import ConfigError
 KeyPath = tuple[Any, ...]
 """Keys and list indices from the root down."""
 MAX_NODES = 200_000
-"""Limit on keys and values of a document; an alias counts each time."""
+"""Limit on keys and values of a document, counting an alias at each occurrence."""
 MAX_DEPTH = 100
 """Limit on nested mappings and lists."""
 MAX_NUMBER_CHARS = 400
@@ -28,7 +28,7 @@ MAX_NUMBER_CHARS = 400
 
 
 class NodePlace(NamedTuple):
-    """Lines and columns count from 1; start and end are offsets of the value in the text."""
+    """Line and column of a value, both from 1, and its start and end offsets in the text."""
 
     line: int
     column: int
@@ -47,9 +47,9 @@ class Document:
     tree: dict[Any, Any]
     places: dict[KeyPath, NodePlace] = field(repr=False)
     from_python: bool = False
-    """True if a program passed the settings and no file has that path."""
+    """True if a program passed the settings without a file at the path."""
     base_document: Document | None = None
-    """The file that the program started from, if any."""
+    """The file loaded by the program, if any."""
 
     def locate(self, path: KeyPath, *, value: bool = False) -> str:
         """Return file:line:column of a key or value, or of the nearest ancestor with a place."""
@@ -70,7 +70,7 @@ class Document:
         return f"{self.path}:{line}:{column}"
 
     def get_value(self, path: KeyPath) -> Any:
-        """Return the value at a path; None without one."""
+        """Return the value at a path, or None for a missing path."""
         node: Any = self.tree
         for part in path:
             if not (isinstance(node, list) and isinstance(part, int)) and not isinstance(node, dict):
@@ -91,7 +91,7 @@ def read_document(path: Path) -> Document:
         raise ConfigError(
             f"There is no file {path}.",
             where=str(path.absolute()),
-            do=_suggest_path(path) or "mend the path after --conf",
+            do=_suggest_path(path) or "fix the path after --conf",
         ) from None
     except IsADirectoryError:
         within = ", ".join(str(each) for each in sorted(path.glob("*.y*ml"))[:8])
@@ -112,7 +112,7 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, path: Path) -> Document:
-    """Parse the text of a YAML file. `path`: the file that errors name."""
+    """Parse the text of a YAML file. `path`: the file named in errors."""
     loader = _YamlLoader(text)
     places: dict[KeyPath, NodePlace] = {}
     try:
@@ -159,7 +159,7 @@ class _YamlLoader(yaml.SafeLoader):
         return node
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Parse a number; refuse digits that would take minutes to convert."""
+        """Parse a number. Refuse long digit strings, because their conversion would take minutes."""
         if len(node.value) > MAX_NUMBER_CHARS:
             raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
         if node.tag.endswith(":int"):
@@ -222,7 +222,7 @@ def _count_nodes(
 def _record_places(
     node: yaml.Node, key_path: KeyPath, places: dict[KeyPath, NodePlace], path: Path, open_nodes: set[int]
 ) -> None:
-    """Record the place of each node below `node`; refuse duplicate keys and self-containing anchors."""
+    """Record the place of each node below `node`. Refuse duplicate keys and self-containing anchors."""
     if id(node) in open_nodes:
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
     open_nodes.add(id(node))
@@ -276,7 +276,7 @@ def _advise_on_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
         return "keep one of the two; a later one would silently replace the earlier"
     if "mapping values are not allowed" in str(error.problem):
         return "look for a missing indentation, or quote the value that contains a colon"
-    return "mend the syntax there (indentation, quotes, colons)"
+    return "fix the syntax there (indentation, quotes, colons)"
 
 
 def _suggest_path(path: Path) -> str:
@@ -294,7 +294,7 @@ def _suggest_path(path: Path) -> str:
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes text that `_YamlLoader` would parse as another type."""
+    """Quote text if `_YamlLoader` would parse another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -306,12 +306,12 @@ _YamlDumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(i
 
 
 def dump_yaml(tree: Any) -> str:
-    """Return YAML text that `parse_document` reads back to equal values."""
+    """Return YAML text for `tree`, parsed by `parse_document` to equal values."""
     return yaml.dump(tree, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _advise_on_script(path: Path, text: str) -> str:
-    """Return advice for a shell script of overrides; "" for any other file."""
+    """Return advice for a shell script of overrides, or "" for any other file."""
     if path.suffix not in (".sh", ".bash") and not text.startswith("#!"):
         return ""
     return (
@@ -321,7 +321,7 @@ def _advise_on_script(path: Path, text: str) -> str:
 
 
 def list_leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
-    """Return every value that is no mapping or list, with its path."""
+    """Return every value except mappings and lists, with its path."""
     if isinstance(tree, dict):
         return [leaf for name, value in tree.items() for leaf in list_leaves(value, (*path, name))]
     if isinstance(tree, list):

@@ -1,7 +1,7 @@
-""".env files: variables from the working directory's file, then from the file next to the YAML.
+"""Load .env files: first from the working directory, then from the folder of the YAML.
 
-Invariant: an existing variable wins, so the shell wins over both files and the first file over the second. Only a YAML
-named by --conf counts; the folder of a record, possibly from another person, contributes nothing.
+Invariant: existing variables have precedence, so the shell wins over both files, and the first file over the second.
+Only a YAML named by --conf counts. The folder of a record may come from another person and is never read.
 """
 
 from __future__ import annotations

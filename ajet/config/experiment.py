@@ -1,7 +1,7 @@
-"""Experiment: one YAML with its overrides, composed, resolved and typed.
+"""Experiment: a YAML with its overrides, composed, resolved and typed.
 
-Invariant: our code reads `ajet` only; the user's own sections reach the workflow unchanged; `dump_resolved()` loads to
-an equal experiment from any folder; no written file holds a secret.
+Invariant: ajet's code reads `ajet` only. The user's own sections reach the workflow unchanged. `dump_resolved()` loads
+to an equal experiment from any folder. No written file holds a secret.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Experiment:
         from_python: bool = False,
         base_document: Document | None = None,
     ) -> Experiment:
-        """Return the experiment of a YAML with this content in the folder `base`. Raises ConfigError.
+        """Return the experiment of a YAML with the content `tree` in the folder `base`. Raises ConfigError.
 
         Args:
-            from_python: True if no such file exists; errors then name no file, except for values of `base_document`.
+            from_python: True if no such file exists. Errors then name no file, except for values of `base_document`.
         """
         named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
         path = Path(base).absolute() / f"{named}.yaml"
@@ -108,12 +108,12 @@ class Experiment:
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
     def require_ready(self, *, serving: bool = False, evaluating: bool = False, previewing: bool = False) -> None:
-        """Raise ConfigError if no run can start: a missing key, or a value that this version refuses.
+        """Raise ConfigError if no run can start: a missing key, or a value refused by this version.
 
         Args:
             serving: Agents and tasks may come from clients.
             evaluating: No training task is read.
-            previewing: Nothing is launched now; a later launch may name a store that samplers fill.
+            previewing: No launch now. A later launch may name a store filled by samplers.
         """
         (*_, users) = (layer.document for layer in self.layers.stack if layer.document is not None)
         written = str(self.yaml_path) if self.yaml_path.exists() else "command line"
@@ -130,18 +130,18 @@ class Experiment:
         return find_idle_keys(self.ajet, self.layers, serving=serving)
 
     def dump_resolved(self, own: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN) -> str:
-        """Return the whole config with resolved values; `ajet --conf` on the text repeats the run from any folder.
+        """Return the complete config with resolved values. `ajet --conf` on the text repeats the run from any folder.
 
         Args:
-            own: See `make_writable`.
-            hide: See `make_writable`.
+            own: Passed to `make_writable`.
+            hide: Passed to `make_writable`.
         """
         tree = {"ajet": self.settle_values(), **self.sections, **self.backbone_overrides}
         head = f"{RESOLVED}{self.name}: `ajet --conf` on this file repeats the run.\n"
         return head + dump_yaml(make_writable(tree, self.raw, backbones=self.backbone_overrides, own=own, hide=hide))
 
     def list_training_settings(self) -> dict[str, Any]:
-        """Return the flat settings that must be equal for one run to continue another.
+        """Return the flat settings that must be equal when a run continues another run.
 
         Names, logging, debugging, the gateway, run folders and the frequency of saving and validation are left out.
         Paths inside the project are relative, so a moved project has equal settings.
@@ -167,7 +167,7 @@ class Experiment:
         return flat
 
     def list_set_keys(self) -> list[str]:
-        """Return the keys below `ajet` that the user set; all others have defaults."""
+        """Return the keys below `ajet` set by the user. All other keys have defaults."""
         users = list_user_layers(self.layers)
         return [
             ".".join(("ajet", *path))
@@ -176,7 +176,7 @@ class Experiment:
         ]
 
     def replace_defaults(self, values: Mapping[str, Any]) -> Experiment:
-        """Return the experiment with other values for keys that the user did not set.
+        """Return the experiment with other values for keys not set by the user.
 
         Args:
             values: By the names of `list_training_settings`.
@@ -204,8 +204,7 @@ class Experiment:
     def _affects_training(self, notes: dict[str, Any]) -> bool:
         """Return True if a key changes the training, in a launch or in `ajet serve`.
 
-        Keys of a reader that was not chosen change nothing. Without training, keys that any backbone reads are
-        compared.
+        Keys of an unchosen reader have no effect. Without training, all keys read by any backbone are compared.
         """
         backbone = self.backbone if "trains" in self.backbone.can else Descriptor("", "")
         ways = (False,) if self.ajet.sft.objective is not None else (False, True)
@@ -237,8 +236,8 @@ def load_experiment(
 ) -> Experiment:
     """Read a YAML, compose, resolve and check the experiment.
 
-    First loads `.env` of the working directory and of the YAML's folder; existing variables win.
-    `Experiment.require_ready` checks what a run needs beyond that.
+    First loads `.env` of the working directory and of the YAML's folder. Existing variables win.
+    `Experiment.require_ready` checks the further needs of a run.
 
     Raises:
         ConfigError: The YAML or an override cannot be used.
@@ -321,7 +320,7 @@ def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | N
 
 
 def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
-    """Return the preset of the last override, else of the YAML; None if no such preset exists."""
+    """Return the preset of the last override, else of the YAML, or None for an unknown preset."""
     named = parse_overrides([each for each in overrides if find_overridden_key(each) == PRESET], roots=(), backbones=())
     found: Any = document.tree
     for name in PRESET:
@@ -331,7 +330,7 @@ def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
 
 
 def _choose_run_name(config: AjetConfig, document: Document, layers: Layers) -> str:
-    """Return the run's name: one folder name. `read_yaml_name` means the file's stem."""
+    """Return the run's name, a single folder name. `read_yaml_name` means the file's stem."""
     name = config.experiment_name
     name = document.path.stem if name == "read_yaml_name" else name
     name = name.replace("|", "-")

@@ -1,7 +1,7 @@
 """Functions in place of classes in references: an agent `(task, tuner)`, a judge `(task, output)`.
 
-Invariant: a function that cannot be called with its two arguments is one UserError at resolution, not a failure of each
-episode. Code that wraps a function in a class calls `require_callable_with` first.
+Invariant: a function with unsuitable parameters raises a single UserError at resolution, instead of failing each
+episode. Code wrapping a function in a class calls `require_callable_with` first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ROLES = {
     **dict.fromkeys(("tuner", "ajet_tuner", "model_tuner"), "tuner"),
     **dict.fromkeys(("output", "workflow_output"), "output"),
 }
-"""The role that a parameter name implies."""
+"""The role implied by a parameter name."""
 
 
 def is_function(found: Any) -> TypeGuard[Callable[..., Any]]:
-    """Return True for a function or any other callable that is no class."""
+    """Return True for a function or any other callable except classes."""
     return callable(found) and not isinstance(found, type)
 
 
@@ -29,8 +29,8 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
     """Raise ConfigError unless the function accepts the arguments `names` by position.
 
     Args:
-        names: The arguments as the error spells them.
-        what: The key that holds the reference.
+        names: The arguments as spelled in the error.
+        what: The key with the reference.
     """
     try:
         signature = inspect.signature(function)
@@ -83,6 +83,6 @@ def _list_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Param
 
 
 def locate_function(function: Any) -> str:
-    """Return file:line of a function; "" without a file."""
+    """Return file:line of a function, or "" without a file."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -1,9 +1,9 @@
-"""Keys that a user set and that have no effect.
+"""Find keys set by the user without effect.
 
 Invariant: the result follows from the schema (`idle`, `when`), the backbone's descriptor, the table of accepted keys
-and the layers; nothing is refused for being idle. Each key has one line with key, place and reason; keys of a section
-with equal reasons share a line. In a resolved file of ajet, which holds every key, only values other than the default
-count as set.
+and the layers. Idle keys are never refused. Each key has a line with key, place and reason; keys of a section with
+equal reasons share a line. A resolved file of ajet holds every key, so only values different from the default count as
+set.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class IdleKeys:
     """Keys without effect, and the reason."""
 
     keys: tuple[str, ...]
-    """Full dotted names."""
+    """Full dotted names of the keys."""
     section: str
     """The section of several keys."""
     where: str
@@ -53,8 +53,11 @@ class IdleKeys:
 def find_idle_reason(
     notes: dict[str, Any], config: AjetConfig, backbone: Descriptor, *, serving: bool = False
 ) -> IdleReason | None:
-    """Return why a key with these notes (of `walk_keys`) has no effect on a backbone with the choices of `config`: the
-    reason of the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
+    """Return why a key with these notes (of `walk_keys`) has no effect, or None for an effective key.
+
+    The reason comes from the outermost idle section, given the backbone and the choices of `config`. `serving`: True in
+    `ajet serve`.
+    """
     validates = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
     declared = (
         None if _is_chosen(notes.get("unless"), config) else _find_declared_reason(notes, backbone, serving, validates)
@@ -111,7 +114,7 @@ def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Id
 
 
 def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[IdleKeys]:
-    """Return the keys that a user set and this run does not read, in the order of the layers."""
+    """Return the keys set by the user but unread by the run, in the order of the layers."""
     users = list_user_layers(layers)
     shared: dict[tuple[str, str], list[_IdleKey]] = {}
     others = [
@@ -129,7 +132,7 @@ def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False)
 
 
 def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
-    """Return all idle keys as text under a heading with the place; "" for none."""
+    """Return all idle keys as text under a heading with the place, or "" without idle keys."""
     if not found:
         return ""
     rows = [f"  {each.name} ({each.where}): {each.why}" for each in found]
@@ -142,7 +145,7 @@ def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
 
 
 class _IdleKey(NamedTuple):
-    """One key without effect."""
+    """A key without any effect."""
 
     name: str
     section: str
@@ -191,7 +194,7 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
 
 
 def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys of the chosen backbone that a run does not follow."""
+    """Yield keys of the chosen backbone overridden by ajet's keys."""
     chosen = find_backbone(config.backbone)
     off = [
         switch
@@ -211,13 +214,13 @@ def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> It
 
 
 def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
-    """Return the paths where a backbone's key may be in a YAML; none for another backbone's key."""
+    """Return the paths where a backbone's key may be in a YAML, empty for another backbone's key."""
     path = tuple(key.split("."))
     return [path, (chosen.name, *path)] if path[0] in chosen.roots else []
 
 
 def _has_our_value(key: str, value: Any, config: AjetConfig) -> bool:
-    """Return True if our key of that name has the value, so that nothing is lost."""
+    """Return True if ajet's key of the same name has the value already."""
     ours = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
     return key in ours and (ours[key] == value or [ours[key]] == value)
 
@@ -233,7 +236,10 @@ def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_I
 
 
 def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
-    """Return our replacement for another backbone's key; "" without one, or if ours has the value already."""
+    """Return ajet's replacement for another backbone's key.
+
+    Returns "" without a replacement, or if ajet's key has the value already.
+    """
     own = path[1:] if path[0] == owner.name else path
     near, dotted = find_counterpart(own, owner.filled), ".".join(map(str, own))
     if near is None:
@@ -252,17 +258,17 @@ def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descrip
 
 
 def find_last_layer(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
-    """Return the user's last layer that sets the key, if any."""
+    """Return the user's last layer with the key, if any."""
     return next((layer for layer in reversed(users) if layer.get_value(path) is not ABSENT), None)
 
 
 def is_written_by_ajet(layer: Layer) -> bool:
-    """Return True if the layer is a resolved file, which holds every key."""
+    """Return True if the layer is a resolved file, in which every key is present."""
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
 def locate_key(layer: Layer, path: KeyPath) -> str:
-    """Return file:line of a key, or the override without its value, which may be a secret."""
+    """Return file:line of a key, or the override without the value, because values may be secret."""
     where = layer.locate(path)
     return where.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", where)
 

@@ -1,7 +1,8 @@
-"""Keys by dotted path: existence, nearest valid key, and the error for an unknown key.
+"""Look up keys by dotted path: existence, nearest valid key, and the error for an unknown key.
 
-Invariant: the schema is the only list of keys, and its table of accepted names the only list of keys without effect.
-The layers of a backbone are the only list of counterparts: a key that a layer fills from ours belongs to ours.
+Invariant: the schema is the only list of keys, and the table of accepted names is the only list of keys without effect.
+The layers of a backbone are the only list of counterparts: a backbone key filled from an ajet key counts as the ajet
+key.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ajet.schema.errors import ConfigError
 
 
 def list_top_names() -> Collection[str]:
-    """Return the keys directly under `ajet:`, including accepted ones."""
+    """Return the keys directly under `ajet:`, including accepted keys."""
     return {*config_model().model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *FIXED, *MOVED))}
 
 
@@ -37,7 +38,7 @@ def is_settable(path: Sequence[Any]) -> bool:
 
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
-    """Return the field or section at `path` below `ajet`; the field for a path into a free mapping or a list."""
+    """Return the field or section at `path` below `ajet`. A path into a free mapping or a list returns the field."""
     model: type[Section] = config_model()
     named = False  # of a mapping of sections: any name leads to one
     for index, name in enumerate(path):
@@ -66,7 +67,7 @@ def describe_keys(section: type[Section] | None) -> str:
 
 @lru_cache(maxsize=1)
 def list_dotted_keys() -> tuple[str, ...]:
-    """Return every plain key below `ajet`, such as "rollout.num_repeat", and every section."""
+    """Return every plain key below `ajet` (for example "rollout.num_repeat") and every section."""
     plain = [".".join(path) for path, _, _ in walk_keys(config_model())]
     sections = {key.rsplit(".", depth)[0] for key in plain for depth in range(1, key.count(".") + 1)}
     return (*plain, *sorted(sections))
@@ -100,25 +101,25 @@ class Counterpart(NamedTuple):
 
     key: str
     same: bool
-    """True if values have the same meaning there."""
+    """True if values have the same meaning in both keys."""
 
 
 def find_counterpart(path: Sequence[Any], layers: tuple[Path, ...]) -> Counterpart | None:
-    """Return our key for a backbone's key, such as (`actor_rollout_ref`, `model`, `lora_rank`); None without one.
+    """Return ajet's key for a backbone's key, for example (`actor_rollout_ref`, `model`, `lora_rank`), or None.
 
     Args:
-        layers: The files that compose the backbone's config.
+        layers: The files composing the backbone's config.
     """
     return _read_counterparts(layers).get(tuple(path))
 
 
 def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
-    """Return each key that these layers fill from ours, with our key."""
+    """Return each key filled from an ajet key in the layers, with the ajet key."""
     return dict(_read_counterparts(layers))
 
 
 def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
-    """Return the path of the first key that these layers fill from `key`; None for none."""
+    """Return the path of the first key filled from `key` in the layers, or None."""
     return next((path for path, near in _read_counterparts(layers).items() if near.key == key), None)
 
 
@@ -135,12 +136,12 @@ def _read_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counte
 
 _SECTION = "my_section"
 _SHOWN = 4
-"""Limit on counterparts of a section's keys in one line."""
+"""Limit on listed counterparts of a section's keys in a line."""
 _NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_text` to a function of yours"
 REMOVED = {
     "task_reader.tracing.deidentify": _NO_MASKING,
     "task_reader.tracing.names": _NO_MASKING,
-    "environment.mcp_client": "there is one MCP client, which speaks all revisions: delete the line",
+    "environment.mcp_client": "the only MCP client supports all revisions: delete the line",
 }
 """Removed keys, each with the replacement."""
 
@@ -166,7 +167,7 @@ def make_unknown_key_error(
     if misplaced := _describe_misplaced(path, value):
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
     near = suggest_key(path)
-    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
+    own = f"put a custom key into a section next to `ajet:`, to be read as config.{_SECTION}.{path[-1]}"
     if broken := describe_broken():
         own = f"{own}. {broken}"
     brought = _find_advice(shown) or REMOVED.get(shown, "")
@@ -185,18 +186,18 @@ def make_unknown_key_error(
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,
-        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
+        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/reference/configuration.md",
     )
 
 
 def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
-    """Return the place of a backbone's section that is below `ajet:`; "" for any other key."""
+    """Return the place of a backbone's section misplaced below `ajet:`, or "" for any other key."""
     root = str(path[0])
     owner = next((each for each in list_shipped_backbones().values() if root in (*each.roots, *each.sections)), None)
     is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
     if owner is None or root in list_top_names() or not is_section:
         return ""
-    place = "at the top level, beside `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
+    place = "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
     keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
     ours = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
     here = f"; below `ajet:` it is {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""
@@ -215,7 +216,7 @@ def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
 
 
 def _find_advice(dotted: str) -> str:
-    """Return a descriptor's advice on a backbone key of that name; "" without any."""
+    """Return a descriptor's advice on a backbone key of that name, or ""."""
     for owner in list_shipped_backbones().values():
         if (ours := owner.advice.short.get(dotted)) is not None:
             return f"{owner.name}'s {dotted} is here {ours}"
@@ -226,7 +227,7 @@ def _find_advice(dotted: str) -> str:
 
 
 def _find_by_last_name(name: str) -> str:
-    """Return our key for a backbone key with that last name; "" for none or several."""
+    """Return ajet's key for a backbone key with that last name, or "" unless unique."""
     found = {
         (owner.name, ".".join(map(str, path)), near.key.removeprefix("ajet."))
         for owner in list_shipped_backbones().values()

@@ -1,4 +1,4 @@
-"""Folders of files that ship with ajet (next to the package in a checkout, inside it in a wheel), and the cache."""
+"""Locate the cache and the files shipped with ajet, next to the package in a checkout or inside a wheel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_cache_root() -> Path:
 
 
 def explain_unwritable_cache() -> str:
-    """Return why the cache cannot be written to, the effect and the cure; "" if the cache is writable."""
+    """Return why the cache cannot be written, with effect and cure, or "" for a writable cache."""
     import tempfile
 
     root = find_cache_root()

@@ -12,21 +12,21 @@ from typing import NamedTuple
 from ajet.schema.errors import ConfigError, UserError
 
 OUTSIDE = "AJET_OUTSIDE_"
-"""Prefix of a variable that holds the value from the run's environment."""
+"""Prefix of a variable with a value from the run's environment."""
 DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI = "https://api.openai.com/v1"
 
 
 def read_outside_variable(name: str) -> str:
-    """Return a variable's value at the run's start, "" for none.
+    """Return a variable's value at the run's start, or "".
 
-    Spaces and line ends are stripped: a client refuses such a key with an error that shows the key.
+    Spaces and line ends are stripped, because clients refuse untrimmed keys with an error that shows the key.
     """
     return os.environ.get(OUTSIDE + name, os.environ.get(name, "")).strip()
 
 
 def read_api_key(name: str) -> str:
-    """Return the key in a variable; "" for none.
+    """Return the key stored in a variable, or "".
 
     Raises:
         ConfigError: A header cannot carry the key; clients would fail with an unclear error.
@@ -43,7 +43,7 @@ def read_api_key(name: str) -> str:
 
 
 class OtherServer(NamedTuple):
-    """An OpenAI-compatible server with its keys."""
+    """An OpenAI-compatible server and the names of its key settings."""
 
     base_url: str
     keys: tuple[str, ...]
@@ -70,8 +70,8 @@ def find_other_server() -> OtherServer:
     if base or own:
         return OtherServer(base or OPENAI, own or ("none",))
     raise UserError(
-        "A model of another server is asked for, and the environment names no server.",
+        "A model of another server is configured, but the environment names no server.",
         where="DASHSCOPE_API_KEY, or OPENAI_BASE_URL and OPENAI_API_KEY",
-        expected="the address and the key of any server that speaks OpenAI's protocol",
-        do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env beside the YAML",
+        expected="address and key of a server with OpenAI's protocol",
+        do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env next to the YAML",
     )

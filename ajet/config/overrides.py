@@ -1,7 +1,7 @@
 """Overrides: `key=value` on the command line, in Hydra's grammar.
 
-Invariant: an override may omit the leading `ajet.`; an unknown key is an error with the nearest valid key; sweeps and
-Hydra's own settings are refused, so an override has one meaning.
+Invariant: an override may omit the leading `ajet.`. An unknown key is an error with the nearest valid key. Sweeps and
+Hydra's own settings are refused, so each override has a single meaning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHAPE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<rest>=.*)?", re.S)
 
 @dataclass(frozen=True)
 class Override:
-    """One override: as written, as passed to Hydra, and its value."""
+    """An override: the text as written, the text passed to Hydra, and the value."""
 
     written: str
     composed: str
@@ -90,7 +90,7 @@ def quote_value(text: str) -> str:
 
 
 def format_override(key: str, text: str) -> str:
-    """Return `key=text` as one shell word with exactly that value."""
+    """Return `key=text` as a shell word with exactly that value."""
     return (
         f"{key}={text}" if re.fullmatch(r"[\w./:@+-]+", text, re.ASCII) else shlex.quote(f"{key}={quote_value(text)}")
     )

@@ -1,8 +1,8 @@
-"""The plug-in contract: a package's description, by which ajet finds its parts.
+"""The plug-in contract: a package's description of its parts.
 
-A package that extends ajet has a module with one `Plugin` and registers it in the entry-point group `ajet.plugins`. The
-parts of ajet are registered by the same object. Invariant: a `Plugin` holds names, help lines and references
-`module:attribute`; reading it imports nothing but this module.
+A package extending ajet has a module with a `Plugin`, registered in the entry-point group `ajet.plugins`. The parts of
+ajet itself are registered in the same way. Invariant: a `Plugin` holds names, help lines and references
+`module:attribute`. Reading a `Plugin` imports only its module.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NamedKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PluginPart:
-    """A part that a YAML can name, described without importing its code."""
+    """A part selectable in a YAML, described without importing its code."""
 
     code: str
     """Reference to the part's class or function."""
     variables: tuple[str, ...] = ()
-    """Environment variables that the part reads; a cluster job passes them on."""
+    """Environment variables read by the part, passed on by a cluster job."""
     interactive: bool = True
     """False if the part cannot run agents of the running program or notebook."""
     first_key: tuple[str, str] | None = None
@@ -66,20 +66,22 @@ class LaunchFlag:
 
     help: str
     around: str = ""
-    """Reference to a function that takes the `RunDirectory` and returns a context manager around the run; "" if the
-    backbone's runner reads the flag."""
+    """Reference to a function from the `RunDirectory` to a context manager around the run.
+
+    "" if the backbone's runner reads the flag.
+    """
     needs: str = ""
-    """Backbone capability without which the flag has no effect."""
+    """Backbone capability required for an effect of the flag."""
     remote: bool = False
-    """True if the run uses other machines, so that local GPUs do not matter."""
+    """True if the run uses other machines, so local GPUs do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """Keys that a plug-in adds to a section of the configuration."""
+    """Keys added to a section of the configuration by a plug-in."""
 
     path: str
-    """The section below `ajet`, such as `environment`; "" for `ajet` itself."""
+    """The section below `ajet` (for example `environment`), or "" for `ajet` itself."""
     model: str
     """Reference to a subclass of `ajet.config.schema.extended.PluginKeys`."""
 
@@ -92,9 +94,9 @@ class Plugin:
     about: str
     """Line in `ajet plugins` for the plug-in."""
     packages: tuple[str, ...] = ()
-    """Importable names of the third-party packages that the code needs."""
+    """Importable names of the third-party packages needed by the code."""
     extra: str = ""
-    """Extra of the distribution that installs these packages."""
+    """Extra of the distribution with the needed packages."""
 
     backbones: Mapping[str, str] = field(default_factory=dict)
     """References to `ajet.config.backbones.Descriptor` objects, in modules that import no training code."""
@@ -114,7 +116,7 @@ class Plugin:
     sandboxes: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxFactory`."""
     embedders: Mapping[str, str | PluginPart] = field(default_factory=dict)
-    """Local models that embed texts (`embedded:NAME`): classes without arguments."""
+    """Local text embedding models (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
     environments: Mapping[str, str | PluginPart] = field(default_factory=dict)
@@ -123,10 +125,10 @@ class Plugin:
     environment_files: Mapping[str, str] = field(default_factory=dict)
     """Environments of `ajet env up NAME`: references to the path of a description file."""
     environment_families: Mapping[str, str] = field(default_factory=dict)
-    """Sections of such a file for tool servers: `ajet_environments.deployment.description.EnvironmentFamily`."""
+    """Sections of an environment file for tool servers: `ajet_environments.deployment.description.EnvironmentFamily`.
+    """
     services: tuple[str, ...] = ()
-    """References to functions `(experiment) -> Iterable[RequiredService]`: the services that a run needs at the
-    start."""
+    """Functions `(experiment) -> Iterable[RequiredService]`: the services needed at the start of a run."""
     run_hooks: tuple[str, ...] = ()
     """References to `ajet.commands.run_hooks.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
@@ -134,8 +136,8 @@ class Plugin:
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
     """Sections of `ajet doctor`: functions `(experiment, model) -> list[Finding]`.
 
-    `experiment` is None without a YAML, `model` is the command line's model or None. A section without findings is left
-    out.
+    `experiment` is None without a YAML, `model` is the command line's model or None. A section without findings is not
+    printed.
     """
     commands: Mapping[str, Command] = field(default_factory=dict)
     launch_flags: Mapping[str, LaunchFlag] = field(default_factory=dict)
@@ -145,13 +147,15 @@ class Plugin:
     """Names below `ajet` for users' imports: `NAME` for `from ajet import NAME`, `workflow.NAME` for `from
     ajet.workflow import NAME`."""
     failure_hints: Mapping[str, str] = field(default_factory=dict)
-    """Advice on failed attempts by kind, such as an exception's class; `KIND of CLASS` for workflows that are or extend
-    CLASS."""
+    """Advice on failed attempts by kind (for example an exception's class).
+
+    `KIND of CLASS` matches workflows that are or extend CLASS.
+    """
     start: str = ""
     """Reference to a function without arguments, called once in each process of a run before the user's code is
     imported."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Renamed references that YAMLs may still hold, each with the present reference."""
+    """Renamed references of older YAMLs, each with the present reference."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, PluginPart]:
         """Return the plug-in's parts of a kind by name."""
@@ -181,7 +185,7 @@ NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
 
 
 def load_code(reference: str) -> Any:
-    """Return the object of a plug-in's reference; `resolve_reference` is for the user's references."""
+    """Return the object of a plug-in's reference. Use `resolve_reference` for the user's references."""
     module, _, attribute = reference.replace("->", ":").partition(":")
     return getattr(import_module(module), attribute)
 

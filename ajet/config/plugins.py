@@ -1,10 +1,11 @@
-"""The plug-ins of this process, and their parts by name.
+"""The plug-ins of the process, and their parts by name.
 
-Plug-ins of the distribution `ajet` are always known. Those of other distributions are loaded once, for an unknown name
-or a full list. A process that ajet starts loads the plug-ins listed in AJET_PLUGINS by its driver instead of searching.
+Plug-ins of the distribution `ajet` are always known. Plug-ins of other distributions are loaded once, for an unknown
+name or a full list. A process started by ajet skips the search, and loads the plug-ins listed in AJET_PLUGINS by the
+driver.
 
-Invariant: a name of a kind belongs to one plug-in. A plug-in that cannot be loaded or claims a taken name is reported
-and contributes nothing; commands that do not need the plug-in still work.
+Invariant: a name of a kind belongs to a single plug-in. A plug-in that fails to load or claims a taken name is reported
+and ignored. Commands without a need for the plug-in still work.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ processes."""
 
 @dataclass(frozen=True)
 class LoadedPlugin:
-    """A plug-in, or the problem with loading it."""
+    """A plug-in, or the problem with loading the plug-in."""
 
     place: str
-    """Reference to the `Plugin` object."""
+    """Reference to the `Plugin` object of the package."""
     distribution: str
     plugin: Plugin | None
     problem: str = ""
@@ -45,7 +46,7 @@ class LoadedPlugin:
 
 @dataclass(frozen=True)
 class AddedKeys:
-    """Keys that a plug-in adds to a section, with the loaded model."""
+    """Keys added to a section by a plug-in, with the loaded model."""
 
     plugin: str
     path: str
@@ -53,7 +54,7 @@ class AddedKeys:
 
 
 _started: set[str] = set()
-"""References of plug-ins whose `Plugin.start` was called in this process."""
+"""References of plug-ins with `Plugin.start` already called in the process."""
 _start_lock = RLock()
 ReferenceTable = Literal["services", "run_hooks", "fallback_judges", "step_observers"]
 """Fields of `Plugin` with unnamed references."""
@@ -62,35 +63,35 @@ PartIndex = dict[NamedKind, dict[str, PluginPart]]
 
 
 def find_parts(kind: NamedKind) -> dict[str, PluginPart]:
-    """Return the parts of a kind that ship with ajet, by name."""
+    """Return the parts of a kind shipped with ajet, by name."""
     return _index_shipped()[kind]
 
 
 def find_all_parts(kind: NamedKind) -> dict[str, PluginPart]:
-    """Return the parts of a kind of all distributions, by name; may search the installed distributions."""
+    """Return the parts of a kind of all distributions, by name. May search the installed distributions."""
     return _index_all(tuple(sys.path), os.environ.get(VARIABLE))[kind]
 
 
 def find_part(kind: NamedKind, name: object) -> PluginPart | None:
-    """Return a part by name; None for an unknown name, a class or a reference."""
+    """Return a part by name, or None for an unknown name, a class or a reference."""
     if not isinstance(name, str) or "->" in name or ":" in name:
         return None
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)
 
 
 def list_first_names(kind: NamedKind) -> list[str]:
-    """Return the names of the parts that ship with ajet; the first name of a part with several."""
+    """Return the names of the parts shipped with ajet, with the first name of a part with several names."""
     return list({part.code: name for name, part in reversed(find_parts(kind).items())}.values())[::-1]
 
 
 def find_first_name(kind: NamedKind, name: str) -> str:
-    """Return the first name of a part; the name itself if there is no such part."""
+    """Return the first name of a part, or the name itself for an unknown part."""
     part = find_part(kind, name)
     return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
 
 
 def find_shared_store(scheme: str) -> PluginPart | None:
-    """Return the store for an address scheme; None without one."""
+    """Return the store for an address scheme, or None."""
     for stores in (find_parts, find_all_parts):
         for part in stores("store").values():
             if scheme in part.schemes:
@@ -99,13 +100,13 @@ def find_shared_store(scheme: str) -> PluginPart | None:
 
 
 def list_plugins() -> tuple[LoadedPlugin, ...]:
-    """Return the plug-ins of all distributions, those of ajet first."""
+    """Return the plug-ins of all distributions, ajet's first."""
     return _list_all(tuple(sys.path), os.environ.get(VARIABLE))
 
 
 @contextmanager
 def hand_to_workers() -> Iterator[None]:
-    """Within the block, started processes load the plug-ins that are loaded here and search for none."""
+    """Within the block, started processes load the already loaded plug-ins without a search."""
     before = os.environ.get(VARIABLE)
     shipped = {each.place for each in _list_shipped()}
     os.environ[VARIABLE] = ",".join(each.place for each in list_plugins() if each.plugin and each.place not in shipped)
@@ -119,9 +120,9 @@ def hand_to_workers() -> Iterator[None]:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the version of each loaded plug-in by name; "" if not installed here.
+    """Return the version of each loaded plug-in by name, or "" if not installed on the machine.
 
-    Machines of a cluster compare these versions: each loads the plug-ins that the driver listed.
+    Machines of a cluster compare these versions, because each machine loads the plug-ins listed by the driver.
     """
     files = _find_entry_points(tuple(sys.path))
     installed = {place: _read_version(file) for file in files for place in _read_places(file)}
@@ -130,7 +131,7 @@ def list_versions() -> dict[str, str]:
 
 
 def find_renamed(reference: str) -> str:
-    """Return the present reference for one in a YAML; the same unless a plug-in renamed it."""
+    """Return the present reference for a reference in a YAML, unchanged unless renamed by a plug-in."""
     plugins = _list_usable()
     return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 
@@ -146,13 +147,13 @@ def load_export(name: str) -> Any:
 
 
 def list_exports(package: str = "") -> list[str]:
-    """Return the names that shipped plug-ins export in `ajet` or in a package of it."""
+    """Return the names exported by shipped plug-ins in `ajet` or in a package below."""
     named = [name.rpartition(".") for plugin in _list_usable(shipped=True) for name in plugin.exports]
     return [name for place, _, name in named if place == package]
 
 
 def find_failure_hint(kind: str, workflow: type[object] | None = None) -> str:
-    """Return the advice on a failed attempt (`Plugin.failure_hints`); "" without any."""
+    """Return the advice on a failed attempt (`Plugin.failure_hints`), or ""."""
     hints = {key: hint for plugin in _list_usable() for key, hint in plugin.failure_hints.items()}
     classes = workflow.__mro__ if workflow is not None else ()
     return next((hints[key] for key in (*(f"{kind} of {each.__name__}" for each in classes), kind) if key in hints), "")
@@ -164,10 +165,10 @@ def list_references(table: ReferenceTable) -> list[str]:
 
 
 def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
-    """Yield the objects of all references in a field; log a warning for one that cannot be loaded.
+    """Yield the objects of all references in a field. Log a warning for each reference that fails to load.
 
     Args:
-        what: Name of such a part in the warning.
+        what: Name of the part's kind in the warning.
     """
     for reference in list_references(table):
         found, problem = try_load(reference)
@@ -180,9 +181,9 @@ def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
 
 
 def start_plugins() -> None:
-    """Call `Plugin.start` of each plug-in once in this process, before the search for user code.
+    """Call `Plugin.start` of each plug-in once per process, before the search for user code.
 
-    A failing one is a warning, because the run may not need the plug-in.
+    A failure is only a warning, because the run may not need the plug-in.
     """
     with _start_lock:
         for each in list_plugins():
@@ -197,14 +198,14 @@ def find_doctor_checks() -> dict[str, str]:
 
 
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
-    """Return the keys that plug-ins add to the configuration. `shipped`: only plug-ins that ship with ajet."""
+    """Return the keys added to the configuration by plug-ins. `shipped`: only plug-ins shipped with ajet."""
     plugins = _list_usable(shipped=shipped)
     loaded = [(plugin.name, keys.path, _load_model(keys.model)) for plugin in plugins for keys in plugin.config_keys]
     return tuple(AddedKeys(name, path, model) for name, path, (model, _) in loaded if model is not None)
 
 
 def describe_broken_keys(plugin: Plugin) -> str:
-    """Return which added keys cannot be loaded, and why; "" if all can."""
+    """Return the added keys that fail to load, with reasons, or ""."""
     problems = [(keys.path, _load_model(keys.model)[1]) for keys in plugin.config_keys]
     return "; ".join(f"keys of {'.'.join(filter(None, ['ajet', path]))}: {why}" for path, why in problems if why)
 
@@ -216,18 +217,18 @@ def list_packages() -> list[str]:
 
 @lru_cache(maxsize=1)
 def list_package_roots() -> tuple[Path, ...]:
-    """Return the folders of the packages that ship with ajet; code below them is not the user's."""
+    """Return the folders of the packages shipped with ajet. Code below these folders is not the user's."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in list_packages()]
     return tuple(Path(file).resolve().parent for file in files if file is not None)
 
 
 def find_commands() -> dict[str, Command]:
-    """Return the commands of the plug-ins that ship with ajet, by name."""
+    """Return the commands of the shipped plug-ins, by name."""
     return {name: command for plugin in _list_usable(shipped=True) for name, command in plugin.commands.items()}
 
 
 def find_all_commands() -> dict[str, Command]:
-    """Return the commands of all plug-ins, by name; this may search the installed distributions."""
+    """Return the commands of all plug-ins, by name. May search the installed distributions."""
     return {name: command for plugin in _list_usable() for name, command in plugin.commands.items()}
 
 
@@ -237,7 +238,7 @@ def find_launch_flags(*, shipped: bool = False) -> dict[str, LaunchFlag]:
 
 
 def describe_broken() -> str:
-    """Return a sentence on each plug-in, or its keys, that could not be loaded; "" if all could."""
+    """Return a sentence on each plug-in (or added keys) that failed to load, or ""."""
     problems = [
         (each, each.problem or (describe_broken_keys(each.plugin) if each.plugin else "")) for each in list_plugins()
     ]
@@ -259,7 +260,7 @@ def _list_all(path: tuple[str, ...], listed: str | None) -> tuple[LoadedPlugin, 
 
 
 def _list_usable(*, shipped: bool = False) -> list[Plugin]:
-    """Return the loaded plug-ins. `shipped`: only plug-ins that ship with ajet."""
+    """Return the loaded plug-ins. `shipped`: only plug-ins shipped with ajet."""
     loaded = _list_shipped() if shipped else list_plugins()
     return [each.plugin for each in loaded if each.plugin is not None]
 
@@ -269,7 +270,7 @@ def _is_checkout() -> bool:
 
 
 def _find_in_checkout() -> Iterator[str]:
-    """Yield the plug-ins below `plugins/`, which need no installation."""
+    """Yield the plug-ins below `plugins/`, usable without installation."""
     for file in (INSTALL_ROOT / "plugins").glob("*/plugin.py"):
         yield f"{file.parent.name}.plugin:PLUGIN"
 
@@ -315,7 +316,7 @@ def _read_places(file: Path) -> list[str]:
 
 
 def try_load(reference: str) -> tuple[Any, str]:
-    """Return (object, ""), or (None, problem) for a reference that cannot be loaded."""
+    """Return (object, ""), or (None, problem) for a reference that fails to load."""
     try:
         return load_code(reference), ""
     except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
@@ -350,7 +351,7 @@ def _start_plugin(plugin: Plugin) -> None:
 
 
 def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlugin, ...]:
-    """Return the plug-ins; a plug-in that claims a taken name is replaced by its problem."""
+    """Return the plug-ins, with each claim of a taken name replaced by a problem."""
     owners: dict[tuple[str, str], str] = {}
     result = []
     for each in plugins:

@@ -1,7 +1,7 @@
 """Command lines for ajet's own programs in separate Python processes.
 
-Invariant: the process imports this ajet from any working directory; `-m` would import the package `ajet` of an AgentJet
-clone in that directory.
+Invariant: the process imports the running ajet from any working directory. `-m` would import the package `ajet` of an
+AgentJet clone in the working directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _START = (
     "sys.path[:1] = [root]; import ajet; sys.path[:1] = first; "
     "runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )
-"""Works as `-m` with this ajet; the working directory stays the first place for all other imports."""
+"""Works as `-m` with the running ajet. The working directory stays the first place for all other imports."""
 
 
 def build_command(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:

@@ -1,7 +1,7 @@
-"""The statements of the user's files that a class or function reaches, and the prompt files they name.
+"""Find the statements of the user's files reached from a class or function, and the prompt files named by them.
 
 Invariant: source is read, not imported or run. Comments, layout and unreached statements do not count. Files of Python,
-installed packages and ajet are not followed. A module that binds names invisibly counts completely.
+installed packages and ajet are not followed. A module with invisible bindings counts completely.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ajet.config.plugins import start_plugins
 from ajet.config.references import is_library_file
 
 PROMPT_SUFFIXES = {".txt", ".md", ".j2", ".jinja", ".jinja2", ".prompt", ".tmpl", ".mustache", ".yaml", ".yml", ".toml"}
-"""Suffixes of text files that code reads and does not write."""
+"""Suffixes of text files read, but not written, by code."""
 _LONGEST_NAME = 200
 _HIDDEN_BINDINGS = {"globals", "exec", "eval", "setattr", "__getattr__"}
 _Target = tuple[Path, str | None]
-"""A file and a name in the file; None: the whole file."""
+"""A file and a name in the file. None: the complete file."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One top-level statement of a module."""
+    """A top-level statement of a module."""
 
     node: ast.stmt
 
@@ -48,7 +48,7 @@ class Statement:
 
     @cached_property
     def binds(self) -> set[str]:
-        """Names of the module that the statement binds."""
+        """Names of the module bound by the statement."""
         top, *nested = self._symbol_tables
         own = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
         return own | {
@@ -60,7 +60,7 @@ class Statement:
 
     @cached_property
     def needs(self) -> set[str]:
-        """Names of the module that the statement reads, directly or when called."""
+        """Names of the module read by the statement, directly or when called."""
         top, *nested = self._symbol_tables
         read = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
         return read | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
@@ -103,7 +103,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class ParsedModule:
-    """The top-level statements of one file."""
+    """The top-level statements of a file."""
 
     statements: tuple[Statement, ...]
 
@@ -127,7 +127,7 @@ class ParsedModule:
 
     @classmethod
     def parse_cells(cls, cells: Iterable[str]) -> ParsedModule:
-        """Parse a notebook's cells in order; the last definition of a name counts."""
+        """Parse a notebook's cells in order. The last definition of a name counts."""
         found: dict[str, Statement] = {}
         for cell in cells:
             lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!"))]
@@ -153,7 +153,7 @@ class ParsedModule:
         return False
 
     def select(self, name: str | None) -> list[Statement]:
-        """Return the statements that `name` reaches, in order; all if unknown."""
+        """Return the statements reached from `name`, in order, or all statements for an unknown name."""
         known = {bound for statement in self.statements for bound in statement.binds} if name is not None else set()
         if name is None or name not in known or self.hides_bindings:
             return list(self.statements)
@@ -186,7 +186,7 @@ class ReachedCode:
     _found: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
     def add(self, file: Path, name: str | None) -> None:
-        """Add the code that `name` in `file` reaches; None: the whole file. An unparsable file adds nothing."""
+        """Add the code reached from `name` in `file` (None: the complete file). An unparsable file adds no code."""
         pending: list[_Target] = [(file.resolve(), name)]
         while pending:
             target = pending.pop()
@@ -202,7 +202,7 @@ class ReachedCode:
             pending += self._take_statements(place, module.select(wanted))
 
     def add_module(self, place: Path, module: ParsedModule, name: str) -> None:
-        """Add the code that `name` reaches in a parsed module, such as the running program."""
+        """Add the code reached from `name` in a parsed module, for example the running program."""
         for file, wanted in self._take_statements(place, module.select(name)):
             self.add(file, wanted)
 
@@ -240,7 +240,7 @@ class ReachedCode:
                 yield files[-1], None if alias.name == "*" else alias.name
 
     def _find_import_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
-        """Return the files that an import runs: each package's `__init__.py`, then the module."""
+        """Return the files run by an import: each package's `__init__.py`, then the module."""
         key = (place.parent, tuple(parts), level)
         if key not in self._found:
             self._found[key] = self._find_files(place, parts, level)

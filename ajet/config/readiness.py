@@ -1,6 +1,6 @@
-"""Checks that an experiment can run: missing keys and values that are not supported.
+"""Check that an experiment can run: no missing keys and no unsupported values.
 
-Invariant: a YAML with only a project's name composes; a run needs more, and one error names all missing keys.
+Invariant: a YAML with only a project's name composes. A run needs more keys, and a single error names all missing keys.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ def require_ready(
     evaluating: bool = False,
     previewing: bool = False,
 ) -> None:
-    """Raise ConfigError for a refused value, or in one sentence for all missing keys.
+    """Raise ConfigError for a refused value, or a single error for all missing keys.
 
     Args:
-        previewing: Nothing is launched; a later launch may name a store that samplers fill.
+        previewing: No launch now. A later launch may name a store filled by samplers.
     """
     backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
-            "Replies are given to learn from, and agents are to be served.",
+            "A training on given replies (sft.objective) cannot serve agents.",
             where=layers.locate(("ajet", *OBJECTIVE.split(".")), value=True),
             do=f"add ajet.{OBJECTIVE}=null",
         )
@@ -126,7 +126,7 @@ def require_ready(
 
 
 def _find_misnamed_root(layers: Layers) -> str | None:
-    """Return a root of the YAML that holds keys of `ajet:` under another name; None without one."""
+    """Return a root of the YAML with keys of `ajet:` under another name, or None."""
     users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
     if users.get("ajet"):
         return None
@@ -140,7 +140,7 @@ def _list_capable_backbones(wanted: Capability) -> list[str]:
 
 
 def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
-    """Raise ConfigError for several adapters that are invalid or not supported here."""
+    """Raise ConfigError for several adapters that are invalid or not supported."""
     backbone, lora = find_backbone(config.backbone), config.trainer_common.lora
     if "trains" not in backbone.can or not lora.adapters:
         return
@@ -184,7 +184,7 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
 
 
 def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
-    """Raise ConfigError for two settings that exclude each other."""
+    """Raise ConfigError for two mutually exclusive settings."""
     rollout, given = config.rollout, config.sft
     clashes = [
         (rollout.deterministic and rollout.group_deadline is not None, ("rollout", "group_deadline"),

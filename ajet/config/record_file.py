@@ -1,8 +1,8 @@
-"""The only module that opens files of a record, which another person may have written.
+"""Open files of a record, possibly written by another person. All file access to records is in this module.
 
-Invariant: a run's folder may be reached through links, as the user names it. Below it no link is followed, and only
-regular files of a plausible size are opened. So a record cannot make its reader read or replace an outside file, or
-block. All opens are relative to descriptors: swapping a file for a link during a command has no effect.
+Invariant: a run's folder may be reached through links, as named by the user. Below the folder no link is followed, and
+only regular files of a plausible size are opened. A record therefore cannot make its reader read or replace an outside
+file, or block. All opens are relative to descriptors: swapping a file for a link during a command has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INNER_FOLDERS = frozenset(
 )
 """Names of folders inside a run's folder, besides those of checkpoints."""
 RUN_KINDS = frozenset({"debug", "eval"})
-"""Folders inside a run's folder whose folders are runs."""
+"""Folders inside a run's folder with runs below."""
 _CHECKPOINT = re.compile(r"\.?step-\d+(\..+)?")
 _FLAGS = {"rb": os.O_RDONLY, "rb+": os.O_RDWR, "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND}
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -42,7 +42,7 @@ class RecordFileError(UserError, OSError):
             f"{path.name} is not opened: it {problem}.",
             where=str(path),
             expected="regular files and folders, as ajet writes them; only the run's folder itself may be a link",
-            do="remove it, or get the run from whoever made it",
+            do="remove the file, or get the run from its author",
         )
         self.errno, self.strerror, self.filename = errno.EINVAL, f"it {problem}", str(path)
 
@@ -51,8 +51,8 @@ def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> Bin
     """Open a regular file of a record.
 
     Raises:
-        RecordFileError: `path` is no regular file, or a link leads to it.
-        OSError: It is missing, or not permitted.
+        RecordFileError: `path` is no regular file, or a link is on the path.
+        OSError: The file is missing, or not permitted.
     """
     return os.fdopen(open_record_descriptor(path, _FLAGS[mode]), mode)
 
@@ -79,7 +79,7 @@ def read_record_file(path: Path, most: int) -> bytes:
 
 
 def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:
-    """Read `length` bytes from byte `at` on, or nothing where the file is shorter than that."""
+    """Read `length` bytes from byte `at` on, or b"" beyond the end of the file."""
     if at < 0 or length < 0 or at + length > os.fstat(stream.fileno()).st_size:
         return b""
     stream.seek(at)
@@ -87,14 +87,14 @@ def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:
 
 
 def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Replace a file in one step. With `sync` the content is on the disk before it has the name. Raises OSError."""
+    """Replace a file atomically. With `sync` the content is on the disk before the rename. Raises OSError."""
     with open_replacement_file(path, sync=sync) as stream:
         stream.write(data)
 
 
 @contextmanager
 def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `path` when the block ends without an error."""
+    """Yield a new file, and replace `path` if the block ends without an error."""
     with _open_parent(path) as parent:
         # A name that nobody can guess, created exclusively: a link that waits there is not written through.
         temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
@@ -115,7 +115,7 @@ def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryI
 
 
 def has_record_file(path: Path) -> bool:
-    """Return True if a regular file exists that `open_record_file` would open."""
+    """Return True if `open_record_file` would open a regular file."""
     about = _stat_entry(path)
     return about is not None and stat.S_ISREG(about.st_mode)
 
@@ -127,7 +127,7 @@ def measure_record_file(path: Path) -> int:
 
 
 def list_record_folder(path: Path) -> list[str]:
-    """Return the sorted names in a folder of a record; [] if missing. Raises OSError for a link."""
+    """Return the sorted names in a folder of a record, or [] if missing. Raise OSError for a link."""
     try:
         with _open_parent(path / "_") as number:
             return sorted(os.listdir(number))
@@ -136,7 +136,7 @@ def list_record_folder(path: Path) -> list[str]:
 
 
 def make_record_folder(path: Path) -> None:
-    """Make a folder of a record, and those above it within the run. Raises OSError where a link is in the way."""
+    """Make a folder of a record and its parents within the run. Raise OSError if a link is on the path."""
     outer, inner = split_record_path(path / "_")
     outer.mkdir(parents=True, exist_ok=True)
     for count in range(1, len(inner)):
@@ -155,11 +155,11 @@ def refuse_links(run: Path) -> None:
 
 
 def refuse_special_files(folder: Path, *, links: bool) -> None:
-    """Before a library loads a model from `folder`: raise RecordFileError for a pipe, socket or device in it.
+    """Raise RecordFileError for a pipe, socket or device in `folder`, before a library loads a model.
 
     Args:
-        folder: A model's folder; a file or a missing folder passes.
-        links: Whether links are allowed, as in the cache of a hub. A checkpoint has none.
+        folder: A model's folder. A file or a missing folder passes.
+        links: True to allow links, as in the cache of a hub. A checkpoint has no links.
     """
     if not folder.is_dir():
         return
@@ -238,7 +238,7 @@ def _check_regular(path: Path, number: int) -> None:
 
 
 def _count_data(number: int) -> int:
-    """Return the bytes of a file that are no holes, from its first extents."""
+    """Return the bytes of a file outside of holes, counted over its first extents."""
     found = at = 0
     for _ in range(_MOST_EXTENTS):
         try:

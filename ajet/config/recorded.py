@@ -1,6 +1,6 @@
-"""The settings of a recorded run, read as data from a record of possibly another person.
+"""Read the settings of a recorded run as data, because the record may come from another person.
 
-Invariant: reading sets and looks up no environment variable, resolves no interpolation, composes nothing, and imports
+Invariant: reading sets and looks up no environment variable, resolves no interpolation, composes no layers, and imports
 no code of the record. Values from the run's environment are absent: a key of `ajet` has its default, a key of the
 user's sections the interpolation as text. `model.trust_remote_code` is always False. A started run reads its YAML with
 `load_experiment`.
@@ -24,7 +24,7 @@ from ajet.config.validate import validate_tree
 from ajet.schema.errors import ConfigError
 
 MOST_BYTES = 4 << 20
-"""Limit on the size of a recorded YAML; ajet writes about ten thousand bytes."""
+"""Limit on the size of a recorded YAML. ajet writes about ten thousand bytes."""
 _INTERPOLATION = re.compile(r"(?<!\\)\$\{")
 
 
@@ -62,7 +62,7 @@ def load_recorded_experiment(file: Path) -> Experiment:
 
 
 def list_unknown_values(experiment: Experiment) -> list[str]:
-    """Return the dotted keys whose values the run took from its environment or hid."""
+    """Return the dotted keys with values taken from the run's environment or hidden."""
     return [
         ".".join(map(str, path))
         for path, value in list_leaves(experiment.raw)
@@ -71,7 +71,7 @@ def list_unknown_values(experiment: Experiment) -> list[str]:
 
 
 def _list_backbone_roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the backbones' root names; an external backbone is not imported, its roots count as the user's."""
+    """Return the backbones' root names. External backbones are not imported, and their roots count as the user's."""
     ajet = tree.get("ajet")
     name = ajet.get("backbone") if isinstance(ajet, dict) else None
     return list_backbone_roots(list_shipped_backbones().get(str(name), Descriptor("", "")))

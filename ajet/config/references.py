@@ -1,8 +1,8 @@
 """References: `workflow.py->Class`, `dir/file.py->Class`, `pkg.module->Class`, `pkg.module:Class`.
 
-Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, one file one class.
-The search order is `base` (the YAML's folder), the working directory, installed modules; for `tutorial.…` also the
-shipped tutorials. `__main__` is the running program or notebook and unknown to other processes. An
+Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, and a file gives a
+single class. The search order is `base` (the YAML's folder), the working directory, installed modules; for `tutorial.…`
+also the shipped tutorials. `__main__` is the running program or notebook and unknown to other processes. An
 UnresolvedReferenceError names the reference, the searched places and the nearest names.
 """
 
@@ -38,7 +38,7 @@ _EXTRAS = {"agentscope": "agentscope", "langchain_openai": "langchain", "aworld"
 
 @dataclass(frozen=True)
 class CodeReference:
-    """A parsed reference: a place and a name there."""
+    """A parsed reference: a place and a name in it."""
 
     text: str
     place: str
@@ -61,9 +61,9 @@ def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
         module, dot, last = text.strip().rpartition(".")
         do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
         if text.strip().endswith(".py"):
-            do = f"name what is in the file, too: {text.strip()}->NAME"
+            do = f"add the name of the class or function: {text.strip()}->NAME"
         raise UnresolvedReferenceError(
-            f"{what}: {text!r} does not name a file and what is in it.", where=what, expected=FORMS, do=do
+            f"{what}: {text!r} is not a file or module with a name.", where=what, expected=FORMS, do=do
         )
     place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
     return CodeReference(text, place, name)
@@ -77,12 +77,12 @@ def resolve_reference(
     what: str = "reference",
     convert: Callable[[Any, str], Any] | None = None,
 ) -> Any:
-    """Return the object of a reference. Raises UnresolvedReferenceError.
+    """Return the object of a reference. Raise UnresolvedReferenceError if missing.
 
     Args:
-        what: The key that holds the reference.
+        what: The key with the reference.
         expect: A required base class.
-        convert: Called with object and reference; the result is used instead.
+        convert: Called with object and reference. The result replaces the object.
     """
     parsed = parse_reference(reference, what=what)
     file, package, dotted = _find_place(parsed, base, what)
@@ -122,14 +122,14 @@ def check_reference(reference: str, *, base: Path, what: str) -> None:
 def resolve_class(
     chosen: str, kind: NamedKind, *, base: Path, what: str, methods: Sequence[str], like: str
 ) -> type[Any]:
-    """Return the class of a key's value: a part of this kind, or the user's class by reference.
+    """Return the class of a key's value: a part of the kind, or the user's class by reference.
 
     Args:
         what: The key.
-        methods: Required methods, as `like` documents them.
+        methods: Required methods, as documented by `like`.
 
     Raises:
-        UnresolvedReferenceError: There is no such class.
+        UnresolvedReferenceError: The class does not exist.
     """
     part = find_part(kind, chosen)
     found: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
@@ -148,7 +148,7 @@ def is_of_running_program(reference: str | None) -> bool:
 
 
 def find_referenced_file(reference: str, base: Path) -> Path | None:
-    """Return the file of a file reference; None for a module or a missing file."""
+    """Return the file of a file reference, or None for a module or a missing file."""
     parsed = parse_reference(reference)
     if not parsed.is_file:
         return None
@@ -156,7 +156,7 @@ def find_referenced_file(reference: str, base: Path) -> Path | None:
 
 
 def relativize(value: Any, base: Path) -> Any:
-    """Return a path, a reference or a list of them relative to `base`, if below it."""
+    """Return a path, a reference or a list with paths relative to `base`, if below."""
     if isinstance(value, list):
         return [relativize(each, base) for each in value]
     for folder in (base, base.resolve()):
@@ -166,8 +166,9 @@ def relativize(value: Any, base: Path) -> Any:
 
 
 def find_code_file(reference: str, base: Path) -> Path | None:
-    """Return the file that `resolve_reference` would run first, without importing; None for an installed module or a
-    missing file.
+    """Return the first file `resolve_reference` would run, without importing.
+
+    Returns None for an installed module or a missing file.
 
     Raises:
         UnresolvedReferenceError: The text is no reference.
@@ -214,7 +215,7 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text!r} does not name a file and what is in it.", where=what, expected=FORMS
+            f"{what}: {parsed.text!r} is not a file or module with a name.", where=what, expected=FORMS
         )
     looked = _list_module_candidates(parsed, base)
     for path in looked:
@@ -259,7 +260,7 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
             where=_find_last_user_line(error),
-            do=format_extra_install(extra) if extra else f"install it, or mend the import of {missing}",
+            do=format_extra_install(extra) if extra else f"install it, or fix the import of {missing}",
         ) from error
     except SystemExit as ended:
         raise UnresolvedReferenceError(
@@ -271,7 +272,7 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
             where=_find_last_user_line(error),
-            do="mend the file; --traceback shows the whole error",
+            do="fix the file; --traceback shows the whole error",
         ) from error
 
 
@@ -309,7 +310,7 @@ def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} does not parse: {error.msg}",
             where=f"{file}:{error.lineno}:{error.offset}",
-            do="mend the syntax there",
+            do="fix the syntax there",
         ) from error
     bound, certain = _list_bound_names(tree)
     if certain and parsed.name not in bound:
@@ -368,7 +369,7 @@ def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, 
         f"{what}: {parsed.text} names {parsed.place}, which is not there.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,
-        do=f"did you mean {near}?" if near else f"mend the path; it is relative to {looked_from}",
+        do=f"did you mean {near}?" if near else f"fix the path; it is relative to {looked_from}",
     )
 
 
@@ -383,7 +384,7 @@ def _suggest_file(looked: list[str]) -> str:
 # Modules of AgentJet's package that do not exist here, each with what to write instead. The sentences are shown where a
 # reference of the YAML leads to a file that imports one.
 _SERVED = (
-    "agents elsewhere talk to `ajet serve` by ajet.client, whose `Client` is what SwarmClient was; a workflow is given "
+    "remote agents connect to `ajet serve` with ajet.client, and `Client` replaces SwarmClient; a workflow receives "
     "its tuner"
 )
 _READERS = "a reader of your own is a class by reference, `task_reader.type: reader.py->MyReader`"
@@ -409,7 +410,7 @@ FOREIGN_MODULES: Mapping[str, str] = {
 
 
 def describe_replacement(name: str) -> str:
-    """Return the replacement for a module of AgentJet; "" for any other name."""
+    """Return the replacement for a module of AgentJet, or "" for any other name."""
     parts = name.split(".")
     above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return next((FOREIGN_MODULES[each] for each in above if each in FOREIGN_MODULES), "")

@@ -1,8 +1,8 @@
 """Interpolations: `${ajet.data.train_batch_size}`, `${oc.env:NAME}`, and their form in written files.
 
-Invariant: ajet and the user's sections are resolved before a run; a backbone's own config keeps its interpolations,
-which only its own composition can resolve. Secrets, and environment values in a user's section, are written as their
-interpolation.
+Invariant: ajet and the user's sections are resolved before a run. A backbone's own config stays unresolved, because
+only its own composition can resolve the interpolations. Secrets, and environment values in a user's section, are
+written as their interpolation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 HIDDEN = "<YOUR_SECRET>"
-"""Placeholder for a literal secret in written files; loading it again is refused."""
+"""Placeholder for a literal secret in written files. Loading the placeholder is refused."""
 _HOLDS_SECRETS = ("secret", "secrets", "password", "passwords", "token", "tokens", "credential", "credentials")
-"""Names of mappings whose values are all secret (`secrets: {first: …}`)."""
+"""Names of mappings with only secret values (`secrets: {first: …}`)."""
 _CHOICES = {"true", "false", "none", "null", "no", "yes", "on", "off", "auto"}
 """Values under secret names that are choices, not secrets (`auth: basic`)."""
 _CHOICES |= {"basic", "bearer", "digest", "oauth", "oauth2", "optional", "required"}
@@ -33,7 +33,7 @@ _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
 def resolve_tree(
     composed: DictConfig, written: dict[str, Any], layers: Layers, roots: Collection[str]
 ) -> dict[str, Any]:
-    """Return all root names as plain values; the backbones' (`roots`) as `written`. Raises ConfigError."""
+    """Return all root names as plain values, and the backbones' roots (`roots`) as `written`. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -58,8 +58,7 @@ def dump_unresolved(composed: DictConfig) -> dict[str, Any]:
 
 
 def find_environment_paths(raw: dict[str, Any], backbones: Collection[str]) -> set[KeyPath]:
-    """Return the paths whose values depend on the environment, directly or through other keys; none below
-    `backbones`."""
+    """Return the paths with values from the environment, directly or through other keys, excluding `backbones`."""
     from omegaconf import OmegaConf
 
     marked = deepcopy({name: value for name, value in raw.items() if name not in backbones})
@@ -140,7 +139,7 @@ def _set_value(tree: Any, path: KeyPath, value: Any) -> None:
 
 
 def _set_raw_value(tree: Any, raw: Any, path: KeyPath) -> None:
-    """Set the written value at `path`, or at the ancestor that is one interpolation."""
+    """Set the written value at `path`, or at the ancestor with a single interpolation."""
     for index, part in enumerate(path):
         raw = raw[part]
         if isinstance(raw, str):
@@ -155,5 +154,5 @@ def _make_unresolved_error(error: Any, root: str, layers: Layers) -> ConfigError
         f"{key} can't be resolved: {str(error).splitlines()[0]}.",
         where=layers.locate(path, value=True),
         expected="an interpolation of a key that exists, or ${oc.env:NAME,default}",
-        do="mend the name, or set the variable (a .env file beside the YAML is read)",
+        do="fix the name, or set the variable (a .env file next to the YAML is read)",
     )

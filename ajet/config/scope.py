@@ -2,8 +2,8 @@
 
 Invariant: in folder F, `import helpers` means F/helpers.py at load time and inside later calls; a file of another
 folder gets its own. `sys.path` and the imports of libraries stay unchanged. A folder is a package named by its real
-path; its modules live below that package, and their `__import__` searches there first. A file that the ordinary import
-would also find is imported ordinarily, so no file is loaded twice. `ajet` always means this ajet.
+path. The modules live below that package, and their `__import__` searches the package first. A file reachable by the
+ordinary import is imported ordinarily, so no file is loaded twice. `ajet` always means the running ajet.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _make_import_function(package: str) -> Any:
 
 
 def _find_own_name(package: str, dotted: str) -> str | None:
-    """Return the full name of a neighbour module; None for the ordinary import."""
+    """Return the full name of a neighbour module, or None for the ordinary import."""
     if (package, dotted) not in _names:
         _names[package, dotted] = _look_up_own_name(package, dotted)
     return _names[package, dotted]

@@ -1,7 +1,7 @@
-"""External services that a run requires.
+"""External services required by a run.
 
 Invariant: `Plugin.services` is the complete list of functions from an experiment to required services. A launch and a
-dry run check them all before anything costly starts.
+dry run check all services before anything costly starts.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from ajet.schema.bounded_json import load_json
 
 @dataclass(frozen=True)
 class RequiredService:
-    """An external service that the run will call."""
+    """An external service called by the run."""
 
     name: str
-    """Phrase such as "environment service"."""
+    """Description of the service, for example "environment service"."""
     address: str
     key: str
-    """The key that set the address."""
+    """The configuration key of the address."""
     find_problem: Callable[[float], str]
-    """Takes a timeout in seconds; returns "" if the service works, else the problem."""
+    """Takes a timeout in seconds. Returns "" if the service works, else the problem."""
     expected: str
     do: str
 
 
 def find_model_problem(base_url: str, model: str, key: str | None, seconds: float, *, named: str) -> str:
-    """Return the problem with an OpenAI-compatible server; "" if it answers.
+    """Return the problem with an OpenAI-compatible server, or "" for a working server.
 
-    A model missing from the server's list is only a warning with the server's name: some servers accept unlisted names.
+    A model missing from the server's list causes only a warning with the server's name, because some servers accept
+    unlisted names.
     """
     import httpx
     from loguru import logger

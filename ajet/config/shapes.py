@@ -1,8 +1,8 @@
 """Split a user's YAML into its parts.
 
-Invariant: every root name ends in one part: `ajet` (typed), `hydra` and `defaults` (checked, then dropped, since our
-layers are always composed; other entries are errors), a backbone's config, or the user's section, which reaches the
-workflow unchanged.
+Invariant: every root name belongs to a single part. `ajet` is typed. `hydra` and `defaults` are checked, then dropped,
+because ajet's layers are always composed; other entries are errors. Further parts are a backbone's config and the
+user's section, passed to the workflow unchanged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ajet.config.schema.accepted import expand_moves
 from ajet.schema.errors import ConfigError
 
 _HYDRAS_FOLDERS = ("run", "output_subdir")
-"""Hydra's output settings, which have no effect here."""
+"""Hydra's output settings, without effect in ajet."""
 _SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(?P<of>\w+))?/?|pkg://ajet\.default_config.*")
 _VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
-"""verl's own defaults, which its backbone supplies."""
+"""verl's own defaults, supplied by the verl backbone."""
 
 
 def list_backbone_roots(chosen: Descriptor) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def split_document(document: Document, roots: Collection[str]) -> YamlParts:
 
 
 def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
-    """Return the keys below `ajet` with names of other versions replaced by ours; existing keys win."""
+    """Return the keys below `ajet`, with names of other versions replaced. Existing keys win."""
     result = deepcopy(ajet)
     for other, ours in expand_moves(result):
         *parents, name = other
@@ -91,7 +91,7 @@ def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, An
 
 
 def _find_mapping(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[str, Any] | None:
-    """Return the mapping at `path`; None if missing or no mapping."""
+    """Return the mapping at `path`, or None if missing or of another type."""
     node: Any = tree
     for name in path:
         if make and node.get(name) is None:

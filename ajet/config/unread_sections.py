@@ -1,4 +1,4 @@
-"""Root sections of a backbone's config that nothing reads, and our keys with the same meaning.
+"""Find root sections of a backbone's config that no code reads, and ajet's keys with the same meaning.
 
 Only a descriptor's `roots` are read at the root; its `sections` count below the backbone's name. Counterparts come from
 the layers that fill backbone keys (`find_counterpart`) and from the descriptor's tables (`advice`).
@@ -32,12 +32,12 @@ _TO_FILL_IN = {_WORKFLOW: "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>
 
 
 class UnreadKey(NamedTuple):
-    """A backbone key at a place where nothing reads it."""
+    """A backbone key at an unread place."""
 
     path: KeyPath
     layer: Layer
     ours: str
-    """Our key with the same meaning; "" without one."""
+    """ajet's key with the same meaning, or ""."""
     value: Any
     """The equivalent value of our key."""
     advice: str
@@ -62,11 +62,12 @@ def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
 
 
 def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
-    """Return the lines of `ajet:` that complete a YAML of a backbone's sections, with their values; "" for any other
-    YAML.
+    """Return the lines of `ajet:` to complete a YAML of a backbone's sections, with their values.
+
+    Returns "" for any other YAML.
 
     Args:
-        missing: Keys that a run still needs.
+        missing: Keys still needed by a run.
     """
     document = [layer for layer in layers.stack if layer.document is not None][-1]
     users = layers.stack[layers.stack.index(document) :]
@@ -95,7 +96,7 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
 
 
 def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequence[str], layer: Layer) -> dict[str, Any]:
-    """Return our values from a backbone's own, with placeholders for missing ones."""
+    """Return ajet's values from a backbone's own, with placeholders for missing values."""
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
         near = find_counterpart(path, owner.filled)
@@ -123,7 +124,7 @@ def _find_servers(tools: str, layer: Layer) -> str:
 
 
 def list_servers_files(tools: Path) -> list[str]:
-    """Return the files of MCP servers in a tools file of verl's format; [] for any other file."""
+    """Return the files of MCP servers in a tools file of verl's format, or [] for any other file."""
     try:
         read = yaml.safe_load(tools.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -134,13 +135,13 @@ def list_servers_files(tools: Path) -> list[str]:
 
 
 def _find_data_folder(files: Any) -> str:
-    """Return the folder of verl's first `train_files` or `val_files`; "" for none."""
+    """Return the folder of verl's first `train_files` or `val_files`, or ""."""
     first = files[0] if isinstance(files, list) and files else files
     return str(PurePosixPath(first).parent) if isinstance(first, str) else ""
 
 
 def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
-    """Return the reference to verl's reward function at `prefix`; "" for none."""
+    """Return the reference to verl's reward function at `prefix`, or ""."""
     path, name = own.get((*prefix, "path")), own.get((*prefix, "name"), "compute_score")
     if not isinstance(path, str):
         return ""
@@ -148,7 +149,7 @@ def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
 
 
 def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each key below a root without a mapping, and its value; a list is one value."""
+    """Yield each key below a root except mappings, with its value. A list is a single value."""
     for path, _ in list_leaves({root: layer.tree.get(root)}):
         key_path = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
         if (value := layer.get_value(key_path)) not in (ABSENT, None):
@@ -156,7 +157,7 @@ def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tuple[str, Any, str]:
-    """Return our key for a backbone's, its value and advice; "", None, "" for an unknown key.
+    """Return ajet's key for a backbone's key, with value and advice. An unknown key gives "", None, "".
 
     Args:
         own: Values of all of the backbone's keys.

@@ -105,7 +105,7 @@ def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
 
 
 def _get_shown_value(item: Any, path: KeyPath) -> Any:
-    """Return the refused value; secrets are hidden."""
+    """Return the refused value, with secrets hidden."""
     field = find_key(path)
     extra = field.json_schema_extra if isinstance(field, FieldInfo) else None
     if isinstance(extra, dict) and extra.get("kind") == "secret":
@@ -136,7 +136,7 @@ def _join_path(path: Sequence[Any]) -> str:
 
 
 def join_errors(problems: list[ConfigError]) -> ConfigError:
-    """Return one error for all: a single error unchanged, else a list."""
+    """Return a joined error for all problems. A single error stays unchanged."""
     if len(problems) == 1:
         return problems[0]
     rows = []
@@ -147,4 +147,4 @@ def join_errors(problems: list[ConfigError]) -> ConfigError:
         rows.append(f"{problem.where}\n    {problem.what}{' ' + more[:1].upper() + more[1:] if more else ''}")
     if len(problems) > _SHOWN:
         rows.append(f"and {len(problems) - _SHOWN} more")
-    return ConfigError(f"{len(problems)} settings can't be used:\n  " + "\n  ".join(rows), do="mend these places")
+    return ConfigError(f"{len(problems)} settings can't be used:\n  " + "\n  ".join(rows), do="fix these places")

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class View(Mapping[str, Any]):
-    """A mapping whose keys are also attributes."""
+    """A mapping with attribute access to its keys."""
 
     __slots__ = ("_tree",)
 

@@ -21,10 +21,10 @@ from ajet.schema.secrets import replace_secret_shapes
 
 
 def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
-    """Yield lines with the value in each layer and the winner, for a key or each set key of a section.
+    """Yield lines with the value in each layer and the winning layer, for a key or a section's set keys.
 
     Raises:
-        ConfigError: There is no such key.
+        ConfigError: The key does not exist.
     """
     named = key.removeprefix("ajet.")
     if (sentence := explain_accepted_key(named.split("."))) is not None:

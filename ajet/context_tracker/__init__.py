@@ -1,8 +1,8 @@
-"""Calls in, timelines and packed rows out: what was sampled, each token once, in the context it was sampled in.
+"""Turns calls into timelines and packed rows: each sampled token once, in the context of its sampling.
 
-What enters: the `Call`s of an episode, then `Sample`s of a batch. What leaves: `Timeline`s, counted reasons for what
-is not in them, and `PackedRow`s. Invariant: sampled = trained + the counted reasons; a token is trained at one place;
-nothing is ever pasted into a context that the model did not see. Pure: no I/O, no torch.
+Input: the `Call`s of an episode, then the `Sample`s of a batch. Output: `Timeline`s, counts of untrained tokens by
+reason, and `PackedRow`s. Invariants: sampled tokens = trained tokens + the counted rest; a token is trained at one
+place; no token is pasted into a context unknown to the model. Pure: no I/O, no torch.
 """
 
 from typing import TYPE_CHECKING

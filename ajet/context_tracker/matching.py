@@ -1,9 +1,9 @@
-"""Conversations: finds the earlier call of a session that a request extends, or the reason why there is none.
+"""Conversations: finds the earlier call of a session that a request extends, or the reason for a fork.
 
 Invariant: a request extends call k exactly if its messages are k's messages, then k's reply, then any others. Messages
 are equal if role, text, tool names and arguments (as JSON) are equal. Ids of tool calls, order of keys, spaces, the
-spelling of a number, text in blocks, and reasoning left out or cut to its end make no difference. After a reply that a
-stop string cut, the same message may go on behind the string. The cost is linear in the request's messages, whatever
+spelling of a number, text in blocks, and reasoning left out or cut to its end make no difference. After a reply cut by
+a stop string, the same message may continue behind the string. The cost is linear in the request's messages, whatever
 the number of calls: messages form a trie.
 """
 
@@ -20,7 +20,7 @@ Key = Hashable
 
 
 def message_key(message: Mapping[str, Any]) -> Key:
-    """Return the key that equal messages share. The role `developer` counts as `system`, and reasoning is left out."""
+    """Return the key shared by equal messages. The role `developer` counts as `system`, and reasoning is left out."""
     role = message["role"]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
@@ -36,7 +36,7 @@ def message_key(message: Mapping[str, Any]) -> Key:
 
 
 def _normalize_arguments(function: Mapping[str, Any]) -> str:
-    """Return the arguments of a tool call as JSON with sorted keys, or as the text they are if that is no JSON."""
+    """Return the arguments of a tool call as JSON with sorted keys. Arguments that are no JSON are returned as text."""
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments)
@@ -63,12 +63,12 @@ class RepliedCall:
     index: int
     agent: str
     reasoning: str
-    """Of the reply. A client may leave it out, or keep only its end: Node's openai client keeps the last piece of
-    streamed reasoning."""
+    """Reasoning of the reply. A client may drop it or keep the end: Node's openai client keeps the last streamed
+    piece."""
     node: int
     """The reply's node in the trie."""
     root: int
-    """Number of messages of the request that opened its conversation."""
+    """Number of messages of the request that opened the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Match:
     extends: int | None
     """The call whose messages and reply begin the request."""
     reason: ForkReason | None
-    """Why it extends no call; None if it extends one or opens a conversation."""
+    """Why the request extends no call. `None` if it extends a call or opens a conversation."""
 
 
 @dataclass(slots=True)
@@ -89,11 +89,11 @@ class Conversations:
     _nodes: dict[tuple[int, Key], int] = field(default_factory=dict)
     """(parent node, message) -> node; node 0 is the empty conversation."""
     _keys: list[Key] = field(default_factory=lambda: [None])
-    """Node -> its message."""
+    """Node -> the message of the node."""
     _before: list[int] = field(default_factory=lambda: [0])
-    """Node -> the node of the message before it."""
+    """Node -> the node of the preceding message."""
     _through: list[int] = field(default_factory=lambda: [-1])
-    """Node -> the latest call whose prompt or reply reaches it."""
+    """Node -> the latest call whose prompt or reply reaches the node."""
     _with_tools: dict[tuple[int, int | None], int] = field(default_factory=dict)
     """(node, list of tools) -> the latest call with these tools whose prompt or reply reaches the node."""
     _ends: dict[int, list[RepliedCall]] = field(default_factory=dict)
@@ -102,14 +102,14 @@ class Conversations:
     """Node of a prompt -> a reply's text with the stop string that cut it -> the calls with this reply, oldest
     first."""
     _prompts: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
-    """Call -> the node of its last message, the number of messages that opened its conversation, its list of tools."""
+    """Call -> the node of the last message, the number of messages that opened the conversation, the list of tools."""
     _latest: dict[str, RepliedCall] = field(default_factory=dict)
-    """Agent -> its latest call."""
+    """Agent -> the latest call of the agent."""
     _replies: dict[str, set[Key]] = field(default_factory=dict)
-    """Agent -> its replies."""
+    """Agent -> keys of all the agent's replies."""
 
     def match(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Match:
-        """Find the call that `messages` extend: the one with the longest history, of several `agent`'s latest."""
+        """Find the call with the longest history that `messages` extend. Of several calls, prefer `agent`'s latest."""
         keys = tuple([message_key(message) for message in messages])
         path: list[int] = []
         node = 0
@@ -131,7 +131,7 @@ class Conversations:
     def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
         """Return the call whose prompt has the longest common beginning with these messages and tools.
 
-        Of several calls the latest is returned; None if there is no call. A call with other tools shares little:
+        Of several calls the latest is returned; `None` if no message is shared. A call with other tools shares little:
         templates write tools before messages.
         """
         node, same = 0, None
@@ -144,7 +144,7 @@ class Conversations:
         return same if same is not None or not node else self._through[node]
 
     def add_request(self, index: int, match: Match, tools: int | None = None) -> None:
-        """Add the messages of call `index`. `tools` is the number of its list of tools in the session."""
+        """Add the messages of call `index`. `tools` is the session's number of the list of tools."""
         node = 0
         for key in match.keys:
             node = self._add_message(node, key, index, tools)
@@ -152,7 +152,7 @@ class Conversations:
         self._prompts[index] = (node, root, tools)
 
     def add_reply(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
-        """Add the reply of call `index`, which the string `stop` cut."""
+        """Add the reply of call `index`. `stop` is the stop string that cut the reply."""
         prompt, root, tools = self._prompts[index]
         spellings = [reply]
         if stop is not None and (complete := append_stop(reply, stop)) is not None:
@@ -168,7 +168,7 @@ class Conversations:
                 self._cut.setdefault(prompt, {}).setdefault(spelling["content"], []).append(call)
 
     def _add_message(self, node: int, key: Key, index: int, tools: int | None) -> int:
-        """Return the node of a message after `node`, which call `index` with these tools reaches."""
+        """Return the node of a message after `node`, and mark it as reached by call `index`."""
         child = self._nodes.get((node, key))
         if child is None:
             child = self._nodes[(node, key)] = len(self._keys)
@@ -179,14 +179,14 @@ class Conversations:
         return child
 
     def _find_cut_calls(self, node: int, key: Key) -> Sequence[RepliedCall]:
-        """Return the calls whose reply, with the stop string that cut it, is the longest beginning of a message."""
+        """Return the calls whose reply plus stop string is the longest beginning of a message."""
         if not isinstance(key, tuple) or len(key) != 2 or key[0] != "assistant":
             return ()
         begun = [text for text in self._cut[node] if len(text) < len(key[1]) and key[1].startswith(text)]
         return self._cut[node][max(begun, key=len)] if begun else ()
 
     def _choose_call(self, calls: Sequence[RepliedCall], agent: str, message: Mapping[str, Any]) -> RepliedCall | None:
-        """Return the call that a message quotes: the one with its reasoning, then the agent's own, then the latest."""
+        """Return the call quoted by a message. Equal reasoning decides first, then the agent, then the later call."""
         reasoning = read_reasoning(message)
         fitting = [call for call in calls if call.reasoning.endswith(reasoning)]
         exact = [call for call in fitting if reasoning and call.reasoning == reasoning]
@@ -195,7 +195,7 @@ class Conversations:
         return chosen[-1] if chosen else None
 
     def _find_fork_reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:
-        """Return why a request does not extend the agent's latest call; None if it opens a conversation."""
+        """Return why a request does not extend the agent's latest call; `None` if it opens a conversation."""
         latest = self._latest.get(agent)
         if latest is None:
             return None
@@ -220,16 +220,16 @@ class Conversations:
 
 
 def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
-    """Return a reply with the stop string that cut it, as some clients put it back; None for one with tool calls."""
+    """Return a reply with its stop string appended, as some clients do; `None` for a reply with tool calls."""
     if reply.get("tool_calls"):
         return None
     return {**reply, "content": (reply.get("content") or "") + stop}
 
 
 def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
-    """Return a reply that a request quotes as it was sampled, with its reasoning and order of keys.
+    """Return a quoted reply as it was sampled, with its reasoning and order of keys.
 
-    Text that the client appended behind the stop string remains.
+    Text appended by the client behind the stop string remains.
     """
     complete = append_stop(reply, stop) if stop is not None else None
     text = message_key(quote)[1] if complete is not None else ""  # type: ignore[index]
@@ -239,10 +239,10 @@ def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str 
 
 
 def matches_reasoning(quote: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
-    """Return True if the reasoning of a quoted reply can be that of `reply`: the same, its end, or none."""
+    """Return True if the reasoning of a quoted reply fits `reply`: equal, the end, or empty."""
     return read_reasoning(reply).endswith(read_reasoning(quote))
 
 
 def read_reasoning(message: Mapping[str, Any]) -> str:
-    """Return the reasoning of a message without blanks around it; "" if there is none."""
+    """Return the reasoning of a message, stripped; "" if the message has no reasoning."""
     return (message.get("reasoning_content") or message.get("reasoning") or "").strip()

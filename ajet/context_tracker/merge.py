@@ -3,10 +3,10 @@
 Invariant: a call continues the longest other call whose prompt and response are, token for token, the beginning of its
 prompt. The result depends on the tokens alone, not on the order of the calls.
 
-All sequences are inserted into a compressed prefix tree, the longest first. A path of the tree is a run of tokens, so
-that sequences are compared run by run, and each token is read once. Tokens that a call shares with its parent
-(`Call.prefix`) are not compared at all. A sequence changes its run at most O(sqrt(distinct tokens)) times, because the
-runs inserted earlier are longer.
+All sequences are inserted into a compressed prefix tree, the longest first. A path of the tree is a run of tokens.
+Sequences are compared run by run, and each token is read once. Tokens shared with the parent (`Call.prefix`) are not
+compared at all. A sequence changes its run at most O(sqrt(distinct tokens)) times, because the runs inserted earlier
+are longer.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ajet.schema.call import Call, Ids
 Bytes = npt.NDArray[np.uint8]
 
 _LARGE = 1 << 18
-"""Tokens of an episode from which on huge pages are used; its ids and its other arrays each leave one partly empty."""
+"""Tokens of an episode from which on huge pages are used. Ids and other arrays each leave one page partly empty."""
 _PIECE = 1 << 20
 """Tokens of one piece of memory."""
 _HUGE = 1 << 21
-"""Bytes of a huge page."""
+"""Bytes of one huge page."""
 
 
 class Arena:
-    """Memory for the ids of an episode with at most `tokens` tokens.
+    """Allocates memory for the ids of an episode with at most `tokens` tokens.
 
-    A sequence that was stored is never overwritten, any other is overwritten by the next. Large pieces of memory come
+    A stored sequence is never overwritten; any other sequence is overwritten by the next. Large pieces of memory come
     in huge pages: the first access to many small pages costs more than writing them.
     """
 
@@ -44,7 +44,7 @@ class Arena:
         self._at = self._end = 0
 
     def join_ids(self, parts: Sequence[Ids], size: int) -> Ids:
-        """Return the parts, joined [size]. They are valid until the next call, unless `keep_last` stores them."""
+        """Return the joined parts [size]. The ids are valid until the next call, unless `keep_last` stores them."""
         if not self._large:
             return np.concatenate(parts)
         if self._at + size > self._piece.size:
@@ -53,23 +53,23 @@ class Arena:
         return np.concatenate(parts, out=self._piece[self._at : self._end])
 
     def keep_last(self) -> None:
-        """Store the ids that were joined last."""
+        """Store the sequence that was joined last."""
         self._at = self._end
 
 
 def allocate_bytes(tokens: int, each: int) -> Bytes:
-    """Return memory [tokens * each] that is not initialized; `each` is the number of bytes a token."""
+    """Return uninitialized memory [tokens * each]; `each` is the number of bytes per token."""
     return _allocate_huge_pages(tokens * each) if tokens >= _LARGE else np.empty(tokens * each, np.uint8)
 
 
 def _allocate_huge_pages(size: int) -> Bytes:
-    """Return memory [size] that starts at a huge page's border and ends at one: shared huge pages become small ones.
+    """Return memory [size] that starts and ends at the border of a huge page.
 
-    numpy asks the system for huge pages from 4 MiB on.
+    The system splits a huge page that two arrays share into small pages. numpy requests huge pages from 4 MiB on.
     """
-    whole = np.empty(size + -size % _HUGE + _HUGE, np.uint8)
-    start = -whole.ctypes.data % _HUGE
-    return whole[start : start + size]
+    memory = np.empty(size + -size % _HUGE + _HUGE, np.uint8)
+    start = -memory.ctypes.data % _HUGE
+    return memory[start : start + size]
 
 
 class Spot(NamedTuple):
@@ -95,8 +95,8 @@ class PrefixTree:
         self._starts = [-1]
         self._parents = [-1]
         self._branches: dict[tuple[int, int, int], int] = {}
-        self._wholes: list[Ids | None] = [None]
-        """Path -> the sequence that it was made for, if the sequence was inserted in one piece."""
+        self._joined: list[Ids | None] = [None]
+        """Path -> the sequence of the path from the root on, if the sequence was inserted in one piece."""
 
     def __len__(self) -> int:
         """The number of runs of tokens in the tree."""
@@ -109,17 +109,17 @@ class PrefixTree:
             path = self._parents[path]
         return Spot(path, stop)
 
-    def insert(self, rest: Ids, after: Spot = ROOT, whole: Ids | None = None) -> Spot:
-        """Insert the sequence that continues `after` by `rest`. Return its end.
+    def insert(self, rest: Ids, after: Spot = ROOT, joined: Ids | None = None) -> Spot:
+        """Insert the sequence that continues `after` by `rest`. Return the end of the sequence.
 
         Args:
-            rest: Stored without a copy, as `whole` is.
-            after: The place that the sequence continues.
-            whole: The sequence from the root on, if it is in one piece.
+            rest: Stored without a copy, like `joined`.
+            after: The place from which the sequence continues.
+            joined: The sequence from the root on, if available in one piece.
         """
         path, stop = after
         if not stop:
-            whole = rest
+            joined = rest
         while rest.size:
             first = rest.item(0)
             if path:
@@ -138,16 +138,16 @@ class PrefixTree:
                 self._ids.append(rest)
                 self._starts.append(stop)
                 self._parents.append(path)
-                self._wholes.append(whole)
+                self._joined.append(joined)
                 return Spot(following, stop + rest.size)
             path = following
         return Spot(path, stop)
 
     def ids(self, spot: Spot, start: int = 0) -> Ids:
-        """Return the tokens from `start` to `spot` [stop - start]; a view of the tree if they are in one run."""
+        """Return the tokens from `start` to `spot` [stop - start]; a view if the tokens are in one run."""
         path, stop = spot
-        if (whole := self._wholes[path]) is not None:
-            return whole[start:stop]
+        if (joined := self._joined[path]) is not None:
+            return joined[start:stop]
         parts: list[Ids] = []
         while path > 0 and stop > start:
             first = self._starts[path]
@@ -163,9 +163,9 @@ class PrefixTree:
 
 
 def _count_common(run: Ids, offset: int, rest: Ids) -> int:
-    """Return how many leading tokens `rest` has in common with `run` from `offset` on."""
+    """Return the number of leading tokens that `rest` shares with `run` from `offset` on."""
     size = min(run.size - offset, rest.size)
-    if size > _LONG:  # a window that slid differs early: its rest is not compared
+    if size > _LONG:  # a window that slid differs early: the rest is not compared
         soon = _count_common(run, offset, rest[:_SOON])
         if soon < _SOON:
             return soon
@@ -175,9 +175,9 @@ def _count_common(run: Ids, offset: int, rest: Ids) -> int:
 
 
 def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
-    """Return the tree of all calls' prompts and responses, and the end of each call in it.
+    """Return the tree of all calls' prompts and responses, and the end of each call in the tree.
 
-    A small part that a call shares with its parent is stored again, so that the call's tokens are in one piece.
+    A small part shared with the parent is stored again, to have the call's tokens in one piece.
     """
     sizes = [call.prefix + call.suffix_ids.size + call.response_ids.size for call in calls]
     sharing: dict[int, list[tuple[int, int]]] = {}
@@ -193,15 +193,15 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
             known = spots[other]
             if known is not None and shared > after[1]:
                 after = tree.at(known, shared)
-        stop, whole, paths = after[1], None, len(tree)
+        stop, joined, paths = after[1], None, len(tree)
         if stop != call.prefix:
             rest = _collect_tokens(calls, position, stop)
         elif 0 < stop * _LITTLE < sizes[position]:
-            whole = arena.join_ids((tree.ids(after), call.suffix_ids, call.response_ids), sizes[position])
-            rest = whole[stop:]
+            joined = arena.join_ids((tree.ids(after), call.suffix_ids, call.response_ids), sizes[position])
+            rest = joined[stop:]
         else:
             rest = arena.join_ids((call.suffix_ids, call.response_ids), sizes[position] - stop)
-        spots[position] = spot = tree.insert(rest, after, whole)
+        spots[position] = spot = tree.insert(rest, after, joined)
         if spot.path >= paths:
             arena.keep_last()
     return tree, [spot for spot in spots if spot is not None]
@@ -234,10 +234,10 @@ def _collect_tokens(calls: Sequence[Call], position: int, start: int) -> Ids:
 def find_continued(
     calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
 ) -> dict[int, Spot | None]:
-    """Return, for each of `members`, the end of the longest other member that it continues; None if there is none.
+    """Return for each member the end of the longest other member that it continues.
 
-    A member continues another if its prompt begins with the other's prompt and response. Members with the same end have
-    the same tokens.
+    The value is `None` if a member continues no other. A member continues another if its prompt begins with the other's
+    prompt and response. Members with the same end have the same tokens.
     """
     ends: dict[int, list[int]] = {}
     for position in members:

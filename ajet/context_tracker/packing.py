@@ -1,13 +1,13 @@
 """PackedRow: samples in rows of tokens, with shared prefixes stored once and without padding.
 
-Invariant: along the path of a sample, a row holds exactly the sample's tokens at positions 0, 1, 2 …; each mask-1
-token of each sample is a target exactly once; a tree stores no token twice. Each `Sample` is in one tree, so that a
-forward pass under the tree's mask computes the same as a pass over the sample alone.
+Invariant: along the path of a sample, a row holds exactly the sample's tokens at positions 0, 1, 2 …; each mask-1 token
+of each sample is a target exactly once; a tree stores no token twice. Each `Sample` is in one tree. A forward pass
+under the tree's mask therefore computes the same as a pass over the sample alone.
 
 Samples of one group and adapter with a common prefix form a tree; a row has one adapter. Trees of several groups are
 joined (the same system prompt or examples) if the shared prefix saves more than the larger attention costs. Rows are
-filled up to `budget` tokens. A tree that is larger is split where repeating the shared prefixes costs least. A single
-sample longer than the budget gets a row of its own.
+filled up to `budget` tokens. A larger tree is split where repeating the shared prefixes costs least. A single sample
+longer than the budget gets a row of its own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Indices = npt.NDArray[np.int64]
 SMALL = 640
 """Tokens up to which the attention of a tree is one call with a dense mask; larger trees go segment by segment."""
 LONG = 256
-"""Tokens that groups must share if their tree is to be larger than `SMALL`."""
+"""Tokens that groups must share to form a tree larger than `SMALL`."""
 PAIRS = 1500
-"""Pairs of tokens whose attention takes as long as one token's linear layers, in a model of width 500; less in a wider
-one."""
+"""Pairs of tokens whose attention takes as long as one token's linear layers. Measured at model width 500; a wider
+model needs fewer pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Tree:
     start: int
     stop: int
     segment_of: Indices
-    """[n] the segment of each token."""
+    """Shape [n]: the segment of each token."""
     parents: Indices
-    """[S] the segment that each segment continues; -1 for the root."""
+    """Shape [S]: the segment before each segment; -1 for the root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Targets:
     source: Indices
     """Index into the row of the token whose logits predict the target."""
     token: Indices
-    """The id to predict."""
+    """The token id to predict."""
     sample: Indices
     """Index into the samples given to `pack`."""
     offset: Indices
@@ -70,13 +70,13 @@ class PackedRow:
     """
 
     ids: Ids
-    """[N]"""
+    """Shape [N]: the token ids."""
     positions: Ids
-    """[N] the index of each token within its sample."""
+    """Shape [N]: the index of each token within its sample."""
     trees: list[Tree]
     targets: Targets
     adapter: str | None = None
-    """Of all its samples."""
+    """The adapter of all samples in the row."""
 
 
 def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True) -> list[PackedRow]:
@@ -106,7 +106,11 @@ def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True)
 
 
 def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequence[Floats]) -> list[Floats]:
-    """Return for each sample the values [T] of its targets, 0 at other tokens; `values` has a row's targets [K]."""
+    """Return for each sample the values [T] of its targets, 0 at other tokens.
+
+    Args:
+        values: For each row, the values of its targets [K].
+    """
     found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
     for row, numbers in zip(rows, values, strict=True):
         for index in np.unique(row.targets.sample).tolist():
@@ -128,11 +132,11 @@ def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class _SampleTree:
-    """A tree that has no place in a row yet."""
+    """A tree without a place in a row yet."""
 
     members: list[int]
     paths: list[Indices]
-    """For each member, the index in the tree of each of its tokens [T]."""
+    """For each member, the index in the tree of each token [T]."""
     ids: Ids
     positions: Ids
     segment_of: Indices
@@ -144,7 +148,7 @@ def _find_adapter(samples: Sequence[Sample], tree: _SampleTree) -> str | None:
 
 
 def _iterate_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """Yield the samples of one tree each."""
+    """Yield lists of samples; each list is packed as one tree."""
     families = sorted(
         _iterate_group_families(samples, budget, share),
         key=lambda family: (samples[family[0]].timeline.adapter or "", samples[family[0]].timeline.ids.tobytes()),
@@ -170,19 +174,19 @@ def _iterate_families(samples: Sequence[Sample], budget: int, share: bool) -> It
 def _join_families(
     samples: Sequence[Sample], tree: list[int], family: list[int], size: int, own: int, budget: int
 ) -> tuple[list[int], int] | None:
-    """Return a tree joined with a family and its number of tokens; None if two trees cost less.
+    """Return a tree joined with a family, and the joined number of tokens; `None` if two trees cost less.
 
     Args:
         size: Tokens of the tree.
         own: Tokens of the family.
     """
     one, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
-    shared = _count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
+    shared = count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
     if not shared:
         return None
     both = tree + family
     if last.ids.tobytes() <= other.ids.tobytes():  # the usual order: only the two neighbours share a prefix
-        together = size + own - _count_shared(last.ids, other.ids)
+        together = size + own - count_shared(last.ids, other.ids)
     else:
         both = _sort_by_tokens(samples, both)
         together = _count_tree_tokens(samples, both)
@@ -191,14 +195,14 @@ def _join_families(
 
 
 def _sort_by_tokens(samples: Sequence[Sample], members: list[int]) -> list[int]:
-    """Return the members sorted by their tokens, so that members with a common prefix are neighbours."""
+    """Return the members sorted by their tokens: members with a common prefix become neighbours."""
     return sorted(members, key=lambda index: samples[index].timeline.ids.tobytes())
 
 
 def _count_tree_tokens(samples: Sequence[Sample], members: Sequence[int]) -> int:
     """Return the number of tokens of a tree of sorted members."""
     ids = [samples[index].timeline.ids for index in members]
-    return sum(each.size for each in ids) - sum(_count_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
+    return sum(each.size for each in ids) - sum(count_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
 
 
 def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
@@ -210,7 +214,7 @@ def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool)
     for members in groups.values():
         ordered = _sort_by_tokens(samples, members)
         ids = [samples[index].timeline.ids for index in ordered]
-        shared = [0, *(_count_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
+        shared = [0, *(count_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
         opens = [*(at for at, size in enumerate(shared) if not size), len(ordered)]
         for start, stop in zip(opens, opens[1:], strict=False):
             sizes = [each.size for each in ids[start:stop]]
@@ -245,8 +249,8 @@ def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> lis
     return edges[::-1]
 
 
-def _count_shared(left: Ids, right: Ids) -> int:
-    """Return how many tokens both begin with."""
+def count_shared(left: Ids, right: Ids) -> int:
+    """Return the number of leading tokens shared by both arrays."""
     size = min(left.size, right.size)
     differ = left[:size] != right[:size]
     first = int(differ.argmax()) if size else 0
@@ -254,14 +258,14 @@ def _count_shared(left: Ids, right: Ids) -> int:
 
 
 def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
-    """Build the tree of sorted members."""
+    """Build the tree of members sorted by their tokens."""
     paths: list[Indices] = []
     pieces: list[Ids] = []
     before: list[Indices] = []
     size = 0
     for number, index in enumerate(members):
         ids = samples[index].timeline.ids
-        shared = _count_shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
+        shared = count_shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
         fresh = np.arange(size, size + ids.size - shared, dtype=np.int64)
         path = np.concatenate([paths[-1][:shared], fresh]) if number else fresh
         paths.append(path)

@@ -1,7 +1,7 @@
 """RawPrompts: finds the earlier call of a session that a raw prompt extends, or whose prompt it begins with.
 
 Invariant: a raw prompt extends call k exactly if it begins with k's prompt and the text of k's reply. The cost is
-linear in the prompt's length, whatever the number of calls. Two digests are stored for each call, not its text.
+linear in the prompt's length, whatever the number of calls. For each call two digests are stored instead of the text.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ class RawPrompts:
     """The raw prompts of one session's calls. One thread at a time uses it."""
 
     _ends: dict[tuple[int, bytes], dict[str, int]] = field(default_factory=dict)
-    """(length, digest) of a call's prompt and reply -> its agent -> the agent's latest such call."""
+    """(length, digest) of a call's prompt and reply -> agent -> the agent's latest call with this text."""
     _prompts: dict[tuple[int, bytes], int] = field(default_factory=dict)
-    """(length, digest) of a prompt -> the first call that had it."""
+    """(length, digest) of a prompt -> the first call with this prompt."""
     _lengths: list[int] = field(default_factory=list)
-    """The lengths of all these texts, ascending, each once."""
+    """The lengths of all stored texts, ascending, without duplicates."""
 
     def match(self, agent: str, prompt: str) -> tuple[int | None, int | None]:
-        """Return the call whose prompt and reply are the longest beginning of `prompt`, and the call whose prompt is.
+        """Return two calls: the longest (prompt + reply) and the longest prompt that begin `prompt`.
 
-        Of several calls the agent's latest is returned; None if there is no such call.
+        Of several calls the agent's latest is returned; `None` if no call fits.
         """
         found: dict[str, int] | None = None
         begun: int | None = None

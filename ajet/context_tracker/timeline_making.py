@@ -1,18 +1,19 @@
-"""Timelines of an episode's calls: each sampled token is trained once, in the context in which it was sampled.
+"""Timelines of an episode's calls: each sampled token is trained once, in the context of its sampling.
 
-Invariants (tests/context_tracker/test_timeline_making.py holds them by properties):
+Invariants (property tests: tests/context_tracker/test_timeline_making.py):
+
 - each token of a trained, delivered call is in exactly one timeline with mask 1, with the engine's ids, logprobs and
-  versions; in other timelines it is context with mask 0;
-- a timeline's ids are the prompt and response of one call, its leaf: no token gets a context that the model never saw;
+  versions; in other timelines the token is context with mask 0;
+- a timeline's ids are the prompt and response of one call, the leaf: no token gets a context unknown to the model;
 - sampled tokens = tokens with mask 1 + tokens counted by reason;
 - the sampled tokens of a timeline are of one adapter; tokens of others are context;
 - the timelines do not depend on the order of the calls;
 - a timeline is cut at its end only, and tokens left out are counted by reason; the choice among too many timelines
   depends on seed and episode only;
-- each call with a fork reason (which the gateway finds) is one `Snap`.
+- each call with a fork reason (found by the gateway) is one `Snap`.
 
 A call is part of another call's timeline if the other's prompt begins with its prompt and response. If several calls
-continue it, it is part of the longest timeline; of equally long ones a digest of their content decides.
+continue a call, the call is part of the longest timeline; among equally long timelines a digest of the content decides.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ajet.schema.call import Call, Floats, ForkReason, Ids
 from ajet.schema.timeline import SampledSpan, Timeline
 
 _EACH = 13
-"""Bytes of a token: two logprobs and a version of four, and a mask of one."""
+"""Bytes of a token: two logprobs and a version of four bytes each, and a mask of one."""
 
 
 def timelines(
@@ -39,13 +40,13 @@ def timelines(
     *,
     ignore_tools: bool = True,
 ) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines of one episode, by leaf, and its sampled tokens in no timeline, by `UntrainedReason`.
+    """Return the timelines of one episode by leaf, and counts of sampled tokens in no timeline.
 
-    Calls are joined by their tokens, whether or not they have a parent. Equal text in other tokens is another context,
-    in which the reply was not sampled: such calls are not joined.
+    The counts are by `UntrainedReason`. Calls are joined by their tokens, whether or not they have a parent. Equal text
+    in other tokens is another context, in which the reply was not sampled: calls with such prompts are not joined.
 
     Args:
-        calls: The calls; `calls[i].parent` is an index into them.
+        calls: The calls; `calls[i].parent` is an index into this list.
         ignore_tools: False: calls with different lists of tools are never joined.
     """
     untrained: Counter[str] = Counter()
@@ -60,11 +61,11 @@ def timelines(
     tree, spots = insert_calls(calls)
     chains = [chain for members in groups.values() for chain in _cut_chains(calls, tree, spots, members)]
     # One piece of memory for all arrays. np.zeros would also write the rest of the huge pages.
-    whole = sum(spots[chain[-1]].stop for chain in chains)
-    memory = allocate_bytes(whole, _EACH)
-    words, masks = memory[: 12 * whole].view(np.float32), memory[12 * whole :].view(np.bool_)
-    logprobs, units, versions = words[:whole], words[whole : 2 * whole], words[2 * whole :].view(np.int32)
-    words[: 2 * whole].fill(0)
+    total = sum(spots[chain[-1]].stop for chain in chains)
+    memory = allocate_bytes(total, _EACH)
+    words, masks = memory[: 12 * total].view(np.float32), memory[12 * total :].view(np.bool_)
+    logprobs, units, versions = words[:total], words[total : 2 * total], words[2 * total :].view(np.int32)
+    words[: 2 * total].fill(0)
     versions.fill(-1)
     masks.fill(False)
     found: list[Timeline] = []
@@ -78,7 +79,7 @@ def timelines(
 
 
 def _find_untrained_reason(call: Call) -> str | None:
-    """Return why a call's tokens are not trained; None if they are."""
+    """Return why a call's tokens are not trained; `None` for trained calls."""
     if not call.trained:
         return "not_trainable"
     return None if call.is_delivered else "aborted_call"
@@ -87,7 +88,7 @@ def _find_untrained_reason(call: Call) -> str | None:
 def _cut_chains(
     calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
 ) -> list[list[int]]:
-    """Cut the tree of continuations into chains. Each member is in exactly one; the last of a chain is its leaf."""
+    """Cut the tree of continuations into chains. Each member is in exactly one chain; the last member is the leaf."""
     before = find_continued(calls, tree, spots, members)
     if not any(before.values()):
         return [[position] for position in members]
@@ -130,7 +131,7 @@ def _cut_chains(
 
 
 class _Digests:
-    """Digests of calls and their continuations: they order equally long continuations, whatever the calls' order."""
+    """Digests of calls and their continuations. They order equally long continuations, whatever the calls' order."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class _Digests:
         self._chain: dict[int, bytes] = {}
 
     def digest_call(self, position: int) -> bytes:
-        """Return a digest of the parts of a call that enter a timeline, without its prompt's tokens."""
+        """Return a digest of the parts of a call that enter a timeline, without the tokens of the prompt."""
         call = self._calls[position]
         hashed = hashlib.blake2b(repr((call.agent, call.target, call.tools, call.versions)).encode(), digest_size=16)
         for array in (call.response_ids, call.logprobs, call.logprobs_unit):
@@ -152,7 +153,7 @@ class _Digests:
         return hashed.digest()
 
     def digest_chain(self, position: int) -> bytes:
-        """Return a digest of a call, its tokens behind the call that it continues, and all calls that continue it."""
+        """Return a digest of a call, its tokens behind the continued call, and all calls that continue it."""
         chain = [position]
         while chain[-1] not in self._chain and chain[-1] in self._heir:
             chain.append(self._heir[chain[-1]])
@@ -179,7 +180,7 @@ def _build_timeline(
     logprobs_unit: Floats,
     versions: Ids,
 ) -> Timeline:
-    """Build one timeline. The arrays have its length; they are zero, `versions` -1, and are filled here."""
+    """Build one timeline. The given arrays have the timeline's length and are filled here (first 0, `versions` -1)."""
     leaf = calls[chain[-1]]
     ids = tree.ids(spots[chain[-1]])
     spans = []
@@ -197,15 +198,15 @@ def _build_timeline(
 
 
 def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[list[Timeline], Counter[str]]:
-    """Cut timelines to at most `max_tokens` tokens. Return them, and the sampled tokens cut off as `over_length`.
+    """Cut timelines to at most `max_tokens` tokens. Return the timelines and the cut sampled tokens as `over_length`.
 
     A timeline without a sampled token before the cut is dropped.
     """
-    kept: list[Timeline] = []
+    remaining: list[Timeline] = []
     untrained: Counter[str] = Counter()
     for timeline in timelines:
         if timeline.ids.size <= max_tokens:
-            kept.append(timeline)
+            remaining.append(timeline)
             continue
         short = replace(
             timeline,
@@ -222,8 +223,8 @@ def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[lis
         )
         untrained["over_length"] += timeline.sampled - short.sampled
         if short.spans:
-            kept.append(short)
-    return kept, untrained
+            remaining.append(short)
+    return remaining, untrained
 
 
 def choose(
@@ -231,14 +232,14 @@ def choose(
 ) -> tuple[list[Timeline], Counter[str]]:
     """Choose at most `max_samples` of an episode's timelines at random, each with the same probability.
 
-    Return them in their order, and the sampled tokens of the others as `max_sample_per_task`.
+    Return the chosen timelines in their order, and the sampled tokens of the others as `max_sample_per_task`.
     """
     if len(timelines) <= max_samples:
         return list(timelines), Counter()
     chosen = set(random.Random(f"{seed}/{episode}").sample(range(len(timelines)), max_samples))
     dropped = sum(timeline.sampled for index, timeline in enumerate(timelines) if index not in chosen)
-    kept = [timeline for index, timeline in enumerate(timelines) if index in chosen]
-    return kept, Counter({"max_sample_per_task": dropped})
+    remaining = [timeline for index, timeline in enumerate(timelines) if index in chosen]
+    return remaining, Counter({"max_sample_per_task": dropped})
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +250,11 @@ class Snap:
     agent: str
     reason: ForkReason
     before: int | None
-    """The agent's call before it; None if there is none."""
+    """The agent's previous call; `None` for the first call."""
     shared: int
-    """Tokens that its prompt has in common with the call from which it forks."""
+    """Tokens that the prompt shares with the call from which it forks."""
     prompt: int
-    """Tokens of its prompt."""
+    """Number of tokens of the prompt."""
 
     def __str__(self) -> str:
         cut = f"call {self.call} of {self.agent or 'the agent'} does not extend"

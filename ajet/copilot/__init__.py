@@ -1,1 +1,1 @@
-"""A name that AgentJet's users import: `ajet.copilot.job`, and nothing else is here."""
+"""AgentJet's package for the public module `ajet.copilot.job`."""

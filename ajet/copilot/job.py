@@ -1,6 +1,6 @@
-"""`AgentJetJob`, by AgentJet's name.
+"""Export `AgentJetJob` under AgentJet's module name.
 
-Invariant: nothing is done here that `ajet.commands.job` does not do.
+Invariant: the implementation is in `ajet.commands.job`.
 """
 
 from __future__ import annotations

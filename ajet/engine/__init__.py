@@ -1,9 +1,9 @@
-"""Who produces tokens: transformers in this process, vLLM in processes of its own, or a server that is asked.
+"""Engines sample tokens: transformers in this process, vLLM in child processes, or a remote server.
 
-A `TokenRequest` (exact prompt ids, how to sample, the key of its random numbers) enters, `TokenChunk`s (ids, two
-kinds of logprobs, the policy version) leave; where only chat completions can be had, messages enter and leave by a
-`ChatEngine`. Also where models come from: `model.path` to files (`model_source`), files to tokenizer and model
-(`models`), and the models that ajet brings along (`embedded`). Keeps the invariants written in `contract`.
+An engine takes a `TokenRequest` (exact prompt ids, sampling parameters, key of the random numbers) and streams
+`TokenChunk`s (ids, two kinds of logprobs, policy version). A `ChatEngine` takes and returns messages, for servers that
+offer only chat completions. The package also loads models: `model_source` finds the files of `model.path`, `models`
+loads tokenizer and model, `embedded` holds ajet's own models. The invariants are in `contract`.
 """
 
 from ajet.engine.contract import ChatEngine, DrawKey, Sampling, TokenChunk, TokenEngine, TokenRequest

@@ -1,11 +1,11 @@
-"""Several adapters on one model: which agent has which, the folder that they are saved in, and loading from there.
+"""Several adapters on one model: assignment to agents, storage and loading.
 
     model folder/adapters/agents.json      {"format": 1, "adapters": [{"name": "solver", "agents": ["solver"]}, ...]}
-    model folder/adapters/NAME/            that adapter, in peft's layout
+    model folder/adapters/NAME/            the adapter in peft's layout
 
-Invariant: an agent has the first adapter, in the order of the YAML, of which a pattern is its target tag or its name;
-one that has none is answered by the model without adapters, and never trains. Weights come as they were saved; the
-model's own are not touched.
+Invariant: an agent gets the first adapter, in YAML order, with a pattern that matches its target tag or name. Agents
+without a match use the model without adapters and never train. Adapter weights are loaded exactly as saved, and the
+model's own weights stay unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One of them, and whose it is: patterns of target tags and agents' names (`critic`, `player-*`)."""
+    """An adapter and its agents, as patterns of target tags and agent names (`critic`, `player-*`)."""
 
     name: str
     agents: tuple[str, ...]
@@ -54,11 +54,11 @@ class Adapters(Sequence[Adapter]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The adapters' names, in order."""
+        """Names of the adapters, in order."""
         return tuple(each.name for each in self._all)
 
     def find_adapter(self, agent: str, target: str) -> str | None:
-        """The name of the adapter that this agent has; None: it has none."""
+        """Return the name of the agent's adapter, or None without a match."""
         for each in self._all:
             if any(fnmatchcase(target, pattern) or fnmatchcase(agent, pattern) for pattern in each.agents):
                 return each.name
@@ -66,13 +66,16 @@ class Adapters(Sequence[Adapter]):
 
     @classmethod
     def from_config(cls, lora: LoraConfig) -> Adapters:
-        """The adapters that `trainer_common.lora.adapters` names; empty where it names none."""
+        """Return the adapters in `trainer_common.lora.adapters`, possibly empty."""
         return cls([Adapter(name, tuple(each.agents or [name])) for name, each in lora.adapters.items()])
 
     @classmethod
     def from_folder(cls, folder: Path) -> Adapters:
-        """The adapters beside the model in `folder`; empty where there are none. Raises UserError for a table that is
-        none, or an adapter that is not there."""
+        """Return the adapters saved in a model folder, possibly empty.
+
+        Raises:
+            UserError: the table is invalid or an adapter is missing.
+        """
         place = folder / FOLDER / TABLE
         if not place.is_file():
             return cls([])
@@ -88,25 +91,29 @@ class Adapters(Sequence[Adapter]):
         for name in found.names:
             if name != Path(name).name or not (adapter_folder(folder, name) / "adapter_config.json").is_file():
                 raise UserError(
-                    f"The adapter {name} is not there.",
+                    f"The adapter {name} is missing.",
                     where=str(adapter_folder(folder, name)),
                     expected="adapter_config.json and adapter_model.safetensors, as its checkpoint had them",
                 )
         return found
 
     def write(self, folder: Path) -> None:
-        """The table, beside the adapters in `folder`."""
+        """Write the table of adapters and agents into a model folder."""
         table = {"format": FORMAT, "adapters": [asdict(each) for each in self._all]}
         (folder / FOLDER / TABLE).write_text(json.dumps(table, indent=1))
 
 
 def adapter_folder(model: Path, name: str) -> Path:
-    """The folder of the adapter `name` inside a model's folder."""
+    """Return the folder of the adapter `name` inside a model's folder."""
     return model / FOLDER / name
 
 
 def load_adapters(config: AjetConfig, base: Path | None = None) -> Adapters:
-    """The adapters beside the model that `model.path` names, where it is a folder at hand. Raises UserError."""
+    """Return the adapters of `model.path` if the path is a local folder, else none.
+
+    Raises:
+        UserError: the table is invalid or an adapter is missing.
+    """
     from ajet.engine.model_source import find_local_model
 
     folder = find_local_model(config.model.path, base=base) if config.model.path is not None else None
@@ -114,8 +121,12 @@ def load_adapters(config: AjetConfig, base: Path | None = None) -> Adapters:
 
 
 def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
-    """`model`, which becomes a peft model's, with the adapters of these names in `folder`; it computes with them where
-    it is told to. Raises UserError."""
+    """Attach saved adapters to `model` in place and return it; `choose_adapter` then selects one.
+
+    Raises:
+        MissingExtraError: peft is not installed.
+        UserError: the adapters do not fit the model.
+    """
     try:
         from peft import PeftModel
     except ImportError:
@@ -132,7 +143,7 @@ def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
 
 
 def choose_adapter(model: Any, name: str | None) -> None:
-    """Have `model` compute with this one of several adapters alone, and let it alone get gradients; None: with none."""
+    """Activate one adapter for computation and gradients; None deactivates all."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
@@ -141,8 +152,11 @@ def choose_adapter(model: Any, name: str | None) -> None:
 
 
 def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
-    """Fill the adapter `name` of a peft model with the one of that name in `folder`. Raises UserError where it is
-    another one."""
+    """Load the weights of adapter `name` from `folder` into a peft model.
+
+    Raises:
+        UserError: the saved adapter does not match.
+    """
     from peft import set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -163,7 +177,7 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
 
 def _build_adapter_error(place: Path, error: Exception) -> UserError:
     return UserError(
-        f"The adapters in {place} cannot be taken: {str(error)[:400]}",
+        f"The adapters in {place} cannot be loaded: {str(error)[:400]}",
         where=str(place),
         expected="adapters of this model, of the rank, alpha and modules that they were trained with",
     )

@@ -1,11 +1,11 @@
-"""The two engine contracts (DESIGN decision 3).
+"""The two engine interfaces (DESIGN decision 3).
 
-`TokenEngine`: ids in; ids, logprobs and versions out. What training samples from.
-`ChatEngine`: messages in, message out. For debug, evaluation and debug models; its replies are never trained on.
+`TokenEngine` takes ids and returns ids, logprobs and versions; training samples from it. `ChatEngine` takes and returns
+messages, for debugging, evaluation and debug models; its replies are never trained on.
 
-Invariants a TokenEngine keeps: chunks concatenated are exactly the sampled ids, the end token included when it was
-sampled; closing the iterator early frees the slot; a chunk's version is the policy step whose weights sampled it;
-`logprobs` are of the distribution sampled from and `logprobs_unit` at temperature 1 without truncation. One suite in
+Invariant of a TokenEngine: the concatenated chunks are exactly the sampled ids, including a sampled end token. Closing
+the iterator early frees the slot. A chunk's version is the policy step of the weights that sampled it. `logprobs`
+belong to the sampled distribution, `logprobs_unit` to temperature 1 without truncation. One test suite in
 tests/contract runs against every implementation.
 """
 
@@ -23,26 +23,29 @@ from ajet.schema.errors import EngineFailure
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate."""
+    """Sampling parameters. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     stop_ids: tuple[int, ...] = ()
-    """Generation ends after any of these; the stop id is part of the reply."""
+    """Token ids that end generation; the stop id is part of the reply."""
     top_logprobs: int = 0
-    """How many alternatives a token to report, for clients that ask."""
+    """Number of alternatives to report per token."""
     seed: int | None = None
-    """A client's, where nothing trains: equal requests with equal seeds get equal replies. See `TokenRequest.draws`."""
+    """A client's seed, outside training: equal requests with equal seeds get equal replies. Used by
+    `TokenRequest.draws`."""
     json_schema: str | None = None
-    """JSON text of a schema that the reply is held to while it is drawn; set only for engines that can
-    (`TokenEngine.constrains`)."""
+    """JSON text of a schema that constrains the reply; only for engines with `TokenEngine.constrains`."""
 
 
 class DrawKey(NamedTuple):
-    """Names the random numbers of one call: the token at position p of the reply is drawn with a counter-based
-    generator keyed (seed, task, repeat, call, p), whatever else runs beside it."""
+    """Key of one call's random numbers.
+
+    A counter-based generator with key (seed, task, repeat, call, p) samples the token at position p, independent of
+    concurrent calls.
+    """
 
     seed: int
     task: int
@@ -58,20 +61,19 @@ class TokenRequest:
     sampling: Sampling
     key: DrawKey
     images: tuple[str, ...] = ()
-    """Those that the prompt's image tokens stand for, in order, as data: URLs. Empty for a text model."""
+    """Images of the prompt's image tokens, in order, as data: URLs. Empty for a text model."""
     adapter: str | None = None
-    """Which of the model's several adapters samples it; None: the model as the engine was given it. Set only for
-    engines that were opened with such."""
+    """Name of the adapter to sample with; None for the base model. Only for engines opened with adapters."""
 
     @property
     def draws(self) -> DrawKey:
-        """The name of the request's random numbers: `key`, or a client's seed alone."""
+        """Key of the random numbers: `key`, or only the client's seed if set."""
         return self.key if self.sampling.seed is None else DrawKey(self.sampling.seed, 0, 0, 0)
 
 
 @dataclass(slots=True)
 class TokenChunk:
-    """Some more tokens of a reply; the last chunk, and only it, has `finish` set."""
+    """Further tokens of a reply; only the last chunk has `finish` set."""
 
     ids: list[int]
     logprobs: list[float]
@@ -79,63 +81,78 @@ class TokenChunk:
     version: int
     finish: Literal["stop", "length"] | None = None
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Per token, (id, logprob at temperature 1) of the most likely ones, if asked for."""
+    """Per token, (id, logprob at temperature 1) of the most likely tokens, if requested."""
     newest: int | None = None
-    """Where the engine went on with newer weights somewhere within the chunk: theirs. `version` is then the oldest."""
+    """Newest version in the chunk if the weights changed within it; `version` is then the oldest."""
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """Samples tokens. `generate` may be called from any event loop, thousands at a time."""
+    """Samples tokens. `generate` may be called thousands of times in parallel, from any event loop."""
 
     @property
     def constrains(self) -> bool:
-        """True: it honours `Sampling.json_schema`. False: it must not be given one."""
+        """True if the engine honours `Sampling.json_schema`; other engines must not get a schema."""
         ...
 
     @property
     def version(self) -> int:
-        """Policy step whose weights sample now."""
+        """Policy step of the current weights."""
         ...
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt + reply, in tokens."""
+        """Maximum length of prompt plus reply, in tokens."""
         ...
 
     def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Stream one reply. Raises EngineFailure when the engine dies or refuses."""
+        """Stream one reply.
+
+        Raises:
+            EngineFailure: the engine died or refused the request.
+        """
         ...
 
     def weights_changed(self, version: int) -> None:
-        """Blocks until no forward pass runs on the old weights; then drops caches made with them and answers with
-        `version` from the next token on. Raises ValueError when `version` is older than the present one."""
+        """Wait until no forward pass uses old weights, drop their caches, and stamp further tokens with `version`.
+
+        Raises:
+            ValueError: `version` is older than the current one.
+        """
         ...
 
     def close(self) -> None:
-        """End it; running calls fail with EngineFailure. Idempotent."""
+        """Close the engine; running calls fail with EngineFailure. Idempotent."""
         ...
 
 
 @runtime_checkable
 class ChatEngine(Protocol):
-    """Answers an OpenAI Chat Completions request with such a reply (dicts, as on the wire)."""
+    """Answers OpenAI Chat Completions requests with OpenAI responses (dicts, as on the wire)."""
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sample one reply, whole. Raises EngineFailure."""
+        """Return one complete reply.
+
+        Raises:
+            EngineFailure: the engine died or refused the request.
+        """
         ...
 
     def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Sample one reply, as chunks (`chat.completion.chunk`)."""
+        """Stream one reply as chunks (`chat.completion.chunk`)."""
         ...
 
     def close(self) -> None:
-        """Release connections. Idempotent."""
+        """Release all connections; further calls have no effect."""
         ...
 
 
 def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -> int:
-    """Tokens the reply may have: its own bound, or what the context leaves. Raises EngineFailure."""
+    """Return the maximum reply tokens: the request's own limit, or the rest of the context.
+
+    Raises:
+        EngineFailure: the request is invalid.
+    """
     ids = request.prompt_ids
     room = max_model_len - len(ids)
     problem = ""
@@ -154,22 +171,22 @@ def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary
 
 
 class EngineWrapper:
-    """The part that engines around another one share."""
+    """Base class of engines that wrap another engine."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine
 
     @property
     def constrains(self) -> bool:
-        """The inner engine's."""
+        """Same as the inner engine's `constrains`."""
         return self._engine.constrains
 
     @property
     def version(self) -> int:
-        """The inner engine's."""
+        """Same as the inner engine's `version`."""
         return self._engine.version
 
     @property
     def max_model_len(self) -> int:
-        """The inner engine's."""
+        """Same as the inner engine's `max_model_len`."""
         return self._engine.max_model_len

@@ -1,4 +1,4 @@
-"""Dimensions of a dense decoder, from its config.json, and shapes of weights, from the head of their files.
+"""Dimensions of a dense decoder from its config.json, and weight shapes from the headers of weight files.
 
 Invariant: neither torch nor the weights are loaded.
 """
@@ -18,22 +18,17 @@ from ajet.record.bounded_json import read_json
 
 
 class Dimensions(NamedTuple):
-    """A model's dimensions, as config.json has them."""
+    """A model's dimensions, as in config.json."""
 
     hidden: int
     layers: int
     heads: int
-    kv_heads: int
-    """Heads of keys, and of values."""
-    width: int
-    """Of a head."""
-    inner: int
-    """Width of the feed-forward part."""
+    kv_heads: int  # heads of keys and values
+    width: int  # width of a head
+    inner: int  # width of the feed-forward layer
     vocabulary: int
-    tied: bool
-    """Whether the embedding is the head, too."""
-    normed: bool
-    """Whether queries and keys are normed."""
+    tied: bool  # True if embedding and head share weights
+    normed: bool  # True if queries and keys are normed
 
     @property
     def query_width(self) -> int:
@@ -42,28 +37,28 @@ class Dimensions(NamedTuple):
 
     @property
     def kv_width(self) -> int:
-        """Width of a layer's keys, which is that of its values."""
+        """Width of a layer's keys, equal to the width of its values."""
         return self.kv_heads * self.width
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
-        """(rows, columns) of a layer's: queries, keys, values, output, gate, up, down."""
+        """(rows, columns) of a layer's matrices: queries, keys, values, output, gate, up, down."""
         wide = (self.inner, self.hidden)
         keys = (self.kv_width, self.hidden)
         return [(self.query_width, self.hidden), keys, keys, (self.hidden, self.query_width), wide, wide, wide[::-1]]
 
     @property
     def matrix_weights(self) -> int:
-        """Weights of all layers' matrices."""
+        """Number of weights in all layers' matrices."""
         return self.layers * sum(rows * columns for rows, columns in self.matrices)
 
     @property
     def head(self) -> int:
-        """Weights of the head."""
+        """Number of weights in the head."""
         return self.vocabulary * self.hidden
 
     def size(self) -> ModelSize:
-        """The numbers that memory follows from, as `read_model_size` reads them from the files."""
+        """Return the numbers that determine memory, as `read_model_size` reads them from the files."""
         norms = self.layers * (2 * self.hidden + 2 * self.width * self.normed) + self.hidden
         parameters = self.matrix_weights + norms + self.head * (1 if self.tied else 2)
         adapted = self.layers * sum(rows + columns for rows, columns in self.matrices)
@@ -71,8 +66,7 @@ class Dimensions(NamedTuple):
 
 
 def read_dimensions(folder: Path) -> Dimensions | None:
-    """The dimensions of a model in Hugging Face layout; None for one that is no dense decoder, or whose config.json
-    does not say."""
+    """Return a model's dimensions, or None if not a dense decoder or if config.json is incomplete."""
     try:
         top_config = read_json(folder / "config.json")
         config = top_config.get("text_config") or top_config
@@ -96,7 +90,7 @@ def read_dimensions(folder: Path) -> Dimensions | None:
 
 
 def read_size_and_context(model: str | None, base: Path) -> tuple[ModelSize | None, int | None]:
-    """Return size and longest context in tokens of a model; None for what files on this machine do not say."""
+    """Return a model's size and longest context in tokens; None for values missing in local files."""
     folder = find_local_model(model, base=base, weights=False) if model is not None else None
     if folder is None:
         return None, None
@@ -127,22 +121,22 @@ _LONGEST_HEAD = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The numbers of a model that its memory follows from."""
+    """The numbers of a model that determine its memory."""
 
     parameters: int
     adapted: int
-    """Rows and columns of all matrices but embedding and head, added up: times the rank, the weights of adapters."""
+    """Sum of rows and columns of all matrices except embedding and head; times the rank, the weights of adapters."""
     layers: int
     hidden: int
     inner: int
-    """Width of a layer's feed-forward part; of a mixture of experts, of those that a token goes through."""
+    """Width of a layer's feed-forward part; for a mixture of experts, of the experts used per token."""
     kv_width: int
-    """Width of a layer's keys, which is that of its values."""
+    """Width of a layer's keys, equal to the width of its values."""
     vocabulary: int
 
 
 def read_model_size(folder: Path) -> ModelSize | None:
-    """The size of a model in Hugging Face layout; None where its files do not say it."""
+    """Return the size of a model in Hugging Face layout, or None if its files lack the numbers."""
     try:
         config = read_json(folder / "config.json")
         config = config.get("text_config") or config
@@ -169,7 +163,7 @@ def read_model_size(folder: Path) -> ModelSize | None:
 
 
 def read_embedding_shapes(folder: Path) -> dict[str, list[int]]:
-    """`embedding` and, where it has weights of its own, `head`: [rows, width]. Empty for what is not safetensors."""
+    """Return shapes [rows, width] of `embedding` and, if separate, `head`; empty without safetensors files."""
     shapes: dict[str, list[int]] = {}
     for path in _list_weight_files(folder):
         for name, about in _read_header(path).items():
@@ -180,7 +174,7 @@ def read_embedding_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def _list_weight_files(folder: Path) -> list[Path]:
-    """The model's weight files; of many, only those that hold embeddings or heads."""
+    """Return the model's weight files; with an index, only those with embeddings or heads."""
     try:
         listed = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -189,7 +183,7 @@ def _list_weight_files(folder: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: 8 bytes of length, then JSON."""
+    """Return the header of a safetensors file: 8 bytes of length, then JSON."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))

@@ -1,7 +1,7 @@
-"""Random numbers by counter: which number a token gets depends on its name alone, never on what ran before.
+"""Counter-based random numbers: a token's number depends only on its key, never on earlier calls.
 
 SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) used as a hash: its
-output function over a Weyl sequence, the sequence's start being the hash of (seed, task, repeat, call).
+output function over a Weyl sequence that starts at the hash of (seed, task, repeat, call).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 
 def hash_draw_key(key: DrawKey) -> int:
-    """The 64-bit start of a call's sequence."""
+    """Return the 64-bit start of a call's sequence."""
     state = 0
     for part in key:
         state = _mix_bits((state ^ (part & _MASK)) + _WEYL & _MASK)
@@ -24,7 +24,7 @@ def hash_draw_key(key: DrawKey) -> int:
 
 
 def draw_uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """[B] numbers in [0, 1), 53 bits each: number `position` of each stream."""
+    """Return number `position` of each stream, shape [B], in [0, 1) with 53 bits each."""
     z = streams_B + (positions_B + np.uint64(1)) * np.uint64(_WEYL)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

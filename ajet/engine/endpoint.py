@@ -1,8 +1,8 @@
 """EndpointEngine: any OpenAI-compatible server as a ChatEngine.
 
-Invariant: messages in, message out. Such a server gives neither token ids nor the policy's weights away, so nothing it
-answers is ever trained on: it serves debugging, evaluation and debug models, and says so when it is made. Its key
-comes from the environment and is in no error and no log. A failed request is an EngineFailure; retries are rollout's.
+Invariant: the server returns neither token ids nor the policy's weights, so its replies are never trained on. It serves
+debugging, evaluation and debug models, and logs a notice at creation. The key comes from the environment and never
+appears in errors or logs. A failed request raises EngineFailure; the rollout retries.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ OPENAI = "https://api.openai.com/v1"
 ENDPOINT_KEY = "ajet.rollout.endpoint"
 TIMEOUT_KEY = "rollout.endpoint.timeout"
 _EVENT_PREFIXES = (":", "event:", "id:", "retry:")
-"""How lines of a stream of events begin that are no data."""
+"""Prefixes of event-stream lines without data."""
 
 
 class EndpointEngine:
-    """Sends requests to `base_url` (ends in /v1) under the name `model`. May be used from any event loop."""
+    """Sends requests to `base_url` (ends in /v1) with model name `model`. Usable from any event loop."""
 
     def __init__(
         self, base_url: str, model: str, *, api_key: str | None = None, silence: float = SILENCE, named: str = ""
     ) -> None:
-        """`silence`, `named`: see RemoteServer."""
+        """Connect to the server; `silence` and `named` as in RemoteServer."""
         self.base_url, self.model = base_url.rstrip("/"), model
         self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         if base_url:
@@ -49,7 +49,11 @@ class EndpointEngine:
 
     @classmethod
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
-        """The server of `rollout.endpoint`. Raises ConfigError when it names none."""
+        """Open the server of `rollout.endpoint`.
+
+        Raises:
+            ConfigError: base_url or model is not set.
+        """
         base_url, model, key = _read_endpoint(settings)
         limit, episode = settings.rollout.endpoint.timeout, settings.rollout.episode_timeout
         silence, named = limit_silence(limit, TIMEOUT_KEY, episode)
@@ -57,13 +61,20 @@ class EndpointEngine:
 
     @classmethod
     def for_model(cls, name: str) -> EndpointEngine:
-        """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
-        in OPENAI_API_KEY; the same engine for the same name. When neither is set, its calls raise EngineFailure."""
+        """Return the engine of a debug model; equal names share one engine.
+
+        The server is OPENAI_BASE_URL, or OpenAI's if only OPENAI_API_KEY is set. Calls raise EngineFailure if neither
+        is set.
+        """
         base_url, key = read_outside_variable(URL_VARIABLE), read_api_key(KEY_VARIABLE)
         return _open_shared_engine(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Ask the endpoint for one reply, whole. Raises EngineFailure."""
+        """Request one complete reply.
+
+        Raises:
+            EngineFailure: the server cannot be reached, refused, or sent an invalid reply.
+        """
         body = {**request, "model": self.model, "stream": False}
         body.pop("stream_options", None)
         try:
@@ -75,15 +86,19 @@ class EndpointEngine:
         try:
             reply = load_json(response.content, most=MOST_VALUES)
         except ValueError as problem:
-            what = f"what is no JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "nothing"
-            raise EngineFailure(f"{self.base_url} answered {what} (status {response.status_code})") from problem
+            what = f"invalid JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "an empty reply"
+            raise EngineFailure(f"{self.base_url} sent {what} (status {response.status_code})") from problem
         if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
             excerpt = self._server.clean(str(reply))[:200]
-            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {excerpt}")
+            raise EngineFailure(f"{self.base_url} sent no chat completion: {excerpt}")
         return reply
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Ask the endpoint for one reply in chunks. Raises EngineFailure, also where the server breaks off."""
+        """Request one reply in chunks.
+
+        Raises:
+            EngineFailure: the server cannot be reached, refused, or broke off.
+        """
         body = {**request, "model": self.model, "stream": True}
         ended = begun = False
         last_chunk_at = time.monotonic()
@@ -95,7 +110,7 @@ class EndpointEngine:
                     await response.aread()
                     raise self._build_refusal(response)
                 async for line in response.aiter_lines():
-                    if not line.startswith("data:"):  # a sign of life of the connection is none of the model's
+                    if not line.startswith("data:"):  # keep-alive lines do not count as progress of the model
                         other = other or ("" if line.startswith(_EVENT_PREFIXES) else line)
                         if time.monotonic() - last_chunk_at > self._server.silence:
                             raise self._server.hangs(begun=begun)
@@ -111,13 +126,13 @@ class EndpointEngine:
         except httpx.HTTPError as problem:
             raise self._server.unreachable(problem, begun=begun) from problem
         if not begun:
-            what = f"what is no stream: {self._server.clean(other)[:200]!r}" if other else "nothing"
-            raise EngineFailure(f"{self.base_url} answered {what} (status {status})")
+            what = f"no event stream: {self._server.clean(other)[:200]!r}" if other else "an empty stream"
+            raise EngineFailure(f"{self.base_url} sent {what} (status {status})")
         if not ended:
             raise EngineFailure(f"{self.base_url} broke off its reply")
 
     def close(self) -> None:
-        """Release connections. Idempotent."""
+        """Release all connections; further calls have no effect."""
         self._server.close()
 
     def _open_client(self) -> httpx.AsyncClient:
@@ -143,7 +158,11 @@ def _open_shared_engine(base_url: str, model: str, key: str | None) -> EndpointE
 
 
 def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
-    """Address, model and key of `rollout.endpoint`. Raises ConfigError."""
+    """Return address, model and key of `rollout.endpoint`.
+
+    Raises:
+        ConfigError: base_url or model is not set.
+    """
     chosen = settings.rollout.endpoint
     base_url = chosen.base_url or read_outside_variable(URL_VARIABLE)
     if not base_url or not chosen.model:
@@ -157,7 +176,7 @@ def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
 
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
-    """For the list of what a run stands on: the server that answers, where none of ours does."""
+    """Yield the model server for the run's list of required services, if an endpoint answers."""
     if experiment.ajet.rollout.engine == "endpoint":
         base_url, model, key = _read_endpoint(experiment.ajet)
         yield RequiredService(
@@ -166,7 +185,7 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             ENDPOINT_KEY,
             lambda seconds: find_model_problem(base_url, model, key, seconds, named=base_url),
             f"an OpenAI-compatible server that has {model}",
-            "start it, or mend ajet.rollout.endpoint.base_url and model",
+            "start it, or correct ajet.rollout.endpoint.base_url and model",
         )
 
 

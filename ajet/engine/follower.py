@@ -1,8 +1,8 @@
-"""A TokenEngine whose weights are those of a trainer elsewhere, taken from the checkpoint folders that it writes.
+"""A TokenEngine that follows a remote trainer by loading the checkpoint folders it writes.
 
-Invariant: it samples with a folder's weights as a whole or with the ones from before: every tensor is found, and the
-file held open, before the first is written, and a checkpoint's files have the digests that were written with them.
-What runs meanwhile goes on with the new ones, and each token says which version sampled it.
+Invariant: the engine samples with a folder's complete weights or the previous ones. All tensors are located, and their
+files held open, before the first write; a checkpoint's files must match their recorded digests. Running calls continue
+with the new weights, and each token carries the version that sampled it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EngineFollower(Protocol):
-    """An engine, and how it gets other weights."""
+    """An engine with replaceable weights."""
 
     tokenizer: Any
 
@@ -32,7 +32,7 @@ class EngineFollower(Protocol):
 
     @property
     def version(self) -> int:
-        """The version of the weights that it samples with; negative: nobody knows yet."""
+        """Version of the current weights; negative if unknown."""
         ...
 
     def load_weights(
@@ -44,22 +44,37 @@ class EngineFollower(Protocol):
         *,
         is_leader: bool = True,
     ) -> bool:
-        """Sample with the weights in `folder` (None: those of model.path), which are policy `version`, from here on.
-        `probe`: by which weights elsewhere are known; `on_wait`: called about once a second while replies under way are
-        waited for; `is_leader`: whether a server elsewhere is given them by this process. Answers False where it cannot
-        be given others: `version` says which it goes on with. Raises FileNotFoundError where they are gone by now or
-        not there yet, ValueError for a version older than the present one, UserError for another model's."""
+        """Load policy `version` for all further samples.
+
+        Args:
+            folder: folder of the weights; None for the weights of model.path.
+            probe: identifies the weights of a remote server.
+            on_wait: called about once per second while running replies finish.
+            is_leader: True if this process sends weights to the remote server.
+
+        Returns:
+            False if the server cannot load weights; `version` then tells the weights in use.
+
+        Raises:
+            FileNotFoundError: the weights are gone or not complete yet.
+            ValueError: `version` is older than the current one.
+            UserError: the weights belong to another model.
+        """
         ...
 
 
 def read_server_address(config: AjetConfig) -> str:
-    """The address of the server elsewhere that is sampled from, the same for all who name it so; "": there is none."""
+    """Return the normalised URL of the remote inference server, or "" without one."""
     chosen = config.rollout.vllm.base_url if config.rollout.engine == "vllm" else None
     return (chosen or "").rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def open_follower(config: AjetConfig, *, base: Path | None = None) -> EngineFollower:
-    """The engine that `rollout.engine` names, with the weights of `model.path` as version 0. Raises UserError."""
+    """Open the engine selected by `rollout.engine`, with the weights of `model.path` as version 0.
+
+    Raises:
+        UserError: the engine or the model cannot be opened.
+    """
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
         from ajet.engine.model_source import locate_model
         from ajet.engine.models import load_tokenizer, prepare_folder
@@ -87,7 +102,7 @@ class _TransformersFollower:
 
     @property
     def version(self) -> int:
-        """See `EngineFollower`."""
+        """Policy version of the weights in the engine."""
         return self.engine.version
 
     def load_weights(
@@ -99,7 +114,7 @@ class _TransformersFollower:
         *,
         is_leader: bool = True,
     ) -> bool:
-        """See `EngineFollower`."""
+        """Copy the weights of `folder` into the model in place, as described in `EngineFollower`."""
         import torch
 
         assert folder is not None, "it began with those of model.path"
@@ -121,7 +136,7 @@ class _VllmFollower:
 
     @property
     def version(self) -> int:
-        """See `EngineFollower`."""
+        """Policy version of the weights in the engine."""
         return self.engine.version
 
     def load_weights(
@@ -133,11 +148,11 @@ class _VllmFollower:
         *,
         is_leader: bool = True,
     ) -> bool:
-        """See `EngineFollower`."""
+        """Send the weights of `folder` to vLLM, as described in `EngineFollower`."""
         assert folder is not None, "it began with those of model.path"
         if version < self.version:
             raise ValueError(f"policy version {version} is older than {self.version}")
-        with open_saved_tensors(folder, {}):  # there, and readable
+        with open_saved_tensors(folder, {}):  # checks that the weights exist and are readable
             self._folder = folder
             self.engine.weights_changed(version)
         return True
@@ -152,9 +167,15 @@ class _VllmFollower:
 def open_saved_tensors(
     folder: Path, wanted: Mapping[str, tuple[int, ...]] | None
 ) -> Iterator[Iterator[tuple[str, Any]]]:
-    """Within the block the tensors of a model in Hugging Face layout, one at a time, though the folder be removed.
-    `wanted`: by name, of this shape; None: all. Raises FileNotFoundError, also where not all of it is there yet;
-    UserError where one is missing or another, or is not what was written."""
+    """Within the block, iterate over the tensors of a model folder, even if the folder is deleted meanwhile.
+
+    Args:
+        wanted: shapes of the required tensors by name; None for all tensors.
+
+    Raises:
+        FileNotFoundError: weights are missing or not complete yet.
+        UserError: a tensor is missing, has another shape, or differs from the recorded digest.
+    """
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
@@ -180,8 +201,10 @@ def open_saved_tensors(
 
 
 def _require_written(folder: Path, files: Iterable[Path]) -> None:
-    """Require that the weights of a checkpoint are those that were written; a folder that is none passes. Sizes first:
-    a copy that is still being made is not there yet, one of the right sizes and other bytes is damaged."""
+    """Check that a checkpoint's weights match their digests; other folders pass.
+
+    Sizes are compared first: with wrong sizes a copy is still running, with right sizes and other bytes it is damaged.
+    """
     if not (folder / STATE).exists() and step_of(folder) < 0:
         return
     found = inspect_checkpoint(folder)
@@ -190,8 +213,8 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     wrong = [each.name for each in files if found.digests.get(each.name) != digest_file(each)]
     if wrong:
         raise UserError(
-            f"The announced weights are damaged: {', '.join(wrong)} in {folder} is not what the trainer wrote.",
+            f"The announced weights are damaged: {', '.join(wrong)} in {folder} differs from what the trainer wrote.",
             where=str(folder),
             expected="the bytes whose digests stand in state.json",
-            do="copy the checkpoint anew, or look at the disk; nothing was sampled with these weights",
+            do="copy the checkpoint again, or check the disk; no token was sampled with these weights",
         )

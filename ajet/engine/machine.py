@@ -1,4 +1,4 @@
-"""What the device that a run would use has: free memory, and the number format that suits it."""
+"""Free memory and preferred number format of the device of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def measure_free_memory(device: str) -> int | None:
-    """Bytes that this process may have on `trainer_common.device`: what is free and what it has already; None for a
-    device that does not tell."""
+    """Return bytes available to this process on `trainer_common.device`: free memory plus its own; None if unknown."""
     import torch
 
     kind = resolve_device_kind(device)
@@ -26,7 +25,7 @@ def measure_free_memory(device: str) -> int | None:
 
 
 def measure_main_memory() -> tuple[int, int]:
-    """Bytes in all and free, within the control group's limit."""
+    """Return total and free main memory in bytes, within the control group's limit."""
     total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
@@ -39,7 +38,7 @@ def measure_main_memory() -> tuple[int, int]:
 
 
 def resolve_device_kind(device: str) -> str:
-    """cuda, mps or cpu: what `trainer_common.device` is here."""
+    """Return the kind of `trainer_common.device` on this machine: cuda, mps or cpu."""
     import torch
 
     if device == "auto":
@@ -48,7 +47,7 @@ def resolve_device_kind(device: str) -> str:
 
 
 def is_float32_default(device: str) -> bool:
-    """Whether `model.dtype: auto` is float32 on this device."""
+    """True if `model.dtype: auto` means float32 on the device."""
     import torch
 
     kind = resolve_device_kind(device)

@@ -1,7 +1,7 @@
-"""A cache of model folders that several processes may fill at once.
+"""A cache of model folders, shared by several processes.
 
-Invariant: an entry is absent or complete. Whoever makes one holds its lock (`ajet.record.lock`), works in a
-folder beside it and renames that into place.
+Invariant: an entry is absent or complete. The process that makes an entry holds its lock (`ajet.record.lock`), works in
+a temporary folder next to it, and renames the folder at the end.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from ajet.record.progress import ProgressBar
 from ajet.record.write_errors import explain_write_errors
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
+"""Called with (current work, units done, total units); total is 0 if unknown."""
 
 
 def find_entry(name: str) -> Path | None:
-    """The folder `name` of the cache, if there is one."""
+    """Return the folder `name` of the cache, if present."""
     target = find_cache_root() / name
     return target if target.is_dir() else None
 
 
 def open_entry(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet. Raises UserError where
-    the cache cannot be written to."""
+    """Return the folder `name` of the cache; `make(folder)` fills an empty folder if absent.
+
+    Raises:
+        UserError: the cache is not writable.
+    """
     target = find_cache_root() / name
     if target.is_dir():
         return target
     with explain_write_errors(
         "a model that is kept on this machine",
         target.parent,
-        intact="no half of it is kept",
+        intact="no partial copy remains",
         room="the model, twice while it is made",
         other_folder=", or name another folder in the variable AJET_CACHE",
     ):
@@ -65,11 +68,11 @@ def _fill_entry(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 EVERY_S = 3.0
-"""Between two plain lines about the same work."""
+"""Seconds between two plain lines about the same work."""
 
 
 class ProgressLines:
-    """A bar on a terminal; elsewhere plain lines: one when the work changes, then at most one every few seconds."""
+    """Shows a bar on a terminal, else plain lines: one per new task, then at most one every few seconds."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -91,7 +94,7 @@ class ProgressLines:
         print(f"{what}{share}", file=self._stream, flush=True)
 
     def _draw_bar(self, what: str, done: int, total: int) -> None:
-        """Draw the bar, in megabytes; it goes when the work is done."""
+        """Draw the bar in megabytes, and remove it when the work is done."""
         if self._bar is None or what != self._what:
             self._what = what
             bars = ShownProgress()
@@ -104,7 +107,7 @@ class ProgressLines:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence it for the length of the block, and restore what was set before."""
+    """Silence transformers within the block, then restore its settings."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""What a model says of its sizes in config.json, read without loading it."""
+"""Reads a model's size limits from config.json without loading the model."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ from ajet.schema.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """A model's limits of length, each None where no file says it."""
+    """A model's limits, each None if no file contains it."""
 
     positions: int | None = None
-    """Tokens of a sequence, at most."""
+    """Maximum number of tokens in a sequence."""
     heads: int | None = None
     """Attention heads of a layer."""
     kv_heads: int | None = None
-    """Heads of its keys and values."""
+    """Heads of keys and values."""
     experts: int | None = None
-    """Experts of a layer."""
+    """Number of experts of a layer."""
     parameters: int | None = None
-    """Numbers in its weights."""
+    """Number of parameters in the weights."""
     images: bool = False
-    """Whether it sees them."""
+    """True if the model accepts images."""
     cached_numbers: int | None = None
-    """Numbers that an engine keeps for each token of a sequence; None also where layers keep less than all tokens."""
+    """Cached numbers per token of a sequence; None also if some layers cache fewer than all tokens."""
     rotary_border: int | None = None
-    """The length beyond which its rotary frequencies are others (longrope, dynamic); None also where none are."""
+    """Length at which the rotary frequencies change (longrope, dynamic); None also for fixed frequencies."""
 
 
 def read_limits(folder: Path) -> ModelLimits:
-    """Read a folder in Hugging Face layout. Raises UserError for a config.json that is no JSON object."""
+    """Read a folder in Hugging Face layout.
+
+    Raises:
+        UserError: config.json is missing or not a JSON object.
+    """
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +67,7 @@ def read_limits(folder: Path) -> ModelLimits:
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PARTIAL = ("sliding_window", "layer_types", "kv_lora_rank", "layers_block_type", "full_attention_interval")
-"""Where one of these is set, some layers keep less than the keys and values of every token."""
+"""If one of the keys is set, some layers cache less than the keys and values of every token."""
 
 
 def _count_parameters(folder: Path, dtype: str) -> int | None:
@@ -86,7 +90,8 @@ def _find_rotary_border(config: dict[str, Any]) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict):
         return None
-    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):  # of all layers, or a kind of them
+    # rope parameters of all layers, or per kind of layer
+    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
         kind = str(part.get("rope_type") or part.get("type"))
         if kind in ("longrope", "su") or "dynamic" in kind:
             first = "original_max_position_embeddings"

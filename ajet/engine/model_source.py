@@ -1,9 +1,9 @@
-"""Where a model's files are: `model.path` in, a place that `ajet.engine.models` loads from out.
+"""Finds the files of `model.path`, for `ajet.engine.models` to load.
 
-Four kinds of path: `embedded:NAME` (shipped with ajet, or inside a Python package), a folder in Hugging Face layout,
-a `.gguf` file, a name on the Hugging Face hub. A path that cannot be found is a UserError within seconds, also
-without a network; so is the name of a hosted model, whose weights no one can download. Needs neither torch nor
-transformers unless a .gguf has to be converted.
+Four kinds of path: `embedded:NAME` (shipped with ajet or inside a Python package), a folder in Hugging Face layout, a
+`.gguf` file, a name on the Hugging Face hub. A missing path raises UserError within seconds, even without a network; so
+does the name of a hosted model without public weights. Neither torch nor transformers is needed unless a .gguf must be
+converted.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _HUB_FILES = ["*.json", _HUB_WEIGHTS, "*.model", "*.txt", "*.jinja", "*.py", "*.
 
 
 class HubUnreachableError(UserError):
-    """The model is not on this machine, and the hub cannot be asked for it."""
+    """The model is not on this machine, and the hub cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that was found. Exactly one of `folder` and `gguf_file` is set."""
+    """A located model. Exactly one of `folder` and `gguf_file` is set."""
 
     path: str
-    """As the user wrote it."""
+    """Path as written by the user."""
     folder: Path | None = None
-    """Hugging Face layout: config.json, safetensors, tokenizer.json."""
+    """Folder in Hugging Face layout: config.json, safetensors, tokenizer.json."""
     gguf_file: Path | None = None
     trust_remote_code: bool = False
-    """Whether Python code in `folder` may be run: only as `model.trust_remote_code` of a YAML says."""
+    """True if Python code in `folder` may run; only set from `model.trust_remote_code` of a YAML."""
 
 
 def locate_model(
@@ -54,15 +54,24 @@ def locate_model(
     weights: bool = True,
     trust_remote_code: bool = False,
 ) -> ModelSource:
-    """Find the model `path` names; fetch it if it must be fetched, without its `weights` if those are not needed.
-    Relative paths are tried from `base`, then from the working directory. Raises UserError."""
+    """Find the model at `path`, and download it if needed.
+
+    Args:
+        base: first folder for relative paths, before the working directory.
+        weights: False to skip downloading the weights.
+
+    Raises:
+        UserError: the model cannot be found.
+    """
     found = _find_model(path, base, progress or ProgressLines(), weights)
     return replace(found, trust_remote_code=trust_remote_code)
 
 
 def find_local_model(path: str, *, base: Path | None = None, weights: bool = True) -> Path | None:
-    """The folder, in Hugging Face layout, of the model `path` if it lies on this machine ready to be loaded; else None.
-    Starts no process, reaches no network, converts nothing: for who looks at a record."""
+    """Return the folder of model `path` if present on this machine and ready to load, else None.
+
+    Starts no process, uses no network, converts no file: for code that only reads records.
+    """
     if path.startswith("embedded:"):
         from ajet.engine.embedded import find_cached_folder
 
@@ -78,7 +87,7 @@ def find_local_model(path: str, *, base: Path | None = None, weights: bool = Tru
 
 
 def describe_download(path: str, *, base: Path | None = None) -> str:
-    """A sentence on what `locate_model` and loading would do for a model that is not at hand."""
+    """Describe what `locate_model` and loading would do for a missing model."""
     if path.startswith("embedded:"):
         from ajet.engine.embedded import describe_download as of_package
 
@@ -93,7 +102,7 @@ def describe_download(path: str, *, base: Path | None = None) -> str:
 
 
 def name_gguf_entry(gguf: Path | None) -> str:
-    """The cache's name of what a .gguf file is converted to."""
+    """Return the cache name for the conversion of a .gguf file."""
     assert gguf is not None, "a source is a folder or a file"
     about = gguf.stat()
     identity = hashlib.sha256(f"{gguf}:{about.st_size}:{about.st_mtime_ns}".encode()).hexdigest()[:12]
@@ -104,7 +113,7 @@ def _find_path(path: str, base: Path | None) -> Path | None:
     try:
         named = Path(path).expanduser()
         return next((place.resolve() for root in (base, Path.cwd()) if root and (place := root / named).exists()), None)
-    except (OSError, RuntimeError):  # too long for a path, or the home of nobody
+    except (OSError, RuntimeError):  # path too long, or a home folder of an unknown user
         return None
 
 
@@ -142,8 +151,10 @@ def _find_model(path: str, base: Path | None, progress: Progress, weights: bool)
 
 
 def _advise_on_maker(path: str, base: Path | None) -> str:
-    """What to do first where something makes the model that is not there: a `make_model.py` beside the YAML, or a run
-    that the path names; "" where nothing is known to."""
+    """Return advice on how to make a missing model: a `make_model.py` next to the YAML, or the run in the path.
+
+    Returns "" without advice.
+    """
     if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
         listed = format_list_command(Path(of_run[1] or "."))
         return f"The run {of_run[2]} makes it, and has not yet: begin with that. `{listed}` lists those there are."
@@ -151,7 +162,7 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
         return ""
     of_hub = not _looks_local(path)
     if of_hub and "/" in path and not (base / path).parent.is_dir():
-        return ""  # org/model: no folder of this project's
+        return ""  # org/model: not a folder of this project
     near = os.path.relpath(script)
     named = str(script.absolute()) if near.startswith(os.pardir) else near
     makes = f"`{find_python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
@@ -162,7 +173,7 @@ _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face
 
 
 def is_local(path: str, base: Path | None = None) -> bool:
-    """Whether `path` can only be a folder or a file of this machine, or is one."""
+    """True if `path` can only be local, or exists on this machine."""
     return not path.startswith("embedded:") and (_looks_local(path) or _find_path(path, base) is not None)
 
 
@@ -188,7 +199,7 @@ def _open_local(path: str, place: Path) -> ModelSource:
 
 
 def _suggest_model_below(folder: Path) -> str:
-    """Return which model below a folder is probably meant, the newest checkpoint of a run first; "" for none."""
+    """Suggest a model below a folder, preferring a run's newest checkpoint; "" for none."""
     for pattern in ("checkpoints/step-*", "step-*", "exports/step-*", "snapshots/*", "*"):
         models = [each for each in folder.glob(pattern) if (each / "config.json").is_file()]
         if models:
@@ -208,7 +219,7 @@ def _list_patterns(weights: bool) -> list[str]:
 
 
 def _find_in_hub_cache(name: str, weights: bool) -> Path | None:
-    """The model in the hub's cache, if all that is needed is there."""
+    """Return the model in the hub's cache if all needed files are present."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -243,7 +254,12 @@ def _download_from_hub(name: str, progress: Progress, weights: bool, do: str) ->
 
 
 def _check_reachable(name: str, where: str, do: str) -> None:
-    """Ask the hub for the model once, with a bound on the time: the hub's client retries for minutes when offline."""
+    """Request the model from the hub once with a timeout, because the hub's client retries for minutes when offline.
+
+    Raises:
+        HubUnreachableError: the hub cannot be reached.
+        UserError: the hub lacks the model, or the model is private.
+    """
     import httpx
     from huggingface_hub import constants
 
@@ -274,7 +290,11 @@ _OTHER_NAME = re.compile(
 
 
 def refuse_hosted(name: str, expected: str = "") -> None:
-    """Raise UserError if `name` is that of a hosted model: it cannot be tuned, but tasks can be evaluated with it."""
+    """Refuse the name of a hosted model: its weights are not available, but evaluation is possible.
+
+    Raises:
+        UserError: `name` is a hosted model.
+    """
     of_openai, other = _OPENAI_NAME.fullmatch(name), _OTHER_NAME.fullmatch(name)
     if (found := of_openai or other) is None:
         return

@@ -1,11 +1,9 @@
-"""Tokenizers and models from a ModelSource, and what a model is in three fingerprints.
+"""Loads tokenizers and models from a ModelSource, and computes three fingerprints of a model.
 
-Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template; its
-rotary frequencies are fixed by the longest sequence that may come; a .gguf is converted once into the cache and loaded
-from there ever after. Loading reads the folder and nothing else: no code in it is run and no file that it names
-elsewhere is fetched, unless the source was trusted with that. A folder that is a checkpoint of ajet's is what was
-written, or it is refused. Equal fingerprints (weights, tokenizer, chat template) mean equal bytes, wherever the files
-lie and however they are named.
+Invariant: a loaded model is in evaluation mode, with the requested dtype and device and a chat template. Its rotary
+frequencies are fixed by the longest possible sequence. A .gguf is converted once into the cache. Loading reads only the
+folder: no code runs and no external file is fetched, unless the source is trusted. A damaged checkpoint of ajet is
+refused. Equal fingerprints (weights, tokenizer, chat template) mean equal bytes, regardless of location and file names.
 """
 
 from __future__ import annotations
@@ -37,12 +35,18 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
-"""What a folder with a tokenizer has one of, at least."""
+"""A folder with a tokenizer has at least one of the files."""
 
 
 def prepare_folder(source: ModelSource, *, weights: bool = True, progress: Progress | None = None) -> Path:
-    """The source as a folder in Hugging Face layout; converts a .gguf if this is its first use. `weights`: whether
-    they will be loaded from it. Raises UserError, also for a damaged checkpoint."""
+    """Return the source as a folder in Hugging Face layout, converting a .gguf at first use.
+
+    Args:
+        weights: True if the weights will be loaded and must be checked.
+
+    Raises:
+        UserError: the checkpoint is damaged or cannot be converted.
+    """
     if source.folder is not None:
         require_sound(source.folder, tensors=weights)
         return source.folder
@@ -54,20 +58,24 @@ def prepare_folder(source: ModelSource, *, weights: bool = True, progress: Progr
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
-    """The number of token ids that the model in `folder` has; None if its config.json does not say."""
+    """Return the model's number of token ids, or None if config.json lacks it."""
     config = read_json(folder / "config.json")
     size = (config.get("text_config") or config).get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """The transformers tokenizer. Raises UserError where there is none, or it has no chat template."""
+    """Load the transformers tokenizer.
+
+    Raises:
+        UserError: the tokenizer or its chat template is missing.
+    """
     from transformers import AutoTokenizer
 
     folder = prepare_folder(source, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **build_loader_options(source.trust_remote_code))
-    except Exception as error:  # tokenizers raises bare Exceptions for a file that is damaged
+    except Exception as error:  # tokenizers raises bare Exception for a damaged file
         is_missing = not any((folder / name).is_file() for name in TOKENIZER_FILES)
         raise build_code_refusal(error, folder) or UserError(
             f"The model {source.path} has no tokenizer."
@@ -75,7 +83,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             else f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}",
             where=str(folder),
             expected=f"{TOKENIZER_FILES[0]} and tokenizer_config.json beside config.json",
-            do="copy them, and chat_template.jinja where there is one, from the model that this one was made of",
+            do="copy them, and chat_template.jinja where there is one, from its base model",
         ) from error
     if not tokenizer.chat_template:
         raise UserError(
@@ -88,16 +96,16 @@ def load_tokenizer(source: ModelSource) -> Any:
 
 
 def build_loader_options(trust_remote_code: bool) -> dict[str, bool]:
-    """How transformers is to read a folder: it asks on standard input about code where it is not told."""
+    """Return loader options; without an explicit value transformers would prompt on standard input."""
     return {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
 
 
 def build_code_refusal(error: Exception, folder: Path) -> UserError | None:
-    """The refusal of a model that brings code of its own, where that is what transformers refused."""
+    """Return the error for a model with Python code, if transformers refused its code; else None."""
     if "trust_remote_code" not in str(error):
         return None
     return UserError(
-        "This model brings Python code of its own, which would be run to load it; nothing was run.",
+        "This model contains Python code that loading would run; nothing was run.",
         where=str(folder),
         expected="a model of an architecture that transformers has",
         do="read that code; if you trust it, set model.trust_remote_code: true in the YAML (a record cannot allow it)",
@@ -105,8 +113,11 @@ def build_code_refusal(error: Exception, folder: Path) -> UserError | None:
 
 
 def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> ImageTokens | None:
-    """How the model in a folder in Hugging Face layout is shown images; None for a model of text. Raises UserError
-    where its processor cannot be loaded."""
+    """Load the model's image processor, or return None for a text model.
+
+    Raises:
+        UserError: the processor cannot be loaded.
+    """
     if not read_limits(folder).images:
         return None
     from transformers import AutoProcessor
@@ -130,8 +141,14 @@ def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> Image
 def load_model(
     source: ModelSource, *, dtype: torch.dtype, device: torch.device | str = "cpu", max_model_len: int | None = None
 ) -> Any:
-    """The transformers causal language model, for sequences of up to `max_model_len` tokens (None: as many as it was
-    made for). Raises UserError where it cannot be loaded or does not fit."""
+    """Load the transformers causal language model for sequences of up to `max_model_len` tokens.
+
+    Args:
+        max_model_len: None for the model's own maximum.
+
+    Raises:
+        UserError: the model cannot be loaded or does not fit into memory.
+    """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -150,7 +167,7 @@ def load_model(
             raise UserError(
                 f"The model {source.path} sees images: the local backbone samples and trains models of text.",
                 where=str(folder),
-                do="train it with --backbone verl; --backbone debug plays it behind rollout.engine endpoint",
+                do="train it with --backbone verl; --backbone debug runs it through rollout.engine: endpoint",
             ) from error
         raise UserError(f"The model {source.path} cannot be loaded: {str(error)[:500]}", where=str(folder)) from error
     except torch.OutOfMemoryError as error:
@@ -163,21 +180,23 @@ def load_model(
 
 
 def read_context_length(model: Any) -> int:
-    """The longest sequence, in tokens, that the model was made for."""
+    """Return the model's maximum sequence length in tokens."""
     config = model.config.get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
 def read_processor_flags() -> dict[str, Any]:
-    """What this processor can do, by torch's names; empty where this torch does not tell."""
+    """Return processor capabilities by torch's names; empty if this torch version lacks them."""
     import torch
 
     return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def choose_fast_dtype(device: torch.device | str) -> torch.dtype:
-    """bfloat16 where the device multiplies it faster than float32, else float32. On a CPU that takes AVX512-BF16 or
-    AMX (or ARM's bf16); emulated bfloat16 is several times slower than float32."""
+    """Return bfloat16 if the device multiplies bfloat16 faster than float32, else float32.
+
+    On a CPU, fast bfloat16 needs AVX512-BF16, AMX or ARM's bf16; emulation is several times slower than float32.
+    """
     import torch
 
     kind = torch.device(device).type
@@ -193,16 +212,16 @@ def choose_fast_dtype(device: torch.device | str) -> torch.dtype:
 
 
 FROZEN = "frozen"
-"""The `rope_type` of a module that no longer follows the positions that it is given."""
+"""The `rope_type` of a module with frozen frequencies."""
 
 
 def freeze_rope(model: Any, max_model_len: int) -> None:
-    """Fix all rotary frequencies of `model`, in place, for sequences of up to `max_model_len` tokens.
+    """Freeze all rotary frequencies of `model` in place, for sequences of up to `max_model_len` tokens.
 
-    A token's rotation then depends on its position alone. transformers chooses the frequencies of `longrope` (Phi 3 and
-    4, MiniCPM) and `dynamic` by the longest position of a forward pass, so that packed samples and the rows of a step
-    would change each other, and a reply that grows past the border would change its own past. vLLM chooses them by its
-    `max_model_len`; so do we, for engine and trainer. The configuration, and so what is saved of it, stays as it is.
+    A token's rotation then depends only on its position. transformers selects the frequencies of `longrope` (Phi 3 and
+    4, MiniCPM) and `dynamic` by the longest position in a forward pass, so packed samples and rows of a step would
+    affect each other, and a reply that crosses the border would change its own past. vLLM selects by `max_model_len`;
+    ajet does the same for engine and trainer. The configuration, and therefore its saved form, stays unchanged.
     """
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
@@ -215,7 +234,7 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
 
 
 def _freeze_module(module: Any, kind: str, layer: str | None, longest: int) -> str:
-    """Fix those of one kind of layer; answers the kind that the module is to take itself for."""
+    """Freeze the frequencies of one kind of layer and return the module's new rope type."""
     if kind != "longrope" and "dynamic" not in kind:
         return kind
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -234,7 +253,11 @@ def _freeze_module(module: Any, kind: str, layer: str | None, longest: int) -> s
 
 
 def fingerprint_weights(config: AjetConfig, *, base: Path | None = None) -> str:
-    """A fingerprint of the weights that `model.path` names, which are read once for it. Raises UserError."""
+    """Return a fingerprint of the weights of `model.path`; reads all weights once.
+
+    Raises:
+        UserError: the model cannot be found.
+    """
     from ajet.engine.model_source import locate_model
 
     assert config.model.path is not None, "require_ready asks for it"
@@ -246,14 +269,14 @@ def fingerprint_weights(config: AjetConfig, *, base: Path | None = None) -> str:
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:
-    """A fingerprint of how the tokenizer turns text into ids."""
+    """Return a fingerprint of the tokenizer's conversion from text to ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return _hash_parts(text)
 
 
 def fingerprint_chat_template(tokenizer: Any, options: dict[str, Any]) -> str:
-    """A fingerprint of how the tokenizer turns messages into text, with the arguments `options`."""
+    """Return a fingerprint of the conversion from messages to text with the arguments `options`."""
     return _hash_parts(json.dumps([tokenizer.chat_template, options], sort_keys=True))
 
 

@@ -1,9 +1,9 @@
-"""Teams of torch's worker threads, one for each thread that ran a parallel loop: whoever stops computing ends its own.
+"""Ends torch's OpenMP worker threads when a thread stops computing.
 
-GNU's OpenMP lets a team's workers spin between two loops only while the threads of all teams together are no more than
-the cores. With two teams on two cores, the trainer's and the engine's, each loop begins and ends with a sleep and a
-wake by the kernel, and two threads are no faster than one. So the engine's thread leaves its team where it has nothing
-to do, and the trainer's after each phase; the next loop makes another one, in a tenth of a millisecond.
+Each thread that runs parallel loops has its own team of workers. GNU's OpenMP lets workers spin between loops only
+while all teams together have no more threads than cores. With two teams on two cores (trainer and engine), every loop
+starts and ends with a kernel sleep and wake-up, and two threads are no faster than one. The engine's thread therefore
+ends its team when idle, and the trainer's thread after each phase; the next loop creates a new team in 0.1 ms.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from pathlib import Path
 from typing import Any
 
 _SOFT = 1
-"""omp_pause_soft: settings stay."""
+"""omp_pause_soft: end workers but preserve settings."""
 
 
 def end_worker_threads() -> None:
-    """End the workers of the calling thread's team, outside of any parallel loop. Nothing is done where torch has
-    another OpenMP than GNU's, which has no such rule."""
-    if (pause := _find_pause_function()) is not None:
+    """End the workers of the calling thread's team; call it outside parallel loops.
+
+    Does nothing if torch uses another OpenMP library, because only GNU's has the problem.
+    """
+    if (pause := find_pause_function()) is not None:
         pause(_SOFT)
 
 
 @cache
-def _find_pause_function() -> Any:
-    """`omp_pause_resource_all` (OpenMP 5.0) of the libgomp that torch computes with; None where there is none."""
+def find_pause_function() -> Any:
+    """Return `omp_pause_resource_all` (OpenMP 5.0) from torch's libgomp, or None."""
     import torch
 
     packages = Path(torch.__file__).resolve().parents[1]
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
-            found = _find_libgomp(maps, packages)
+            found = find_libgomp(maps, packages)
         return None if found is None else getattr(ctypes.CDLL(found), "omp_pause_resource_all", None)
-    except OSError:  # not Linux, or the file is gone that it was loaded from
+    except OSError:  # not Linux, or the library file is gone
         return None
 
 
-def _find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
-    """The file of GNU's OpenMP among those of a process' memory, as Linux lists them: torch's own where there are
-    several. None: there is none, or it cannot be told which is torch's."""
+def find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
+    """Return the path of torch's libgomp in a process's memory map, or None if absent or ambiguous."""
     mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     files = {each[5] for each in mapped if len(each) == 6 and Path(each[5]).name.startswith("libgomp")}
     own = {file for file in files if file.startswith((f"{packages}/torch/", f"{packages}/torch.libs/"))} or files

@@ -1,9 +1,8 @@
-"""Probe: what each version of a policy says of one text, by which the weights of a server elsewhere are known.
+"""Probe: each policy version's logprobs of a fixed text, to identify the weights of a remote server.
 
-Invariant: weights that were not announced are not taken for ones that were: a server whose log-probabilities of the
-text are further from a version's than engine and trainer may be (`trainer_common.canary`) does not have that version.
-Versions that lie closer together cannot be told apart by it; then the oldest counts, so that nothing passes for fresher
-than it may be.
+Invariant: unknown weights never pass as announced ones. A server does not have a version if its logprobs differ by more
+than engine and trainer may differ (`trainer_common.canary`). If several versions match, the oldest counts, because
+samples must never appear fresher than they are.
 """
 
 from __future__ import annotations
@@ -15,46 +14,46 @@ from typing import Any
 import numpy as np
 
 TEXT = "A policy is known by what it says of this text: one, two, three, four, and 12 + 30 = 42."
-"""Whose tokens are scored, all but the first."""
+"""The scored text; all its tokens but the first are scored."""
 
 
 def encode_probe_text(tokenizer: Any) -> tuple[int, ...]:
-    """The ids that a probe by this tokenizer asks about."""
+    """Return the ids of the probe text under the given tokenizer."""
     return tuple(int(token) for token in tokenizer.encode(TEXT, add_special_tokens=False))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsProbe:
-    """The log-probabilities of a fixed prompt by each announced version, by which a server's weights are known."""
+    """Logprobs of a fixed prompt by each announced version, to identify a server's weights."""
 
     ids: tuple[int, ...]
     tolerance: float
-    """Nats a token, on average."""
+    """Maximum mean gap in nats per token."""
     logprobs: Mapping[int, tuple[float, ...]]
     """By version: the log-probabilities of `ids[1:]` at temperature 1."""
 
     def measure_gap(self, version: int, found: Sequence[float]) -> float:
-        """Nats a token between what a version says and `found`; infinite for a version that is not known."""
+        """Return the gap between a version's logprobs and `found` in nats per token; infinite for unknown versions."""
         if version not in self.logprobs or len(found) != len(self.logprobs[version]):
             return float("inf")
         return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.logprobs[version], np.float64)).mean())
 
     def matches(self, version: int, found: Sequence[float]) -> bool:
-        """Whether `found` can be that version's; a number that is none matches nothing."""
+        """True if `found` can come from the version; NaN never matches."""
         return self.measure_gap(version, found) <= self.tolerance
 
     def find_oldest(self, found: Sequence[float]) -> int | None:
-        """The oldest version that can have said it."""
+        """Return the oldest version that matches `found`, or None."""
         return next((version for version in sorted(self.logprobs) if self.matches(version, found)), None)
 
     def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
-        """This probe with one version more: of those before, the first one and the newest `keep` stay."""
+        """Return the probe with one more version; of earlier ones, only the first and the newest `keep` remain."""
         known = {**{one: row for one, row in self.logprobs.items() if one < version}, version: tuple(logprobs)}
         staying = {*sorted(known)[:1], *sorted(known)[-keep - 1 :]}
         return replace(self, logprobs={one: known[one] for one in sorted(staying)})
 
     def to_json(self) -> dict[str, Any]:
-        """The probe as JSON values."""
+        """Return the probe as JSON values."""
         rows = {str(version): [round(value, 5) for value in values] for version, values in self.logprobs.items()}
         return {"ids": list(self.ids), "tolerance": self.tolerance, "said": rows}
 
@@ -62,14 +61,16 @@ class WeightsProbe:
     def resume_from(
         cls, earlier: WeightsProbe | None, ids: tuple[int, ...], tolerance: float, *, version: int
     ) -> WeightsProbe:
-        """The probe of a trainer that goes on from `version`, of which it says nothing yet: what an `earlier` one said
-        of versions before stays, where it asked the same."""
+        """Return the probe of a trainer that resumes from `version`, still without logprobs of it.
+
+        Logprobs of versions before are taken from `earlier` if its ids are the same.
+        """
         earlier_logprobs = earlier.logprobs if earlier is not None and earlier.ids == ids else {}
         return cls(ids, tolerance, {one: row for one, row in earlier_logprobs.items() if one < version})
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any] | None) -> WeightsProbe | None:
-        """The probe that `state` came of; None for None."""
+        """Rebuild a probe from its JSON values; None for None."""
         if state is None:
             return None
         rows = {int(version): tuple(values) for version, values in state["said"].items()}

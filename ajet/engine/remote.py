@@ -1,14 +1,15 @@
-"""RemoteEngine: a server's token-in-token-out route as a TokenEngine, whatever server it is.
+"""RemoteEngine: the token-in-token-out route of any kind of server as a TokenEngine.
 
-Which logprob a server says depends on how it was started, so it is asked once, by drawing some tokens at temperature 2
-and scoring them. Where it says the one sampled from, the one at temperature 1, where it differs, is scored by a second
-request. What does not follow from what it says is refused (`ajet.engine.wire`, where what differs between servers is).
+The kind of logprobs depends on the server's start options, so it is probed once: some tokens are sampled at temperature
+2 and scored. If the server returns logprobs of the sampled distribution, a second request scores the tokens at
+temperature 1 if different. Requests without derivable logprobs are refused (`ajet.engine.wire`, with the differences
+between servers).
 
-Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
-drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
-a name for its weights (`confirm_weights`), a reply after which it is another fails, and none begins while it is
-another: it waits until somebody says what the server has now. Cached prefixes are salted with the version and a secret
-of ours, so that neither another version nor another client answers from ours.
+Invariant: RemoteEngine never changes the server's weights; `version` is set by the code that does. `weights_changed`
+waits for running calls, so no token is stamped with a later version. If the server has a name for its weights
+(`confirm_weights`), a reply fails if the name changed meanwhile, and no call starts until the new name is confirmed.
+Cached prefixes are salted with the version and a secret, so they are shared neither between versions nor with other
+clients.
 """
 
 from __future__ import annotations
@@ -41,24 +42,29 @@ if TYPE_CHECKING:
     from ajet.engine.server_weights import ServerWeights
 
 SETTLE_POLL_S = 0.05
-"""Seconds between two looks of a call that waits until the server's weights are settled."""
+"""Seconds between two checks of a call that waits for confirmed weights."""
 PROBE_TEMPERATURE = 2.0
-"""A temperature at which the two kinds of logprobs differ."""
+"""A temperature at which both kinds of logprobs differ."""
 PROBE_TOKENS = 8
 STARTUP_TIMEOUT_S = 60.0
-"""Seconds for which a server may send nothing as it is asked who it is."""
+"""Maximum seconds of silence during the server's first requests."""
 SAME_LOGPROB_NATS = 0.05
-"""Nats, on average of the probed tokens, within which two logprobs are the same: a server in bfloat16 that scores a
-token says not quite what it said as it drew it; at another temperature tokens differ by tenths and more."""
+"""Mean gap in nats up to which two sets of logprobs count as equal.
+
+Scoring in bfloat16 differs slightly from sampling; another temperature differs by tenths and more.
+"""
 
 
 class CallNotStartedError(EngineFailure):
-    """A call that was not made: somebody else is changing the server's weights."""
+    """The call was not started, because another process is changing the server's weights."""
 
 
 class RemoteEngine:
-    """Samples from the server at `base_url`. `vocabulary` is the number of ids the model knows. May be used from any
-    event loop. Raises UserError when there is no such server."""
+    """Samples from the server at `base_url`, from any event loop. `vocabulary`: number of ids of the model.
+
+    Raises:
+        UserError: the server cannot be used.
+    """
 
     def __init__(
         self,
@@ -71,7 +77,7 @@ class RemoteEngine:
         silence: float = SILENCE,
         named: str = "",
     ) -> None:
-        """`silence`, `named`: see RemoteServer."""
+        """Connect to the server; `silence` and `named` as in RemoteServer."""
         self._wire = wire
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0
@@ -80,14 +86,13 @@ class RemoteEngine:
         self._salt = secrets.token_urlsafe(16)
         self._idle = threading.Condition()
         self._closed = False
-        self._calls: dict[asyncio.Task[None], TokenStream] = {}
+        self.calls: dict[asyncio.Task[None], TokenStream] = {}
         self._drains = 0
-        """How many `drain_calls` blocks there are: then no call begins."""
+        """Number of active `drain_calls` blocks; no call starts while positive."""
         self._expected: str | None = None
-        """The server's name for its weights; None: not asked for."""
+        """Confirmed name of the server's weights; None disables the check."""
         self.has_unknown_weights = False
-        """Whether a call found another name, since `confirm_weights` said which: until it does so again no call
-        begins."""
+        """True after a call found another name; no call starts until the next `confirm_weights`."""
         first = min(silence, STARTUP_TIMEOUT_S)
         try:
             with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=build_timeout(first)) as client:
@@ -101,7 +106,7 @@ class RemoteEngine:
                 f"The {wire.kind} server hangs: it took a request and sent nothing for {first:g} s.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=f"an answer of {PROBE_TOKENS} tokens within that time",
-                do="look at that server: it may be loading, or be stuck",
+                do="check that server: it may be loading or stuck",
             ) from error
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
             raise choose_error_type(error)(
@@ -112,29 +117,36 @@ class RemoteEngine:
             ) from error
 
     def require_logprobs(self, sampling: Sampling) -> None:
-        """Require that the server can say the logprobs which a rollout that draws so needs. Raises UserError."""
+        """Check that the server reports the logprobs needed by the sampling parameters.
+
+        Raises:
+            UserError: the logprobs are not available.
+        """
         if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, sampling)) is not None:
             why, do = problem
             raise UserError(
                 f"The {self._wire.kind} server {why}, and the rollout samples at {sampling.temperature}"
                 f"{' with truncation' if truncates(sampling) else ''}.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected="a server that says the logprobs sampled from",
+                expected="a server that reports logprobs of the sampled distribution",
                 do=do,
             )
 
     def weights(self) -> ServerWeights:
-        """The server's, and how it is given others."""
+        """Return a client for the server's weights."""
         return self._wire.weights(self.base_url, self.headers)
 
     @property
     def kind(self) -> str:
-        """The server's name, for people."""
+        """Display name of the server's kind."""
         return self._wire.kind
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Stream one reply; closing the iterator early ends the connection, which aborts it there. Raises
-        EngineFailure."""
+        """Stream one reply; closing the iterator early closes the connection, and the server aborts.
+
+        Raises:
+            EngineFailure: the server refused, failed, or changed its weights meanwhile.
+        """
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         needs_unit = not is_one_logprob(request.sampling)
         if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, request.sampling)) is not None:
@@ -157,31 +169,42 @@ class RemoteEngine:
                 task.cancel()
 
     def weights_changed(self, version: int) -> None:
-        """The server has the weights of `version` now, says whoever put them there. Waits for the calls under way.
-        Raises ValueError when it is older than the present one."""
+        """Set the version of the server's weights after running calls have ended.
+
+        Raises:
+            ValueError: `version` is older than the current one.
+        """
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         with self._idle:
-            self._idle.wait_for(lambda: not self._calls)
+            self._idle.wait_for(lambda: not self.calls)
             self.version = version
 
     def confirm_weights(self, version: int, name: str | None) -> None:
-        """The server has the weights of `version` now, and a reply counts only while it calls them `name`; None: it has
-        no name for them. For who knows what it is, within `drain_calls`: the version may also be an older one."""
+        """Set version and name of the server's weights; replies count only while the name stays the same.
+
+        Call it within `drain_calls`. The version may be older than before.
+
+        Args:
+            name: None if the server has no name for its weights.
+        """
         with self._idle:
             self.version, self._expected, self.has_unknown_weights = version, name, False
             self._salt = secrets.token_urlsafe(16)
 
     @contextmanager
     def drain_calls(self, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Within the block no call is under way: those that are have ended, and others wait. `on_wait` is called about
-        once a second until then."""
+        """Within the block no call runs: running calls have ended, and new ones wait.
+
+        Args:
+            on_wait: called about once per second until running calls have ended.
+        """
         with self._idle:
             self._drains += 1
         try:
             while True:
                 with self._idle:
-                    if self._idle.wait_for(lambda: not self._calls, timeout=1.0):
+                    if self._idle.wait_for(lambda: not self.calls, timeout=1.0):
                         break
                 on_wait()
             yield
@@ -190,7 +213,11 @@ class RemoteEngine:
                 self._drains -= 1
 
     def score(self, ids: Sequence[int]) -> list[float]:
-        """The server's log-probabilities of `ids[1:]` at temperature 1. Raises UserError."""
+        """Return the server's log-probabilities of `ids[1:]` at temperature 1.
+
+        Raises:
+            UserError: the server cannot score.
+        """
         known = [int(token) for token in ids]
         try:
             with httpx.Client(
@@ -206,10 +233,10 @@ class RemoteEngine:
             ) from error
 
     def close(self) -> None:
-        """Release connections; running calls fail with EngineFailure. Idempotent."""
+        """Release all connections; running calls fail with EngineFailure. Idempotent."""
         with self._idle:
             self._closed = True
-            calls = dict(self._calls)
+            calls = dict(self.calls)
         for task, stream in calls.items():
             if not stream.loop.is_closed():
                 stream.loop.call_soon_threadsafe(task.cancel)
@@ -217,7 +244,7 @@ class RemoteEngine:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a request to the server: its key, if it has one."""
+        """Request headers with the key, if set."""
         return self._server.headers
 
     def _make_cache_salt(self, version: int) -> str:
@@ -231,7 +258,7 @@ class RemoteEngine:
         return served
 
     def _probe_logprobs(self, client: httpx.Client) -> bool:
-        """Whether the server says the logprob that was sampled from."""
+        """Sample and score some tokens. Return True if the server reports logprobs of the sampled distribution."""
         prompt = np.arange(1, 3, dtype=np.int32)
         limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
         request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
@@ -249,7 +276,7 @@ class RemoteEngine:
         return answer
 
     async def _add_unit_logprobs(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
-        """All chunks as one, with the log-probabilities at temperature 1 of a second request."""
+        """Merge all chunks and add logprobs at temperature 1 from a second request."""
         merged = TokenChunk([], [], [], version, held[-1].finish)
         for chunk in held:
             merged.ids += chunk.ids
@@ -273,11 +300,11 @@ class RemoteEngine:
             if self._drains or self.has_unknown_weights:
                 return None
             task = loop.create_task(self._serve_call(request, limit, self.version, stream, needs_unit))
-            self._calls[task] = stream
+            self.calls[task] = stream
             return task
 
     async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
-        """Raise `failure` unless the server's name for its weights is the expected one."""
+        """Raise `failure` unless the server's name for its weights is the confirmed one."""
         if self._expected is None:
             return
         answer = await self._open_client().get(self._wire.name_route)
@@ -285,7 +312,7 @@ class RemoteEngine:
         name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
             self.has_unknown_weights = True
-            raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
+            raise failure(f"another process changed the server's weights: {name} instead of {self._expected}")
 
     async def _serve_call(
         self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool
@@ -334,7 +361,7 @@ class RemoteEngine:
 
     def _forget_call(self, task: asyncio.Task[None]) -> None:
         with self._idle:
-            del self._calls[task]
+            del self.calls[task]
             self._idle.notify_all()
 
     def _open_client(self) -> httpx.AsyncClient:

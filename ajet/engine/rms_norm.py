@@ -1,13 +1,12 @@
-"""RMS norm, forward and backward, in pieces of rows that stay in a processor's cache.
+"""RMS norm, forward and backward, in pieces of rows that fit a processor's cache.
 
-transformers writes the norm out in ten operators forward and some twenty backward, each of which goes through all rows,
-most in float32: on a CPU their time is that of memory.
+transformers computes the norm with ten operators forward and about twenty backward. Each passes over all rows, most in
+float32, so memory bandwidth limits the speed on a CPU.
 
-Invariant: the numbers are those of the module that is replaced, bit for bit, gradients included: the same operators in
-the same order, row by row; a module for which a probe says otherwise keeps its own. What is kept for the backward pass
-is the input, its normed rows and a number a row, half of what the operators keep; so the input may not be changed in
-place between the passes (torch refuses the backward pass then). Only in bfloat16: in float32, where the operators
-convert nothing, they are as fast.
+Invariant: outputs and gradients equal the replaced module's, bit for bit, because the same operators run in the same
+order, row by row. A module with another result in a probe stays unchanged. Backward stores the input, its normed rows
+and one number per row, half of the original memory; the input must not change in place between the passes (torch
+reports such a change as an error). Only bfloat16 is replaced: in float32 the operators convert no data and are as fast.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PIECE = 1 << 16
-"""Elements of a piece, a thread: a few of these, in float32, fit a core's cache."""
+"""Elements per piece and thread: a few pieces in float32 fit a core's cache."""
 ROWS = 5
-"""Of the probe's input: its pieces are of two rows, so that the last one is shorter."""
+"""Rows of the probe's input: pieces have two rows, so the last piece is shorter."""
 
 
 def replace_norms(model: Any) -> int:
-    """Give the norms of `model` on a CPU the forward pass of this file, in place; return how many."""
+    """Replace the forward pass of the norms of `model` on a CPU in place; return their number."""
     known: dict[Any, bool] = {}
     count = 0
     for module in model.modules():
@@ -37,7 +36,8 @@ def replace_norms(model: Any) -> int:
         if kind not in known:
             known[kind] = _same_bits(module)
         if known[kind]:
-            module.forward = MethodType(_forward_in_pieces, module)  # a method: copies of a module have their own
+            # a bound method, so copies of the module get their own
+            module.forward = MethodType(_forward_in_pieces, module)
             count += 1
     return count
 
@@ -59,7 +59,7 @@ def _is_replaceable(module: Any) -> bool:
 
 
 def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
-    """Return the norm of the hidden states, by the module's own forward pass where they are not as probed."""
+    """Return the norm of the hidden states; inputs unlike the probe's use the module's own forward pass."""
     if not _is_as_probed(hidden_states, module.weight):
         given: Tensor = type(module).forward(module, hidden_states)
         return given
@@ -77,7 +77,8 @@ def _is_as_probed(given: Tensor, weight: Tensor) -> bool:
 def _compute_norm(
     given: Tensor, weight: Tensor, epsilon: float, piece: int, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The norm, what each row [N, 1] was multiplied by, and with `keep` the rows [N, W] before their weights."""
+    """Return the norm, the factor of each row [N, 1], and with `keep` the rows [N, W] before multiplication by
+    weights."""
     width = given.shape[-1]
     result = torch.empty_like(given)
     rows, out = given.view(-1, width), result.view(-1, width)
@@ -102,7 +103,7 @@ class _RmsNorm(torch.autograd.Function):
         out, inverse, scaled = _compute_norm(given, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
         ctx.save_for_backward(given, weight, inverse, scaled)
         ctx.step = max(1, piece // given.shape[-1])
-        return out  # no view: a model may change it in place, as Mixtral's jitter does
+        return out  # not a view, because some models change the output in place (Mixtral's jitter)
 
     @staticmethod
     @once_differentiable
@@ -130,8 +131,10 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _same_bits(module: Any) -> bool:
-    """Whether outputs and gradients are those of the module's own forward pass, with weights of our own: at its first,
-    which are often all 1, a product may come at another place."""
+    """True if outputs and gradients equal the module's own forward pass.
+
+    The probe uses random weights: initial weights are often all 1, and would hide a product at another place.
+    """
     draw = torch.Generator().manual_seed(0)
     width, dtype = module.weight.shape[0], module.weight.dtype
     given, grad = (torch.randn(1, ROWS, width, generator=draw).mul_(3).to(dtype) for _ in range(2))
@@ -146,6 +149,7 @@ def _same_bits(module: Any) -> bool:
                 else:
                     out = _RmsNorm.apply(x, w, module.variance_epsilon, piece)
                 found.append((out, *torch.autograd.grad(out, (x, w), grad)))
-            except (TypeError, ValueError, RuntimeError):  # it wants rows of another shape, or is not learned that way
+            # the module needs rows of another shape, or has no such gradient
+            except (TypeError, ValueError, RuntimeError):
                 return False
     return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -1,10 +1,10 @@
-"""Whether two ways of computing a model's logits agree, and which keywords of its attention are computed.
+"""Checks whether two computations of a model's logits agree, and which attention keywords are supported.
 
-Invariant: the verdict is that of the worst token, not of an average: a leak between neighbours touches few tokens. In
-float32 nothing but the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare
-token's logprob by more; there the probabilities are compared, where such a token counts for little. A keyword that says
-how to attend is computed or raised, never dropped (`refuse_unknown_keywords`). Models pass all keywords of their
-forward pass on; those that say nothing about attention, and only those, are passed over.
+Invariant: the worst token decides, not an average, because a leak between neighbours affects few tokens. In float32
+only the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare token's logprob
+by more; probabilities are compared there, because rare tokens count little. A keyword that affects attention is
+computed or raises an error (`refuse_unknown_keywords`). Models pass on all keywords of their forward pass; only those
+without effect on attention are ignored.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ import torch
 from torch import Tensor
 
 EXACT = 1e-3
-"""Nats between any two logprobs, in float32."""
+"""Maximum gap in nats between two logprobs, in float32."""
 ROUNDED = 0.15
-"""Total variation between two distributions, in types of fewer bits."""
+"""Maximum total variation between two distributions, in types with fewer bits."""
 EAGER = "eager"
-"""transformers' own plain attention, which every model is defined by: its other implementations leave out what their
-kernels cannot do (soft-capped scores, sinks)."""
+"""transformers' plain attention, the reference for every model.
+
+The other implementations omit features missing in their kernels (soft-capped scores, sinks).
+"""
 
 
 def logits_match(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits [N, V] of a model in `dtype` are the same at each of N tokens, up to rounding."""
+    """True if logits [N, V] of a model in `dtype` are equal at each of N tokens, up to rounding."""
     return measure_largest_gap(found, wanted, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
 
 
 def measure_largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
-    """The worst token's: in nats for float32, else as a total variation. Infinite where something is not finite; 0 of
-    no tokens."""
+    """Return the worst token's gap: nats in float32, else total variation.
+
+    Infinite if a value is not finite; 0 for no tokens.
+    """
     if not found.shape[0]:
         return 0.0
     have, want = (torch.log_softmax(logits.float(), -1) for logits in (found, wanted))
@@ -42,8 +46,11 @@ def measure_largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> fl
 
 
 def pad_sequences(sequences: Sequence[Any], device: torch.device) -> Tensor:
-    """[B, L] ids, each sequence followed by zeros. A causal model computes each as if it were alone: it sees nothing
-    behind its own end. One pass over all takes little longer than one over a single one, where memory is the bound."""
+    """Return ids [B, L], each sequence padded with zeros.
+
+    A causal model computes each sequence as if alone, because tokens do not see later ones. One pass over all sequences
+    takes little longer than over a single one, where memory is the limit.
+    """
     longest = max(len(ids) for ids in sequences)
     padded = torch.zeros(len(sequences), longest, dtype=torch.long)
     for row, ids in zip(padded, sequences, strict=True):
@@ -55,8 +62,13 @@ _MASKED_BY_KEYWORD = {"full_attention", "sliding_attention"}
 
 
 def explain_unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
-    """Why an attention that masks by keyword alone would see more than the model does, or "". `windows`: the
-    `sliding_window` that each layer asked for. A probe is shorter than the windows and chunks of most models."""
+    """Return why attention masked only by keywords would see more than the model's own, or "".
+
+    A probe is shorter than the windows and chunks of most models and cannot detect a missing mask.
+
+    Args:
+        windows: the `sliding_window` requested by each layer.
+    """
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
     for layer, kind in enumerate(kinds):
         if kind not in _MASKED_BY_KEYWORD:
@@ -68,8 +80,11 @@ def explain_unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
 
 @contextmanager
 def use_attention(model: Any, name: str) -> Iterator[None]:
-    """Within the block all of `model` attends by the implementation `name`. It asks for no kernel, unlike transformers'
-    `set_attn_implementation`, and warns of no model whose attention is fixed when it is built."""
+    """Within the block, all of `model` uses the attention implementation `name`.
+
+    Unlike transformers' `set_attn_implementation`, no kernel is requested, and models with attention fixed at
+    construction cause no warning.
+    """
     before = {id(config): (config, config._attn_implementation) for config in _list_configs(model)}
     for config, _ in before.values():
         config._attn_implementation = name
@@ -81,7 +96,7 @@ def use_attention(model: Any, name: str) -> Iterator[None]:
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Set the model's attention to `name` for good."""
+    """Set the model's attention to `name` permanently."""
     for config in _list_configs(model):
         config._attn_implementation = name
 
@@ -104,12 +119,14 @@ _NOT_ABOUT_ATTENTION = {
     "use_cache",
 }
 _SWITCHED_OFF = {"dropout"}
-"""The policy that samples has none, so neither has the one that trains."""
+"""Ignored keywords: the sampling policy has no dropout, so training uses none."""
 
 
 def refuse_unknown_keywords(implementation: str, keywords: Mapping[str, Any]) -> None:
-    """Raises TypeError for the first of `keywords` that asks for something `implementation` does not compute. None and
-    False ask for nothing, but for `is_causal`, whose False asks to look ahead."""
+    """Raise TypeError for the first keyword with an effect that `implementation` does not compute.
+
+    None and False request no effect, except `is_causal`: False requests attention to later tokens.
+    """
     for name, value in keywords.items():
         if name in _NOT_ABOUT_ATTENTION or name in _SWITCHED_OFF or value is None:
             continue

@@ -1,6 +1,6 @@
-"""A TokenEngine that only samples: for the debug backbone and `ajet chat`, which train nothing.
+"""Opens a TokenEngine that only samples: for the debug backbone and `ajet chat`.
 
-Invariant: the weights are loaded once, in the engine's own dtype; no copy is kept beside them.
+Invariant: the weights are loaded once, in the engine's own dtype, without a second copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ Weights = Callable[[], Iterable[tuple[str, Any]]]
 def open_sampler(
     config: AjetConfig, *, base: Path | None = None, weights: Weights | None = None
 ) -> tuple[TokenEngine, Any]:
-    """Engine and tokenizer for `model.path`, the engine that `rollout.engine` names. Relative paths are looked up in
-    `base` first. `weights`: what a vLLM that is started here gets at `weights_changed`. Raises UserError."""
+    """Open the engine selected by `rollout.engine` and the tokenizer of `model.path`.
+
+    Args:
+        base: first folder for relative paths.
+        weights: yields the tensors for `weights_changed` of a vLLM started by ajet.
+
+    Raises:
+        UserError: the model or the engine cannot be opened.
+    """
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
 
@@ -57,7 +64,7 @@ def _open_transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
 
 
 def make_transformers_engine(config: AjetConfig, model: Any, adapters: Sequence[str] = ()) -> TransformersEngine:
-    """An engine over `model`, of which `adapters` are some, with the limits of the configuration."""
+    """Create an engine over `model` and its `adapters`, with the configured limits."""
     from ajet.engine.models import read_context_length
     from ajet.engine.transformers import TransformersEngine
 
@@ -94,7 +101,7 @@ def _open_vllm(config: AjetConfig, source: ModelSource, weights: Weights | None)
 
 
 def choose_machine(config: AjetConfig) -> tuple[str, torch.dtype]:
-    """Device and number format; sets torch's threads where the configuration says how many."""
+    """Return device and number format, and set torch's threads if configured."""
     import torch
 
     from ajet.engine.models import choose_fast_dtype

@@ -1,7 +1,7 @@
-"""Engines that answer from a script: for tests and benchmarks.
+"""Engines with scripted replies, for tests and benchmarks.
 
-Invariant: they keep the engine contracts (slots freed when the iterator is closed, end ids included, versions and two
-kinds of logprobs) at a cost small enough that ten thousand calls may wait at once; nothing is random.
+Invariant: the engine contracts hold (slots freed on close, end ids included, versions and two kinds of logprobs). Calls
+are cheap enough for ten thousand in parallel, and no result is random.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from ajet.schema.errors import EngineFailure
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """One reply of a script. `text` needs the engine to have an encoder; an end token is added unless `ended` is
-    False. `latency` is in seconds, None the engine's; `chunk` tokens a chunk, 0 all at once; after `fail_after`
-    tokens the engine fails."""
+    """One reply of a script.
+
+    `text` needs an engine with an encoder; an end token is added unless `ended` is False. `latency` is in seconds, None
+    for the engine's. A chunk has `chunk` tokens, 0 for all at once. The engine fails after `fail_after` tokens.
+    """
 
     text: str | None = None
     ids: Sequence[int] | None = None
@@ -37,7 +39,7 @@ TokenScript = (
 
 
 def scripted_logprob(token: int) -> float:
-    """The log-probability that ScriptedEngine reports for a token it sampled; at temperature 1 it is twice that."""
+    """Return ScriptedEngine's log-probability for a sampled token; at temperature 1 it is twice as large."""
     return -(1 + token % 97) / 128
 
 
@@ -45,8 +47,8 @@ class ScriptedEngine:
     """A TokenEngine that answers from a list (in order, then it fails) or from a function of the request.
 
     `encode` and `end_id` turn texts into ids (`renderer.encode`, `renderer.end_ids[0]`). `latency` seconds pass before
-    the first chunk of each reply, `pace` seconds before each. `running` counts calls under way; `closed_early` those
-    whose iterator was closed before its end.
+    the first chunk of each reply, `pace` seconds before each chunk. `running` counts running calls; `closed_early`
+    counts calls with an iterator closed before its end.
     """
 
     constrains = False
@@ -64,9 +66,9 @@ class ScriptedEngine:
         max_model_len: int = 1 << 20,
     ) -> None:
         self.version, self.max_model_len = version, max_model_len
-        self._script = script
+        self.script = script
         self._encode, self._end_id = encode, end_id
-        self._latency, self._chunk, self._pace = latency, chunk, pace
+        self._latency, self.chunk, self._pace = latency, chunk, pace
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         self._closed = False
@@ -76,7 +78,7 @@ class ScriptedEngine:
         self.requests = 0
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """See TokenEngine."""
+        """Stream the next scripted reply."""
         reply = self._take_reply(request)
         ids, finish = self._encode_reply(reply, request)
         with self._lock:
@@ -86,9 +88,10 @@ class ScriptedEngine:
             latency = self._latency if reply.latency is None else reply.latency
             if latency > 0:
                 await self._wait_seconds(latency)
-            step = reply.chunk or self._chunk or len(ids)
+            step = reply.chunk or self.chunk or len(ids)
             stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
-            chosen = [-(1 + token % 97) / 128 for token in ids]  # scripted_logprob, where a call a token would show
+            # inlined scripted_logprob, because a function call per token is measurable
+            chosen = [-(1 + token % 97) / 128 for token in ids]
             unit = [2 * logprob for logprob in chosen]
             top = _make_alternatives(ids, request.sampling.top_logprobs)
             for at in range(0, stop, max(step, 1)):
@@ -114,13 +117,13 @@ class ScriptedEngine:
                 self.closed_early += not done
 
     def weights_changed(self, version: int) -> None:
-        """See TokenEngine."""
+        """Set the version; an older one raises ValueError."""
         if version < self.version:
             raise ValueError(f"version {version} is older than the present {self.version}")
         self.version = version
 
     def close(self) -> None:
-        """See TokenEngine."""
+        """Fail all waiting calls and refuse new ones."""
         self._closed = True
         with self._lock:
             waiting = list(self._waiting.items())
@@ -133,12 +136,12 @@ class ScriptedEngine:
         with self._lock:
             turn = self.requests
             self.requests += 1
-        if callable(self._script):
-            entry = self._script(request)
-        elif turn < len(self._script):
-            entry = self._script[turn]
+        if callable(self.script):
+            entry = self.script(request)
+        elif turn < len(self.script):
+            entry = self.script[turn]
         else:
-            raise EngineFailure(f"the script has only {len(self._script)} replies")
+            raise EngineFailure(f"the script has only {len(self.script)} replies")
         if isinstance(entry, ScriptedReply):
             return entry
         return ScriptedReply(text=entry) if isinstance(entry, str) else ScriptedReply(ids=entry, ended=False)
@@ -173,7 +176,7 @@ class ScriptedEngine:
 
 
 def _make_alternatives(ids: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
-    """Likely tokens in place of each, `count` of them; none where none are asked for."""
+    """Return `count` fake alternatives per token."""
     if not count:
         return []
     return [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
@@ -193,15 +196,15 @@ ChatScript = Sequence[dict[str, Any] | str] | Callable[[dict[str, Any]], dict[st
 
 
 class ScriptedChat:
-    """A ChatEngine that answers from a list or a function: with a text, or with an assistant message."""
+    """A ChatEngine that answers from a list or a function, with a text or an assistant message."""
 
     def __init__(self, script: ChatScript) -> None:
-        self._script = script
+        self.script = script
         self.requests: list[dict[str, Any]] = []
         self.running = 0
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """See ChatEngine."""
+        """Return the next scripted reply as a chat completion."""
         message = await self._answer_request(request)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         return {
@@ -214,7 +217,7 @@ class ScriptedChat:
         }
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """See ChatEngine."""
+        """Stream the next scripted reply, one letter per chunk."""
         message = await self._answer_request(request)
         head = {"id": f"chatcmpl-{len(self.requests)}", "object": "chat.completion.chunk", "created": int(time.time())}
         head["model"] = request.get("model", "scripted")
@@ -228,7 +231,7 @@ class ScriptedChat:
         yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}
 
     def close(self) -> None:
-        """See ChatEngine."""
+        """Does nothing, because no connection is open."""
 
     async def _answer_request(self, request: dict[str, Any]) -> dict[str, Any]:
         turn = len(self.requests)
@@ -238,10 +241,10 @@ class ScriptedChat:
             await asyncio.sleep(0)
         finally:
             self.running -= 1
-        if callable(self._script):
-            entry = self._script(request)
-        elif turn < len(self._script):
-            entry = self._script[turn]
+        if callable(self.script):
+            entry = self.script(request)
+        elif turn < len(self.script):
+            entry = self.script[turn]
         else:
-            raise EngineFailure(f"the script has only {len(self._script)} replies")
+            raise EngineFailure(f"the script has only {len(self.script)} replies")
         return {"role": "assistant", "content": entry} if isinstance(entry, str) else entry

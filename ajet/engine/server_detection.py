@@ -1,7 +1,7 @@
-"""Which kind of server there is at `rollout.vllm.base_url`, and an engine for it.
+"""Detects the kind of server at `rollout.vllm.base_url` and opens an engine for it.
 
-Invariant: nobody has to say it: a server is asked who serves its model (`GET /v1/models`, `owned_by`), and taken for
-vLLM where it does not say sglang; what is neither is refused by the engine's own first questions.
+Invariant: users need not configure the kind. `GET /v1/models` names the owner of a model in `owned_by`; every server
+other than sglang is treated as vLLM. The engine's first requests refuse other servers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 TIMEOUT_KEY = "rollout.vllm.timeout"
 SECONDS = 20.0
-"""In which it must say who it is."""
+"""Seconds for the server's first answer."""
 
 
 def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
-    """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs;
-    ServerAwayError where it does not answer."""
+    """Open the server of `rollout.vllm`.
+
+    Raises:
+        ServerAwayError: the server does not answer.
+        UserError: the server is unusable or lacks the logprobs needed by the run.
+    """
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
     key = read_api_key(settings.api_key_env) or None
@@ -65,12 +69,12 @@ def _detect_server(base_url: str, key: str | None, key_name: str) -> type[Remote
             expected="the URL of `vllm serve MODEL` or of `sglang serve --model-path MODEL`",
         ) from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        owner = ""  # what it is instead is said by who asks it next
+        owner = ""  # not a known server; the engine's first request reports the reason
     return RemoteSglang if owner == "sglang" else RemoteVllm
 
 
 def _build_key_error(url: str, status: int, key_name: str, *, given: bool) -> UserError:
-    """The error for a server that says nothing to strangers, not even what it is."""
+    """Return the error for a missing or wrong API key."""
     return UserError(
         f"The server {'does not take this key' if given else 'asks for a key'} (status {status}).",
         where=f"ajet.rollout.vllm.base_url: {url}",

@@ -1,12 +1,12 @@
-"""A server elsewhere (vLLM, SGLang) as an engine whose weights are a trainer's: given to it where that can be done, and
-known by what it says of the announced probe.
+"""A remote server (vLLM, SGLang) as an engine that follows a trainer's weights.
 
-Invariant: a token bears a version only while the server is known to have its weights. They are known by the name that
-the server has for them and by its log-probabilities of the probe, both; a server without a name for them, which cannot
-be given others, is taken for the oldest announced version that fits. What another process changes there under way is
-noticed by the name before and after each reply (`RemoteEngine.confirm_weights`): that reply fails. Of several processes
-that sample from one server one `is_leader` and gives it weights; the others wait until it has them, and look for
-themselves.
+Weights are sent to the server if possible, and verified by its logprobs of the announced probe.
+
+Invariant: a token gets a version only while the server's weights are verified, by their name on the server and by the
+logprobs of the probe. A server that has no name for weights cannot load others, and is assumed to have the oldest
+matching announced version. The name is read before and after each reply (`RemoteEngine.confirm_weights`), so the reply
+fails if another process changed the weights. Of several processes on one server, only the one with `is_leader` sends
+weights; the others wait and verify for themselves.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from ajet.engine.probe import WeightsProbe
 
 AWAY = 600.0
-"""Seconds for which a server may be away before who samples from it ends."""
+"""Seconds of absence of the server before its samplers end."""
 UNKNOWN = -1
-"""Version of a server whose weights nobody has looked at yet, or that were changed by somebody else."""
+"""Version of a server with weights not verified yet, or changed by another process."""
 
 
 class ServerFollower:
-    """See `ajet.engine.follower.EngineFollower`."""
+    """Implements `ajet.engine.follower.EngineFollower` for a remote server."""
 
     def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
-        """`first`: the folder of model.path, for a server that was given other weights before."""
+        """Connect to the server. `first`: folder of model.path, to restore the initial weights."""
         self.tokenizer, self._first = tokenizer, first
         self.engine = open_remote(config, vocabulary=len(tokenizer))
         self._weights = self.engine.weights()
         self._known = False
         self._looked = UNKNOWN
-        """The newest version at which a server that cannot be given weights was looked at."""
+        """Newest version compared with a server that cannot load weights."""
         self._away = 0.0
-        """Since when it does not answer; 0: it does."""
+        """Time since the server has not answered; 0 if it answers."""
 
     @property
     def version(self) -> int:
-        """The version of the server's weights; UNKNOWN before the first look, and after somebody else changed them."""
+        """Version of the server's weights; UNKNOWN before verification and after a change by another process."""
         return self.engine.version if self._known and not self.engine.has_unknown_weights else UNKNOWN
 
     def load_weights(
@@ -62,9 +62,15 @@ class ServerFollower:
         *,
         is_leader: bool = True,
     ) -> bool:
-        """See `EngineFollower`. False: it cannot be given these; `version` says what it has. Raises UserError, also for
-        a server that has none of the announced weights, and for one that is away for long: for a while it is one whose
-        weights are not there, since it may be being started again."""
+        """Load a policy version into the server, as described in `EngineFollower`.
+
+        Returns:
+            False if the server cannot load weights; `version` then tells the weights in use.
+
+        Raises:
+            FileNotFoundError: the weights are not available, or the server is away and may be restarting.
+            UserError: the server has no announced weights, or was away for longer than AWAY.
+        """
         try:
             taken = self._load_version(folder, version, probe, on_wait, is_leader=is_leader)
         except ServerAwayError as away:
@@ -76,7 +82,7 @@ class ServerFollower:
         except UserError as problem:
             if folder is None or folder.exists():
                 raise
-            raise FileNotFoundError(f"{folder} went while it was loaded: {problem.what}") from problem
+            raise FileNotFoundError(f"{folder} disappeared while loading: {problem.what}") from problem
         self._away = 0.0
         return taken
 
@@ -95,15 +101,16 @@ class ServerFollower:
             return self._match_fixed_weights(version, probe)
         wanted = name_weights(folder, version)
         if name != wanted and not is_leader:
-            raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler gives it {wanted}")
+            raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler will load {wanted}")
         if name != wanted or self.version != version:
             with self.engine.drain_calls(on_wait):
                 if (now := self._weights.name()) not in (name, wanted):
-                    raise FileNotFoundError(f"{name}: meanwhile the server has got {now}")  # ours may be old by now
+                    # this process's version may be outdated by now
+                    raise FileNotFoundError(f"the weights of the server changed meanwhile, from {name} to {now}")
                 try:
                     self._send_weights(now, wanted, folder, version, probe)
                 except ConcurrentLoadError as crossed:
-                    raise FileNotFoundError(f"{crossed}: they are given again") from crossed
+                    raise FileNotFoundError(f"{crossed}: they will be loaded again") from crossed
         return True
 
     def _send_weights(self, name: str, wanted: str, folder: Path | None, version: int, probe: WeightsProbe) -> None:
@@ -111,15 +118,15 @@ class ServerFollower:
             self._known = False
             if folder is not None:
                 self._weights.give(folder, wanted)
-            elif probe.matches(version, self.engine.score(probe.ids)):  # those it was started with; nobody named them
+            elif probe.matches(version, self.engine.score(probe.ids)):  # the initial weights, still without a name
                 self._weights.rename(wanted)
-            else:  # it has those of an earlier run
+            else:  # the server has weights of an earlier run
                 self._weights.give(self._first, wanted)
         found = self.engine.score(probe.ids)
         if not probe.matches(version, found):
             self._known = False
             if (now := self._weights.name()) != wanted:
-                raise ConcurrentLoadError(f"the server has got {now} since it was given {wanted}")
+                raise ConcurrentLoadError(f"the server has {now}, after this process loaded {wanted}")
             gap = probe.measure_gap(version, found)
             raise self._build_refusal(
                 f"its log-probabilities are {gap:.3g} nats a token from those of policy {version}",
@@ -158,8 +165,11 @@ class ServerFollower:
 
 
 def name_weights(folder: Path | None, version: int) -> str:
-    """What a server calls the weights in `folder`: two checkpoints of one number have two names. Raises
-    FileNotFoundError where it is not there, or not all of it."""
+    """Return the server's name for the weights in `folder`; two checkpoints of one version have different names.
+
+    Raises:
+        FileNotFoundError: the checkpoint is missing or incomplete.
+    """
     if folder is None:
         return f"ajet-{version}"
     found = inspect_checkpoint(folder)

@@ -1,9 +1,9 @@
-"""ServerWeights: what a server elsewhere says of its weights, and how it is given others.
+"""ServerWeights: reads the name of a remote server's weights, and loads other weights.
 
-Invariant: before a server's weights change its name for them is that of none, and it gets the new one only after; so
-who sees one name before a reply and after it knows whose weights sampled it. The name of none is another at each load:
-who finds another one after its load was crossed by somebody else's, and lets the server have no name, so that it is
-given weights again.
+Invariant: a server's weights carry a placeholder name during a change and get the new name afterwards. Equal names
+before and after a reply therefore prove which weights sampled it. Each load uses a fresh placeholder: another
+placeholder after the load reveals a concurrent load, and the weights are then left unnamed, so that they are loaded
+once more.
 """
 
 from __future__ import annotations
@@ -19,39 +19,53 @@ from ajet.engine.remote_server import ServerAwayError
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, UserError
 
-CHANGING = "ajet-changing"
-"""What the names of no weights begin with."""
+CHANGING = "ajet-changing"  # prefix of placeholder names
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 
 
 class ConcurrentLoadError(AjetError):
-    """Somebody else gave the server weights while it got ours: nobody knows which it has."""
+    """Another process loaded weights at the same time; the server's weights are unknown."""
 
 
 class ServerWeights(ABC):
-    """The weights of the server at `base_url`. May be used from any thread."""
+    """The weights of the server at `base_url`. Usable from any thread."""
 
     kind: ClassVar[str]
-    """The server's name, for people."""
+    """Display name of the server's kind."""
     expected: ClassVar[str]
-    """What an error says that should stand there."""
+    """Expected server, for error messages."""
     cannot: ClassVar[str]
-    """What a server lacks that cannot be given weights."""
+    """The feature missing in servers that cannot load weights."""
 
     def __init__(self, base_url: str, headers: dict[str, str]) -> None:
         self._url, self._headers = base_url, headers
 
     @abstractmethod
     def name(self) -> str | None:
-        """The server's name for them; None: it has none, and they cannot be changed from here. Raises UserError."""
+        """Return the name of the weights, or None if the server has no names and cannot load weights.
+
+        Raises:
+            UserError: the server cannot be reached or refuses.
+        """
 
     @abstractmethod
     def _load_folder(self, folder: Path, name: str) -> str:
-        """Let the server load the weights in `folder`. Answers what it calls its weights after it, as it is found
-        there: the one from before, or `name` where a load gives it. Raises UserError."""
+        """Load the weights in `folder` into the server.
+
+        Returns:
+            The name found afterwards: the previous one, or `name` if the load sets it.
+
+        Raises:
+            UserError: the server cannot be reached or refuses.
+        """
 
     def give(self, folder: Path, name: str) -> None:
-        """Let the server load the weights in `folder`, and call them `name`. Raises UserError, Crossed."""
+        """Load the weights in `folder` into the server and name them `name`.
+
+        Raises:
+            UserError: the server cannot be reached or refuses.
+            ConcurrentLoadError: another process loaded weights at the same time.
+        """
         changing = f"{CHANGING}-{secrets.token_hex(8)}"
         self.rename(changing)
         found = self._load_folder(folder, name)
@@ -59,10 +73,14 @@ class ServerWeights(ABC):
             self.rename(name)
         elif found != name:
             self.rename(f"{CHANGING}-{secrets.token_hex(8)}")
-            raise ConcurrentLoadError(f"somebody else gave {self._url} weights ({found}) while it was given {name}")
+            raise ConcurrentLoadError(f"another process loaded weights ({found}) into {self._url} during this load")
 
     def rename(self, name: str) -> None:
-        """Give the server's weights another name. Raises UserError."""
+        """Rename the server's weights.
+
+        Raises:
+            UserError: the server cannot be reached or refuses.
+        """
         self._parse_answer(self._send_request("POST", "/update_weight_version", {"new_version": name}))
 
     def _send_request(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:
@@ -81,12 +99,12 @@ class ServerWeights(ABC):
         try:
             found = load_json(answer.content) if answer.content else {}
         except ValueError as error:
-            raise self._build_refusal(f"what is no JSON: {answer.text[:100]!r}", answer.request.url.path) from error
+            raise self._build_refusal(f"invalid JSON: {answer.text[:100]!r}", answer.request.url.path) from error
         return found if isinstance(found, dict) else {}
 
     def _build_refusal(self, why: str, request: str, kind: type[UserError] = UserError) -> UserError:
         return kind(
-            f"The {self.kind} server cannot be asked {request}: {why}",
+            f"The {self.kind} server failed a request ({request}): {why}",
             where=f"ajet.rollout.vllm.base_url: {self._url}",
             expected=self.expected,
         )

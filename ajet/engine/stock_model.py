@@ -1,7 +1,7 @@
-"""A model folder as a stranger loads it: by transformers alone, with nothing of ajet's loader, renderer or engine.
+"""Loads a model folder with transformers alone, without ajet's loader, renderer or engine.
 
-Invariant: what is found here is what whoever serves the folder will find: its own template, its own end tokens, its own
-weights in the number format that its config names.
+Invariant: results equal those of any other server of the folder: same template, end tokens, and weights in the number
+format of its config.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class ReplyLogprobs(NamedTuple):
     """A model's log-probabilities at each of R tokens."""
 
     logprobs: Floats
-    """[R] of the tokens, at temperature 1."""
+    """Logprobs of the tokens at temperature 1, shape [R]."""
     greedy: Ids
-    """[R] the likeliest instead."""
+    """Most likely token at each position, shape [R]."""
     margins: Floats
-    """[R] by how many nats that one is likelier."""
+    """Gap in nats between the most likely token and the given one, shape [R]."""
 
 
 class StockModel:
-    """A model out of a folder in Hugging Face layout, in evaluation mode."""
+    """A model from a folder in Hugging Face layout, in evaluation mode."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises what transformers raises for a folder that it cannot load."""
+        """Load the folder; errors of transformers are passed through."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         with quiet_transformers():
@@ -47,17 +47,17 @@ class StockModel:
 
     @property
     def dtype(self) -> str:
-        """The number format of the weights."""
+        """Number format of the weights."""
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens after which whoever generates with its own settings stops."""
+        """End tokens of the model's own generation settings."""
         end_ids = self.model.generation_config.eos_token_id
         return frozenset(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])
 
     def prompt(self, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any], day: date) -> Ids:
-        """[P] the ids of a conversation on that day, by the folder's template."""
+        """Render a conversation on the given day with the folder's template, and return its ids [P]."""
         ids = self.tokenizer.apply_chat_template(
             messages,
             tools=tools,
@@ -70,7 +70,7 @@ class StockModel:
 
     @torch.no_grad()
     def read(self, prompt: Ids, reply: Ids, adapter: str | None = None) -> ReplyLogprobs:
-        """One forward pass over a prompt [P] and a reply [R], by this one of several adapters."""
+        """Run one forward pass over a prompt [P] and a reply [R], with the given adapter if the folder has adapters."""
         if self.adapters:
             choose_adapter(self.model, adapter)
         ids = torch.from_numpy(np.concatenate([prompt, reply])).long().to(self.model.device)

@@ -1,7 +1,7 @@
-"""From the engine's thread to the callers' event loops.
+"""Passes chunks from the engine's thread to the callers' event loops.
 
-Invariant: what the engine has to say to one loop in one step is one wake-up of that loop, however many calls wait
-there; a call's chunks arrive in order and end with a finish or an error.
+Invariant: each step wakes each loop at most once, regardless of the number of waiting calls. A call's chunks arrive in
+order and end with a finish or an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ajet.schema.errors import EngineFailure
 
 
 class TokenStream:
-    """One call's chunks on their way. `put` and `fail` run on the loop; `next` is awaited by the caller."""
+    """The chunks of one call. `put` runs on the stream's loop; the caller awaits `next`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -22,7 +22,11 @@ class TokenStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> TokenChunk:
-        """The next chunk. Raises EngineFailure."""
+        """Wait for the next chunk.
+
+        Raises:
+            EngineFailure: the call failed.
+        """
         while not self._chunks:
             self._waiter = self.loop.create_future()
             await self._waiter
@@ -32,7 +36,7 @@ class TokenStream:
         return item
 
     def put(self, item: TokenChunk | EngineFailure) -> None:
-        """Hand over; on the stream's loop only."""
+        """Add a chunk; only on the stream's loop."""
         self._chunks.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -40,17 +44,17 @@ class TokenStream:
 
 
 class Outbox:
-    """Collects a step's chunks, by loop."""
+    """Collects the chunks of a step by loop."""
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, TokenChunk | EngineFailure]]] = {}
 
     def add(self, stream: TokenStream, item: TokenChunk | EngineFailure) -> None:
-        """To be sent with the next `send`."""
+        """Queue an item for the next `send`."""
         self._by_loop.setdefault(stream.loop, []).append((stream, item))
 
     def send(self) -> None:
-        """Wake each loop concerned once. A loop that has ended has nobody left to tell."""
+        """Wake each loop with queued items once; items of closed loops are dropped."""
         boxes, self._by_loop = self._by_loop, {}
         for loop, items in boxes.items():
             try:

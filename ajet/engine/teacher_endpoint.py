@@ -1,8 +1,8 @@
 """TeacherEndpoint: log-probabilities of given tokens from a server with `prompt_logprobs`, such as vLLM.
 
-Invariant: ids in, the numbers of exactly these ids out, at temperature 1; anything else is a TeacherFailure. Ids mean
-the same on both sides: before a run the server spells a sample of them, all added tokens included, and is refused where
-it spells one otherwise. Its key comes from the environment and is in no error.
+Invariant: the server returns logprobs of exactly the given ids at temperature 1, otherwise TeacherFailure is raised.
+Ids must mean the same on both sides: before a run the server spells a sample of ids, including all added tokens, and is
+refused on a difference. The key comes from the environment and never appears in errors.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 
 KEY = "ajet.trainer_common.algorithm.teacher"
 PROBED = 512
-"""Ids, about, that the server spells before a run."""
+"""Approximate number of ids spelled by the server before a run."""
 PAUSE = 0.5
 """Seconds before the second request; doubled before each further one."""
 UNKNOWN = "�"
 
 
 class TeacherEndpoint:
-    """The one of `algorithm.teacher`. Its requests are awaited on one loop. Raises ConfigError for a key that is no
-    key."""
+    """The server of `algorithm.teacher`; all its requests run on one loop.
+
+    Raises:
+        ConfigError: the key is invalid.
+    """
 
     def __init__(self, settings: TeacherConfig) -> None:
         assert settings.base_url is not None and settings.model is not None
@@ -47,10 +50,14 @@ class TeacherEndpoint:
         self._retries, self._timeout = settings.max_retries, settings.timeout
         self._key = read_api_key(settings.api_key_env) or None
         self._places = asyncio.Semaphore(settings.max_parallel)
-        self._client: httpx.AsyncClient | None = None
+        self.client: httpx.AsyncClient | None = None
 
     def require_same_tokenizer(self, tokenizer: Any) -> None:
-        """Raises ConfigError where the server spells an id otherwise than `tokenizer`, or does not answer."""
+        """Check that the server spells ids like `tokenizer`.
+
+        Raises:
+            ConfigError: the spelling differs, or the server does not answer.
+        """
         ids = choose_probe_ids(tokenizer)
         try:
             with httpx.Client(headers=self._build_headers(), timeout=self._timeout) as client:
@@ -59,14 +66,14 @@ class TeacherEndpoint:
         except (httpx.HTTPError, httpx.InvalidURL, TeacherFailure) as problem:
             why = f"it {self._describe_failure(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
             raise ConfigError(
-                f"The teacher cannot be asked: {why}",
+                f"The teacher cannot be used: {why}",
                 where=f"{KEY}.base_url ({self._url})",
                 expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
             ) from problem
         decoded = [(token, row.get("decoded_token")) for token, row in zip(ids[1:], rows, strict=True)]
         spelt = [(token, text) for token, text in decoded if text is not None]
         if not spelt:
-            logger.warning("The teacher's server spells no token: nobody knows that its ids are the policy's.")
+            logger.warning("The teacher's server returns no decoded tokens: the tokenizers cannot be compared.")
         for token, there in spelt:
             here = tokenizer.decode([token])
             if UNKNOWN in here or UNKNOWN in there:
@@ -75,28 +82,32 @@ class TeacherEndpoint:
                 raise build_tokenizer_error(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
-        """[T] per line, 0 where its mask is. Raises TeacherFailure."""
+        """Return logprobs, shape [T] per line, 0 outside the mask.
+
+        Raises:
+            TeacherFailure: the server failed or sent an invalid answer.
+        """
         return list(await asyncio.gather(*(self._score_timeline(line) for line in lines)))
 
     async def leave(self) -> None:
-        """Close the connections, on their loop."""
-        client, self._client = self._client, None
+        """Close the connections on their loop."""
+        client, self.client = self.client, None
         if client is not None:
             await client.aclose()
 
     def close(self) -> None:
-        """No further requests; whoever asked has left."""
+        """Does nothing: `leave` has closed the connections."""
 
     async def _score_timeline(self, line: Timeline) -> Floats:
         ids = line.ids.tolist()
         async with self._places:
-            rows = await self._request_rows(ids)
+            rows = await self.request_rows(ids)
         found = np.zeros(len(ids), np.float32)
         for at in np.flatnonzero(line.mask).tolist():
             found[at] = rows[at - 1]["logprob"]
         return found
 
-    async def _request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
+    async def request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
         for number in range(self._retries + 1):
             try:
                 return self._parse_rows(await self._post_ids(ids), ids)
@@ -107,10 +118,10 @@ class TeacherEndpoint:
         raise AssertionError("unreachable")
 
     async def _post_ids(self, ids: list[int]) -> httpx.Response:
-        if self._client is None:
-            self._client = httpx.AsyncClient(headers=self._build_headers(), timeout=self._timeout)
+        if self.client is None:
+            self.client = httpx.AsyncClient(headers=self._build_headers(), timeout=self._timeout)
         try:
-            return await self._client.post(f"{self._url}/completions", json=self._build_body(ids))
+            return await self.client.post(f"{self._url}/completions", json=self._build_body(ids))
         except httpx.HTTPError as problem:
             raise TeacherFailure(f"the teacher at {self._url} {self._describe_failure(problem)}", own=True) from problem
 
@@ -126,12 +137,16 @@ class TeacherEndpoint:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _excerpt_response(self, response: httpx.Response, most: int) -> str:
-        """The beginning of its answer, without the key."""
+        """Return the beginning of the response without the key."""
         text = response.text.replace(self._key, "[redacted]") if self._key else response.text
         return text[:most] or "nothing"
 
     def _parse_rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
-        """The teacher's answer for each id but the first. Raises TeacherFailure."""
+        """Return the server's entry for each id but the first.
+
+        Raises:
+            TeacherFailure: the response is an error or does not match the ids.
+        """
         status = response.status_code
         if status >= 400:
             is_retryable = status >= 500 or status in RETRYABLE
@@ -158,23 +173,23 @@ class TeacherEndpoint:
 
 
 def choose_probe_ids(tokenizer: Any) -> list[int]:
-    """The tokenizer's ids that were added to its vocabulary, and some of the rest, evenly."""
+    """Return the tokenizer's added ids and an even sample of the others."""
     added = sorted(tokenizer.get_added_vocab().values())[:PROBED]
     rest = sorted({*tokenizer.get_vocab().values()} - {*added})
     return [*rest[:: max(1, len(rest) // PROBED)], *added]
 
 
 def build_tokenizer_error(why: str) -> ConfigError:
-    """The refusal of a teacher whose ids are other tokens."""
+    """Return the error for a teacher with another tokenizer."""
     return ConfigError(
         f"The teacher has another tokenizer than the policy: {why}.",
         where=KEY,
-        expected="a teacher of the policy's own family: it is asked about the ids that the policy sampled",
+        expected="a teacher of the policy's own family: it scores the ids that the policy sampled",
     )
 
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
-    """For the list of what a run stands on: the teacher's server."""
+    """Yield the teacher's server for the run's list of required services."""
     if "trains" not in experiment.backbone.can:
         return
     algorithm = experiment.ajet.trainer_common.algorithm
@@ -190,5 +205,5 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
         f"{KEY}.base_url",
         lambda seconds: find_model_problem(base_url, model, key, seconds, named="the teacher's server"),
         f"an OpenAI-compatible server that has {model} and answers prompt_logprobs",
-        f"start it, or mend {KEY}.base_url and model",
+        f"start it, or correct {KEY}.base_url and model",
     )

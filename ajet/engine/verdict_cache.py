@@ -1,10 +1,9 @@
-"""Models that were held against their eager forward pass before, with what they are computed by, on this machine.
+"""Stores which models passed the check against their eager forward pass on this machine.
 
-Invariant: a verdict is kept under all that it follows from but the values of the weights: the model's modules and
-configuration, its own code and the files beside it, the code here that computes it, number formats, device, processor,
-libraries and what the environment tells them; not the number of threads, which moves rounding alone. Only agreement is
-kept: what disagreed is tried again. The weights themselves the canary holds, at each start: a run without one keeps no
-verdicts and believes none.
+Invariant: the key of a verdict covers everything relevant except the values of the weights: modules and configuration,
+the model's code and files next to it, ajet's code, number formats, device, processor, libraries and their environment
+variables; not the thread count, which affects rounding only. Only agreement is stored; failed models are checked every
+time. The canary checks the weights at each start, so a run without canary neither stores nor uses verdicts.
 """
 
 from __future__ import annotations
@@ -23,34 +22,40 @@ from ajet.config.locations import find_cache_root
 from ajet.engine.models import read_processor_flags
 
 _LIBRARY_VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")
-"""How the names of environment variables begin that choose kernels."""
+"""Prefixes of environment variables that select kernels."""
 
 
 class VerdictCache:
-    """The verdicts in one folder, a file each; None: in ajet's cache. A folder that cannot be read or written costs
-    time: models are then tried at each start."""
+    """Verdicts in one folder, one file each. `folder`: None for ajet's cache.
+
+    An unreadable or read-only folder only costs time: models are then checked at each start.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or find_cache_root() / "agreed"
 
     def has(self, key: str) -> bool:
-        """Whether the agreement `key` was kept."""
-        return bool(key) and os.path.isfile(self._folder / key)  # Path.exists raises where nothing may be looked at
+        """True if agreement was stored under `key`."""
+        # Path.exists raises an error in folders without permission
+        return bool(key) and os.path.isfile(self._folder / key)
 
     def add(self, key: str) -> None:
-        """Keep it; "" is not kept. Idempotent."""
+        """Store agreement under `key`, except "". Idempotent."""
         if not key:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / key).touch()
         except OSError as error:
-            logger.info("{}: each start holds the model against its eager pass again", error)
+            logger.info("{}: each start checks the model against its eager pass again", error)
 
 
 def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
-    """Under what a verdict on `model` is kept; "" where some of its code lies in no file. `code`: folders of ours whose
-    modules compute it."""
+    """Return the key of a verdict on `model`, or "" if some of its code is not in a file.
+
+    Args:
+        code: folders of ajet's modules that compute the model.
+    """
     import torch
     import transformers
 
@@ -84,12 +89,12 @@ def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
 def _find_source_file(kind: type) -> str | None:
     try:
         file = inspect.getsourcefile(kind)
-    except (TypeError, OSError):  # made in a notebook, or compiled
+    except (TypeError, OSError):  # defined in a notebook, or compiled
         return None
     return file if file and os.path.isfile(file) else None
 
 
 def _list_configured_modules(model: Any) -> list[Any]:
-    """One module for each distinct configuration; layers share theirs."""
+    """Return one module per distinct configuration; layers share theirs."""
     found = {id(module.config): module for module in model.modules() if hasattr(module, "config")}
     return [module for module in found.values() if hasattr(module.config, "to_json_string")]

@@ -1,7 +1,6 @@
-"""An engine that one can look at while it answers: which replies are under way, how many tokens, the newest words.
+"""Observes an engine while it answers: running replies, their token counts and newest words.
 
-Invariant: what is sampled passes through unchanged; whoever looks reads and never waits. The words are decoded by who
-looks, when it looks.
+Invariant: samples pass through unchanged, and observers never wait. Words are decoded only when observed.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from typing import Any, cast
 from ajet.engine.contract import ChatEngine, EngineWrapper, TokenChunk, TokenEngine, TokenRequest
 
 TAIL = 48
-"""Tokens of a reply that are decoded for a look."""
+"""Number of last tokens decoded for display."""
 
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
-    """A reply that is being made."""
+    """A reply in progress, with its newest tokens."""
 
     name: str
-    """Whose: "task 0, attempt 1"."""
+    """Display name, such as "task 0, attempt 1"."""
     tokens: int = 0
     newest: list[int] = field(default_factory=list)
     words: str = ""
-    """Of a chat engine, which has no ids."""
+    """Newest words of a chat engine, because it has no ids."""
 
 
 class Watch:
-    """An engine's replies under way, and its tokens since the first."""
+    """Running replies of an engine, and token counts since its first reply."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.under_way: list[UnderWay] = []
         self.prompt_tokens = self.sampled_tokens = 0
         self.began: float | None = None
-        """When the first reply was asked for, monotonic."""
+        """Monotonic time of the first request."""
 
     def begin(self, name: str, prompt_tokens: int = 0) -> UnderWay:
-        """A reply is asked for."""
+        """Register a new reply and return it."""
         self.began = time.monotonic() if self.began is None else self.began
         self.prompt_tokens += prompt_tokens
         reply = UnderWay(name)
@@ -55,25 +54,25 @@ class Watch:
         self.sampled_tokens += len(ids)
 
     def end(self, reply: UnderWay) -> None:
-        """Forget a reply that is complete, or given up."""
+        """Remove a completed or cancelled reply."""
         self.under_way.remove(reply)
 
     def newest_words(self) -> tuple[UnderWay, str] | None:
-        """The end of the reply that is under way for longest; None while there is none."""
+        """Return the oldest running reply and its newest words, or None."""
         for reply in self.under_way[:1]:
             return reply, reply.words or (self._tokenizer.decode(reply.newest) if reply.newest else "")
         return None
 
 
 class WatchedEngine(EngineWrapper):
-    """A TokenEngine around another one."""
+    """A TokenEngine that counts the tokens of an inner engine."""
 
     def __init__(self, engine: TokenEngine, tokenizer: Any) -> None:
         super().__init__(engine)
         self.watch = Watch(tokenizer)
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Pass on, and count."""
+        """Stream the inner engine's reply and count its tokens."""
         name = f"task {request.key.task}, attempt {request.key.repeat}"
         reply = self.watch.begin(name, len(request.prompt_ids))
         try:
@@ -85,11 +84,11 @@ class WatchedEngine(EngineWrapper):
             self.watch.end(reply)
 
     def paused(self) -> AbstractContextManager[object]:
-        """The inner engine's, if it has one."""
+        """Pause the inner engine if supported."""
         return self._enter_inner("paused")
 
     def held(self) -> AbstractContextManager[object]:
-        """The inner engine's, if it has one."""
+        """Hold the inner engine's next step if supported."""
         return self._enter_inner("held")
 
     def _enter_inner(self, name: str) -> AbstractContextManager[object]:
@@ -97,22 +96,22 @@ class WatchedEngine(EngineWrapper):
         return nullcontext() if made is None else cast(AbstractContextManager[object], made())
 
     def weights_changed(self, version: int) -> None:
-        """Passed on."""
+        """Pass the new version to the inner engine."""
         self._engine.weights_changed(version)
 
     def close(self) -> None:
-        """Passed on."""
+        """Close the inner engine and its resources."""
         self._engine.close()
 
 
 class WatchedChat:
-    """A ChatEngine around another one; of a reply that does not stream nothing is seen before its end."""
+    """A ChatEngine around an inner one; replies without streaming become visible only at their end."""
 
     def __init__(self, engine: ChatEngine) -> None:
         self._engine, self.watch = engine, Watch(None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Pass on."""
+        """Return the inner engine's reply."""
         reply = self.watch.begin("a reply of the endpoint")
         try:
             return await self._engine.chat(request)
@@ -120,7 +119,7 @@ class WatchedChat:
             self.watch.end(reply)
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Pass on, and keep the newest words."""
+        """Stream the inner engine's reply and store its newest words."""
         reply = self.watch.begin("a reply of the endpoint")
         try:
             async with aclosing(cast(Any, self._engine.stream(request))) as chunks:
@@ -132,5 +131,5 @@ class WatchedChat:
             self.watch.end(reply)
 
     def close(self) -> None:
-        """Passed on."""
+        """Close the inner engine and its resources."""
         self._engine.close()

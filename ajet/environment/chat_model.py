@@ -1,8 +1,8 @@
-"""Calls models of OpenAI-compatible servers other than the trained model, on the tools' loop; models of AgentRL's
-`agent_config.yml` too.
+"""Call models of OpenAI-compatible servers other than the trained model, on the tools' event loop.
 
-Invariant: one call is one request with a time limit. Errors are `NoAnswerError` with a retry flag, never with the key.
-An unusable configuration is one ConfigError before any call.
+Models of AgentRL's `agent_config.yml` are supported, too. Invariant: a call is a single request with a time limit.
+Errors are `NoAnswerError` with a retry flag, never with the key. An unusable configuration raises a single ConfigError
+before any call.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES = 4 << 20
 VECTOR_BYTES, VECTOR_VALUES = 1 << 20, 20_000
-"""Of a text's vector, as a server writes its numbers."""
+"""Limits on the size of an embedding response: bytes and numbers per vector."""
 KEEPALIVE_S = 4.0
 RETRYABLE_STATUSES = (408, 409, 425, 429)
 LONGEST_WAIT_S = 60.0
 """Maximum accepted Retry-After of a server."""
 MOST_TOKENS = 1 << 53
-"""Maximum plausible token count; larger values count as unknown."""
+"""Maximum plausible token count. Larger values count as unknown."""
 HANG_WARNING_S = 60.0
 """Seconds between two warnings about a hanging server."""
-_hung = RateLimiter(HANG_WARNING_S)  # by server
+hung_endpoints = RateLimiter(HANG_WARNING_S)  # by server
 _sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -76,7 +76,11 @@ class ChatModel(BaseModel):
 
 
 def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
-    """Return the model at an address; `key`: "" for none. Raises ConfigError that names `where`."""
+    """Return the model at an address. Raise ConfigError naming `where`.
+
+    Args:
+        key: The API key, or "".
+    """
     try:
         return ChatModel(base_url=url, model=name, api_key=SecretStr(key))
     except ValidationError as error:
@@ -114,16 +118,20 @@ class ChatReply:
     cut: bool = False
     """True if cut at the token limit."""
     refused: str = ""
-    """Reason of a refusal, by the model or its server."""
+    """Reason of a refusal by the model or its server."""
     prompt_tokens: int = 0
     reply_tokens: int = 0
-    """As counted by the server; 0 if unknown."""
+    """Token count of the reply reported by the server, 0 if unknown."""
 
 
 async def ask_model(
     model: ChatModel, prompt: str, seconds: float, more: Mapping[str, Any] = MappingProxyType({})
 ) -> str:
-    """Return the model's answer to one message; `more`: further request fields. Raises NoAnswerError."""
+    """Return the model's answer to a single message. Raise NoAnswerError without an answer.
+
+    Args:
+        more: Further request fields.
+    """
     answer = await request_completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
         raise NoAnswerError("it answered nothing", is_retryable=True)
@@ -131,7 +139,7 @@ async def ask_model(
 
 
 async def request_completion(model: ChatModel, body: Mapping[str, Any], seconds: float) -> ChatReply:
-    """Its reply to a request of Chat Completions. Raises NoAnswerError."""
+    """Send a request of Chat Completions and return the reply. Raises NoAnswerError."""
     content = await _post_request(model, "chat/completions", body, seconds, ANSWER_BYTES)
     try:
         return _parse_reply(content)
@@ -140,7 +148,7 @@ async def request_completion(model: ChatModel, body: Mapping[str, Any], seconds:
 
 
 async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: float) -> list[list[float]]:
-    """A vector for each text, all of one length. Raises NoAnswerError."""
+    """Return a vector for each text, all of equal length. Raises NoAnswerError."""
     body = await _post_request(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
     try:
         rows = sorted(load_json(body, most=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
@@ -178,7 +186,7 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
                     after=_retry_after_seconds(reply.headers.get("Retry-After")),
                 )
     except asyncio.TimeoutError:
-        if _hung.is_due(model.place):
+        if hung_endpoints.is_due(model.place):
             logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
         raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
     except (aiohttp.ClientError, OSError) as problem:
@@ -194,14 +202,14 @@ def _shorten_body(model: ChatModel, body: bytes, most: int = 120) -> str:
 
 
 def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str) -> str:
-    """Return "" if one model answers, else the problem of each; problems before an answering model are logged."""
+    """Return "" if a model answers, else the problem of each. Problems before an answering model are logged."""
     wrong: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
         why = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
         if not why:
             for each in wrong:
-                logger.warning("{}: {}; the next one is asked in its place", named, each)
+                logger.warning("{}: {}; trying the next model", named, each)
             return ""
         wrong.append(f"{model.model} at {model.place}: {why}")
     return "; ".join(wrong)
@@ -252,7 +260,7 @@ def _parse_reply(body: bytes) -> ChatReply:
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         filtered, used = choice.get("finish_reason") == "content_filter", answer.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise NoAnswerError("it answered what is no chat completion", is_retryable=True) from None
+        raise NoAnswerError("its answer is no chat completion", is_retryable=True) from None
     raw_text = content if isinstance(content, str) else ""
     text = raw_text.rpartition("</think>")[2].strip()
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
@@ -268,7 +276,7 @@ def _parse_reply(body: bytes) -> ChatReply:
 
 
 def _read_token_count(used: Any, name: str) -> int:
-    """Return a token count of `usage`; 0 if missing or implausible."""
+    """Return a token count of `usage`, or 0 if missing or implausible."""
     count = used.get(name) if isinstance(used, Mapping) else None
     if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count <= MOST_TOKENS:
         return int(count)

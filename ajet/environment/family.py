@@ -18,7 +18,7 @@ import psutil
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 PATIENCE = 10.0
-"""Seconds for stopping a family; later descendants may be missed."""
+"""Time limit in seconds for stopping a family. Later descendants may be missed."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 
 
@@ -55,7 +55,7 @@ def end_tree(leader: int) -> None:
 
 
 def end_descendants(head: psutil.Process) -> None:
-    """Stop all descendants, so none starts another, then kill them."""
+    """Stop all descendants first (a stopped process cannot start another), then kill them."""
     stopped: set[psutil.Process] = set()
     until = time.monotonic() + PATIENCE
     while (fresh := members(head) - stopped) and time.monotonic() < until:

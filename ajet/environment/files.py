@@ -1,6 +1,6 @@
-"""Reads user files that describe servers, models or environments.
+"""Read user files that describe servers, models or environments.
 
-Invariant: an error names the place, never the line's content, which may hold a key. Secrets appear in files as
+Invariant: an error names the place, never the line's content, because lines may hold keys. Secrets appear in files as
 `${NAME}` and are expanded from the environment.
 """
 
@@ -38,7 +38,7 @@ def find_named_file(named: str, base: Path, key: str) -> Path:
 
 
 def read_yaml(file: Path, form: str = "no YAML") -> Any:
-    """Return the file's tree, cached until the file changes; read-only for callers.
+    """Return the file's tree, cached until the file changes. Callers must not modify the tree.
 
     Raises:
         ConfigError: invalid YAML, described as `form`.
@@ -61,7 +61,7 @@ def _read_yaml(file: Path, form: str, version: tuple[int, ...]) -> Any:
 
 
 def invalid_section_error(error: ValidationError, file: Path, known: Iterable[str], *above: str) -> ConfigError:
-    """Return the error for the first invalid value, with its place below `above`; `known`: valid keys."""
+    """Return the error for the first invalid value, with its place below `above`. `known`: valid keys."""
     first = error.errors()[0]
     place = ".".join(map(str, (*above, *first["loc"])))
     return ConfigError(
@@ -72,7 +72,7 @@ def invalid_section_error(error: ValidationError, file: Path, known: Iterable[st
 
 
 def first_message(error: ValidationError) -> str:
-    """The first message of a validation error, in its own words."""
+    """Return the first message of a validation error."""
     return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
@@ -91,8 +91,9 @@ def find_variables(value: Any) -> dict[str, bool]:
 
 
 def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
-    """Expand `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default replaces unset
-    and empty values.
+    """Expand `${NAME}` and `${NAME:-default}` from `variables`, else from the environment.
+
+    The default replaces unset and empty values.
 
     Raises:
         ConfigError: an unset name has no default.
@@ -121,8 +122,9 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
 def read_variables(
     file: Path, environment: Mapping[str, str] | None = None, *, template: Path | None = None
 ) -> dict[str, str]:
-    """Return the variables of an env file, expanded by the environment and by earlier lines; the environment takes
-    precedence.
+    """Return the variables of an env file, expanded by the environment and by earlier lines.
+
+    The environment takes precedence.
 
     Args:
         template: file to start from, for the error.

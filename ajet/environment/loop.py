@@ -1,9 +1,9 @@
 """The thread and event loop of tool connections, shared by all attempts.
 
-Invariants: one loop per process, started on first use (a fork gets its own, with empty tables); no user code runs on
-the loop. Cancelling a caller cancels only its work on the loop, except work run to the end. Work cancelled on the loop
-itself raises `CallFailedError`, never CancelledError. Possibly hanging foreign code runs in a daemon thread per call
-(`in_thread`), outside any pool, so endless calls block neither other calls nor the exit.
+Invariants: each process has a single loop, started on first use (a fork gets a new loop with empty tables). No user
+code runs on the loop. Cancelling a caller cancels only its work on the loop, except work run to the end. Work cancelled
+on the loop itself raises `CallFailedError`, never CancelledError. Possibly hanging foreign code runs in a daemon thread
+per call (`in_thread`), outside any pool, so endless calls block neither other calls nor the exit.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ Table = TypeVar("Table", dict[Any, Any], list[Any])
 ENDS_S = 5.0
 """Seconds for closing connections at exit."""
 _of_parents: list[Any] = []
-"""Tables of a fork's parent; releasing them would close the parent's connections."""
+"""Tables of a fork's parent. Releasing the tables would close the parent's connections."""
 LONGEST_MESSAGE = 4_000
-"""Maximum characters of a failure's message; a server's text may be long."""
+"""Limit on the characters of a failure's message, because a server's text may be long."""
 
 
 class CallFailedError(EnvironmentFailure):
@@ -71,7 +71,7 @@ class CallFailedError(EnvironmentFailure):
 
 
 def process_local(table: Table) -> Table:
-    """A table of what lives on the loop: empty in a fork."""
+    """Return a table for objects living on the loop, empty in a fork."""
 
     def begin_anew() -> None:
         _of_parents.append(table.copy())
@@ -87,7 +87,7 @@ _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = process_local([])
 
 
 def tools_loop() -> asyncio.AbstractEventLoop:
-    """Return the tools' loop of this process."""
+    """Return the tools' event loop of the process."""
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -98,7 +98,7 @@ def tools_loop() -> asyncio.AbstractEventLoop:
 
 
 def close_at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Await it on the loop before the process ends."""
+    """Await `close` on the loop before the process ends."""
     _at_end.append(close)
 
 

@@ -1,8 +1,8 @@
-"""Pins the tools of a run to those of its first attempt.
+"""Pin the tools of a run to the tools of its first attempt.
 
 Invariant: every attempt of a run is offered the same tools (names, descriptions, schemas, order) in every process and
-after every resume. An attempt with other tools fails with the difference. The run folder stores the tools once; a
-replay reads them.
+after every resume. An attempt with other tools fails with the difference. The run folder stores the tools once, and a
+replay reads the stored tools.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PinnedTools:
 
 
 class ToolPins:
-    """Pinned tools of one run in one process. Thread-safe."""
+    """Pinned tools of a run in a process. Thread-safe."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class ToolPins:
         """Create the pins.
 
         Args:
-            first: receives the tools of the first attempt of this process, returns those of the run's first attempt;
-                None compares within this process only.
+            first: receives the tools of the process's first attempt, returns the tools of the run's first attempt. None
+                compares within the process only.
             redact: removes secrets before storing and comparing.
         """
         self._first, self._redact, self._lock = first, redact, threading.Lock()
@@ -110,7 +110,7 @@ class PinnedFile:
         self.tools = read_pinned(folder) if goes_on else None
 
     def first(self, found: list[Any]) -> list[Any]:
-        """Return the tools of the run's first attempt; store `found` if this is the first."""
+        """Return the tools of the run's first attempt. In the first attempt, store `found`."""
         if self.tools is None:
             write_atomically(self._file, json.dumps({"tools": found}, indent=1, ensure_ascii=False) + "\n")
             self.tools = found
@@ -118,7 +118,7 @@ class PinnedFile:
 
 
 def read_pinned(folder: Path) -> list[Any] | None:
-    """Return the pinned tools of the run in `folder` as a request's `tools`; None without any. Raises UserError."""
+    """Return the pinned tools of the run in `folder` as a request's `tools`, or None. Raises UserError."""
     try:
         tools = read_json(folder / FILE)["tools"]
         PinnedTools.of(tools)

@@ -1,12 +1,12 @@
-"""Replays recorded tool uses in place of tools.
+"""Replay recorded tool uses in place of tools.
 
-Invariant: a use is answered with the recorded result for the same task, tool and arguments after the same earlier uses;
-overlapping uses may come in any order. An incomplete record is a miss, never a guess. Nothing is started and no network
-is used. Server tools are the run's pinned ones; questions to a browse agent are part of its condensed result.
+Invariant: a use is answered with the recorded result for the same task, tool and arguments after the same earlier uses.
+Overlapping uses may come in any order. An incomplete record is a miss, never a guess. No process is started and no
+network is used. Server tools are the run's pinned tools. Questions to a browse agent are part of its condensed result.
 
-`RunReplay` holds the recorded attempts by task. A `ReplayWalk` follows the attempts equal to the current one so far;
-`note_use` drops the others. The lookup key is (earlier uses, tool, canonical arguments), except for the order of
-overlapping uses, which an immediate replay cannot repeat.
+`RunReplay` holds the recorded attempts by task. A `ReplayWalk` follows the attempts equal to the current attempt so
+far; `note_use` drops all others. The lookup key is (earlier uses, tool, canonical arguments), except for the order of
+overlapping uses, because an immediate replay cannot repeat the timing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunReplay:
             )
 
     def walk(self, task: Task, repeat: int) -> ReplayWalk:
-        """Return the walk of one attempt at a task; the recorded attempt with the same `repeat` is preferred."""
+        """Return the walk of an attempt at a task, preferring the recorded attempt with the same `repeat`."""
         found = sorted(self._attempts.get(_task_key(task), ()), key=lambda each: each[0] != repeat)
         return ReplayWalk([_FollowedAttempt(uses) for _, uses in found], self, task.task_id)
 
@@ -92,7 +92,7 @@ class _FollowedAttempt:
 
 
 class ReplayWalk:
-    """Progress of one attempt along recorded ones. Thread-safe."""
+    """Progress of an attempt along recorded attempts. Thread-safe."""
 
     def __init__(self, followed: list[_FollowedAttempt], replay: RunReplay, task: str) -> None:
         self._followed, self._replay, self._task = followed, replay, task
@@ -100,7 +100,7 @@ class ReplayWalk:
         self._count = 0
 
     def tools(self) -> list[dict[str, Any]] | None:
-        """Return the recorded tools as a request's `tools`; None to query the servers. Raises ReplayMissError."""
+        """Return the recorded tools as a request's `tools`, or None to query the servers. Raises ReplayMissError."""
         if self._replay.tools is None and self._replay.on_miss == "error":
             raise ReplayMissError(
                 f"the replayed run did not store the tools of its servers ({FILE}); environment.replay_miss: "
@@ -109,7 +109,7 @@ class ReplayWalk:
         return self._replay.tools
 
     def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
-        """Return the recorded use; None to call the tool. Raises ReplayMissError."""
+        """Return the recorded use, or None to call the tool. Raises ReplayMissError."""
         wanted = canonical_json(bound_arguments(arguments))
         with self._lock:
             found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]

@@ -1,7 +1,7 @@
 """App: the ASGI application of a gateway, the same for sockets and for the in-process transport.
 
-Invariant: every request is answered, also one to an unknown path and one that meets an error of ours, with a status, an
-id that clients show in their errors (and the log has), and an error in the shape that its client parses.
+Invariant: every request gets an answer, also for an unknown path or after an internal error. The answer has a status, a
+request id (shown by clients in their errors and written to the log) and an error in the client's own shape.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from ajet.gateway.session import Session
 from ajet.gateway.stream_pacing import StreamPacing
 
 PATH_KEY = "ajet.key"
-"""In a scope: the key that its URL path held (`/s/KEY/v1/…`)."""
+"""Scope key: the key found in the URL path (`/s/KEY/v1/…`)."""
 
 
 class App:
-    """Sends requests for replies to their dialects, and all others to Starlette's routes. A path `/s/KEY/…` is that of
-    a client that cannot send a key otherwise."""
+    """Sends requests for replies to their dialects, and all others to Starlette's routes.
+
+    A path `/s/KEY/…` serves clients that cannot send a key in a header.
+    """
 
     def __init__(
         self,
@@ -59,16 +61,16 @@ class App:
         self._dialects, self._others, self._keys, self._pacing = dialects, others, keys, pacing
         self._format_error, self._answer_failure = format_error, answer_failure
         self.opens_later = False
-        """True if more routes are added once the gateway serves: an unknown path is then served soon."""
+        """True if more routes will be added while the gateway serves. An unknown path then gets 503 instead of 404."""
         self._guarded = ServerErrorMiddleware(others, handler=answer_failure)
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """All routes, those of the dialects included."""
+        """All routes, including the routes of the dialects."""
         return self._others.routes
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
-        """Serve these routes too; no others follow."""
+        """Serve further routes. No routes can follow."""
         self._others.router.routes.extend(routes)
         self.opens_later = False
 
@@ -89,13 +91,13 @@ class App:
         except asyncio.CancelledError:
             if state.get(PEER) is None:
                 raise
-            build_error = partial(self._format_error, Request(scope))  # the server's end has cancelled it
+            build_error = partial(self._format_error, Request(scope))  # cancelled by the shutdown of the server
             await end_by_shutdown(scope, partial(_send_with_id, send, request_id), build_error)
 
     async def _serve_dialect(
         self, dialect: Dialect, scope: Scope, receive: Receive, send: Send, request_id: str
     ) -> None:
-        """Serve a request for replies."""
+        """Serve a request for replies, or refuse a request without a valid key."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         found: tuple[str, Grant[Session]] | Refused
         try:
@@ -124,8 +126,10 @@ async def _send_with_id(send: Send, request_id: str, message: Message) -> None:
 def find_grant(
     keys: Keys[Session], scope: Mapping[str, Any], headers: Mapping[bytes, bytes]
 ) -> tuple[str, Grant[Session]]:
-    """Return the key of a request and what it stands for: the first that is one, of the path, `Authorization: Bearer`,
-    `x-api-key` and `api-key`. Raises Refused."""
+    """Return the key of a request and its grant. Raises Refused if no key is valid.
+
+    Keys are tried in this order: path, `Authorization: Bearer`, `x-api-key`, `api-key`.
+    """
     offered = [scope[PATH_KEY]] if PATH_KEY in scope else []
     kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer":
@@ -140,7 +144,7 @@ def find_grant(
 
 
 def _resolve_path(scope: Scope, path: str) -> Scope:
-    """Return the scope without the key in its path, and without a /v1 that a client added to an address with one."""
+    """Return the scope without the key in the path, and without a doubled /v1 added by the client."""
     scope = dict(scope)
     if path.startswith("/s/"):
         scope[PATH_KEY], _, rest = path[3:].partition("/")

@@ -17,21 +17,22 @@ Headers = Sequence[tuple[bytes, bytes]]
 Leave = Callable[[], None]
 
 LOST = "ajet.lost"
-"""In a scope's state: called if a client proves to have left without the reply that was sent to it."""
+"""State key: a function to call if the client turns out to have left without its reply."""
 WATCH = "ajet.watch"
-"""In a scope's state: takes the function to call when the client leaves (None: no longer any). Without it a task waits
-for a disconnect from `receive`."""
+"""State key: takes the function to call when the client leaves (`None` unregisters).
+
+Without this key a task waits for a disconnect from `receive`."""
 REQUEST_ID = "ajet.request_id"
-"""In a scope's state: the id of the request, which its answer has in its headers."""
+"""State key: the id of the request, repeated in the headers of the answer."""
 NO_RETRY_HEADER = (b"x-should-retry", b"false")
-"""Tells OpenAI's and Anthropic's clients not to retry."""
+"""Header that keeps OpenAI's and Anthropic's clients from retrying."""
 JSON_HEADER = (b"content-type", b"application/json")
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
 """Returns the shortest JSON text of a value."""
 
 
 def add_request_id(message: Any, request_id: str) -> Any:
-    """Return an ASGI message; the head of an answer gets the request's id, under Anthropic's and OpenAI's name."""
+    """Return an ASGI message. The head of an answer gets the request's id, as Anthropic and OpenAI name it."""
     if message["type"] != "http.response.start":
         return message
     encoded = request_id.encode()
@@ -52,7 +53,7 @@ async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], he
 
 
 def list_refusal_headers(refused: Refused) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell clients whether and when to retry."""
+    """Return the headers that control a client's retries."""
     headers: list[tuple[bytes, bytes]] = []
     if refused.retry_after is not None:
         headers.append((b"retry-after", str(refused.retry_after).encode()))
@@ -62,7 +63,10 @@ def list_refusal_headers(refused: Refused) -> list[tuple[bytes, bytes]]:
 
 
 async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refused], Mapping[str, Any]]) -> None:
-    """Answer a request that the server's end interrupts: the client is told to retry, or finds its stream broken."""
+    """Answer a request interrupted by the server's shutdown.
+
+    The client gets a 503 with `retry-after`, or its connection is closed if a reply has begun.
+    """
     peer = peer_of(scope)
     if peer is not None and peer.begun:
         await break_off(scope)
@@ -72,8 +76,8 @@ async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refus
 
 
 async def break_off(scope: Scope) -> None:
-    """Close the client's connection: its stream ends without the final mark."""
+    """Close the client's connection: the stream ends without the final mark."""
     peer = peer_of(scope)
     if peer is not None:
         peer.transport.abort()
-        await asyncio.sleep(0)  # uvicorn notices, and does not complain of a reply without an end
+        await asyncio.sleep(0)  # lets uvicorn notice, or uvicorn would log a reply without an end

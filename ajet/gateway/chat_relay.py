@@ -1,7 +1,7 @@
 """Replies of a chat engine: a debug model, or a remote server.
 
-Invariant: the engine gets the client's request as it was meant, and its answer is passed on unchanged. Such replies
-have no token ids here, so they are recorded and never trained on.
+Invariant: the engine gets the client's request unchanged in meaning, and the answer is passed on unchanged. Replies of
+chat engines have no token ids, and are recorded but never trained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.schema.errors import EngineFailure
 from ajet.tokens.parsing import Delta
 
 ChatAnswer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
-"""The message, why it ended, and the server's own token counts."""
+"""The message, its finish reason, and the server's own token counts."""
 
 
 async def relay_chat(
@@ -54,14 +54,14 @@ async def relay_chat(
     if ignored := {**request.inert_fields, **lowered}:
         call.extra["ignored"] = ignored
     if request.is_streamed:
-        if request.counts_tokens:  # without it servers count nothing in streams
+        if request.counts_tokens:  # servers do not count tokens of streams by default
             body["stream_options"] = {"include_usage": True}
         message, finish, usage = await relay_stream(engine.stream(body), reply.add_deltas)
     else:
         message, finish, usage = read_answer(await engine.chat(body))
     if not recorder.settle(call, finish, message=message):
         raise build_ended_error()
-    reply.is_readable = True  # the client may have left when nothing was left to cancel
+    reply.is_readable = True  # the client may have left after the last cancellable step
     reply.message, reply.finish = message, finish
     reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
 
@@ -97,7 +97,7 @@ def build_chat_body(request: ParsedRequest, run: Sampling) -> dict[str, Any]:
 
 
 def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
-    """Return the parts of a chat engine's answer. Raises EngineFailure if it is no chat completion."""
+    """Return the parts of a chat engine's answer. Raises EngineFailure for any other JSON."""
     try:
         message, finish = parse_chat_choice(answer["choices"][0])
     except MALFORMED as error:

@@ -1,7 +1,7 @@
 """Connection: the connection of one client, parsed by uvicorn, with the server's limits.
 
-Invariant: bytes without effect (an endless header, a trailer, an extension of a chunk) and seconds in which nothing
-arrives, or nothing of a reply is read, are bounded. Errors are answered in JSON. Parts of a reply cost nothing here.
+Invariant: bytes without effect (an endless header, a trailer, an extension of a chunk) are bounded. So are the seconds
+in which no bytes arrive, or no part of a reply is read. Errors are answered in JSON. Parts of a reply add no cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fie
 
 
 class ConnectionOwner(Protocol):
-    """The listener of a connection, `ajet.gateway.listener.Acceptor`, which imports this module."""
+    """The listener of a connection: `ajet.gateway.listener.Acceptor`, which imports this module."""
 
     shared: ServerCounters
 
@@ -35,11 +35,11 @@ class ConnectionOwner(Protocol):
         """Stop counting the connection as one without a valid key."""
 
     def left(self, connection: Connection) -> None:
-        """Forget a closed connection."""
+        """Remove a closed connection from all counts."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """The connection of one client. A client that closes without having read all data resets it."""
+    """The connection of one client. A client that closes without having read all data resets the connection."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._leave: Leave | None = None
         self.guessed = False
         """True if the client has shown a wrong key, and no valid one."""
-        self._heard = loop.time()
-        self._head_since: float | None = self._heard
-        """When the head of the current request began; None while no head is expected."""
+        self._received_at = loop.time()
+        self._head_since: float | None = self._received_at
+        """Loop time at which the head of the current request began; `None` while no head is expected."""
         self._dry = 0
-        """Bytes since the last one that had an effect."""
+        """Bytes since the last byte with an effect."""
         self._too_much = False
-        self._unread, self._unread_since = 0, self._heard
-        """Bytes that the client has not read at the last check, and since when their number is the same."""
+        self._unread, self._unread_since = 0, self._received_at
+        """Bytes not read by the client at the last check, and the loop time of the last change of this number."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """See asyncio."""
+        """Wrap the transport of a new connection in `HeldHead`."""
         super().connection_made(HeldHead(transport, self.loop))
 
     def welcome(self) -> None:
@@ -77,17 +77,17 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.acceptor.forget_stranger(self)
 
     def watch(self, leave: Leave | None) -> None:
-        """Call `leave` when the client leaves; None: no longer. One connection answers one request at a time."""
+        """Call `leave` when the client leaves; `None` unregisters. A connection answers one request at a time."""
         self._leave = leave
         if leave is not None and not self.transport.is_closing():
-            self.flow.resume_reading()  # its end is read, too
+            self.flow.resume_reading()  # the end of the connection must be read, too
         elif leave is not None:
             self.loop.call_soon(leave)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
+        """Clean up after a closed connection and report an unread reply."""
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn keeps its timer, and all of this with it, after a reset
+        self._unset_keepalive_if_required()  # after a reset uvicorn keeps its timer, and this object with it
         self.acceptor.left(self)
         leave, self._leave = self._leave, None
         if leave is not None:
@@ -98,11 +98,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 lost()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        self._heard = self.loop.time()
+        """Pass bytes to the parser, and refuse too many bytes without effect."""
+        self._received_at = self.loop.time()
         cycle = self.cycle
         if self._head_since is None and (cycle is None or cycle.response_complete):
-            self._head_since = self._heard
+            self._head_since = self._received_at
         self._dry += len(data)
         super().data_received(data)
         if self.cycle is not cycle:
@@ -111,27 +111,27 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._refuse_request(431, "The request's headers are too long.")
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """Start the request, or refuse a head that is too large."""
         if len(self.headers) > self._limits.headers or self._head_size() > self._limits.head_bytes:
             self._too_much = True
-            raise ValueError("too many headers")  # the parser stops, and what it tells becomes send_400_response
+            raise ValueError("too many headers")  # the parser stops and calls send_400_response
         self._dry = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """Count the bytes of the body as progress."""
         self._dry = 0
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """See uvicorn; in JSON."""
+        """Answer a malformed request with a JSON error instead of uvicorn's text."""
         if self._too_much:
             self._refuse_request(431, "The request's headers are too many or too long.")
         else:
             self._refuse_request(400, msg)
 
     def close_overdue(self, now: float) -> None:
-        """Close the connection if its client is late."""
+        """Close the connection if its client exceeds a time limit."""
         cycle, unread = self.cycle, self.transport.get_write_buffer_size()
         if unread != self._unread:
             self._unread, self._unread_since = unread, now
@@ -141,35 +141,35 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._head_since is not None:
             if now - self._head_since <= self._limits.head_seconds:
                 return
-            if cycle is None and not self._dry:  # it never asked anything
+            if cycle is None and not self._dry:  # the client never sent a request
                 self.transport.abort()
             else:
                 self._refuse_request(408, "The request did not come in time.")
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
-            if self.flow.read_paused:  # the server is the slow one
-                self._heard = now
-            elif now - self._heard > self._limits.body_seconds:
+            if self.flow.read_paused:  # the server is slow, not the client
+                self._received_at = now
+            elif now - self._received_at > self._limits.body_seconds:
                 self.transport.abort()
 
     @property
     def begun(self) -> bool:
-        """True if the client has got the head of the current reply."""
+        """True if the head of the current reply was sent."""
         return self.cycle is not None and self.cycle.response_started
 
     @property
     def busy(self) -> bool:
-        """True if a reply is in progress, and not to a wrong key."""
+        """True if a reply is in progress, except a reply to a wrong key."""
         cycle = self.cycle
         return not self.guessed and cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def _head_size(self) -> int:
         if self._dry <= self._limits.head_bytes:
-            return 0  # it came whole with these
+            return 0  # the complete head came in one piece with these bytes
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_request(self, status: int, message: str) -> None:
-        told: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
-        body = json.dumps({"error": told}).encode()
+        error: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
+        body = json.dumps({"error": error}).encode()
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

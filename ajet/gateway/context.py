@@ -1,7 +1,7 @@
-"""GatewayContext: what a gateway serves and within which bounds, shared by its sessions and routes.
+"""GatewayContext: the engine, services and limits of a gateway, shared by its sessions and routes.
 
-Invariant: none of it is replaced while the gateway runs, and no session needs the server itself to make a reply. Keys,
-limits and logs, which do change, guard themselves.
+Invariant: no field is replaced while the gateway runs, and no session needs the server itself to make a reply. Keys,
+limits and logs do change, and guard themselves.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class GatewayContext:
     engine: TokenEngine | ChatEngine
     renderer: Renderer | None
     max_model_len: int
-    """Tokens of prompt and reply together."""
+    """Limit on the tokens of prompt and reply together."""
     max_response_tokens: int
-    """Tokens of one reply."""
+    """Limit on the tokens of one reply."""
     force_disable_toolcalls: bool
-    """Tools are removed from requests."""
+    """True if tools are removed from requests."""
     chat_engine_for: Callable[[str], ChatEngine] | None
-    """Finds the chat engine of a debug model by its name; None: such agents use the engine, untrained."""
+    """Returns the chat engine of a debug model by name. `None`: agents with a debug model use the engine, untrained."""
     keys: Keys[Any]
-    """The keys of its sessions."""
+    """The keys of the gateway's sessions."""
     call_limit: CallLimit
     pacing: StreamPacing
     render_threads: RenderThreadPool
     ignored_fields: IgnoredFieldLog
     adapters: Adapters
-    """Adapters of the engine's model and their agents; empty if there are not several."""
+    """Adapters of the engine's model and their agents; empty for a single model."""
 
     samples_tokens: bool = field(init=False)
-    """True if the engine answers in tokens."""
+    """True if the engine returns token ids."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples_tokens", isinstance(self.engine, TokenEngine))  # slow, so done once
@@ -54,11 +54,11 @@ class GatewayContext:
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """How a running gateway is reached."""
+    """Address of a running gateway, and access to its loop."""
 
     base_url: str
-    """The URL that clients are given; it ends in /v1."""
+    """The URL for clients, ending in /v1."""
     transport: Callable[[], httpx.AsyncBaseTransport]
     """Builds a transport for httpx clients of this process, on any event loop."""
     run_on_loop: Callable[[Callable[[], None]], None]
-    """Runs a function on the gateway's own thread and waits for it."""
+    """Runs a function on the gateway's own thread and waits for the result."""

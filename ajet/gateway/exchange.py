@@ -1,8 +1,8 @@
-"""RequestExchange: one HTTP request for replies, from its body to the last byte of its answer.
+"""RequestExchange: one HTTP request for replies, from its body to the last byte of the answer.
 
-Invariant: whatever a client sends or stops doing, it is answered with a status and an error in its own dialect, or what
-its request held is freed; a client that leaves aborts its calls unless another waits for their replies, and a slow
-client delays no other.
+Invariant: every request gets a status and an error in the client's dialect, or frees its resources if the client is
+gone. The calls of a client that leaves are aborted unless another client waits for their replies. A slow client delays
+no other client.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from ajet.schema.bounded_json import (
 from ajet.tokens.tool_calls import finite, no_constant
 
 MAX_BODY = 64 << 20
-"""Bytes of a request's body."""
+"""Limit on the bytes of a request's body."""
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite, parse_int=parse_int).decode
 _SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config", "output_format", "tools"})
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class RequestExchange:
-    """One request for replies and its answer to one client."""
+    """One request for replies, and the answer to one client."""
 
     def __init__(
         self,
@@ -69,21 +69,24 @@ class RequestExchange:
         self._scope, self._receive, self._send, self._headers = scope, receive, send, headers
         self._request_id = request_id
         encoded_id = request_id.encode()
-        self._id_headers = [(b"request-id", encoded_id), (b"x-request-id", encoded_id)]  # Anthropic's and OpenAI's name
+        self._id_headers = [
+            (b"request-id", encoded_id),
+            (b"x-request-id", encoded_id),
+        ]  # names of Anthropic and OpenAI
         self._waiter: asyncio.Future[None] | None = None
         self._has_news = False
-        """True if something happened since it was last reset."""
+        """True if an event happened since the last reset."""
         self._is_collecting = False
-        """True while tokens collect: only an end or the client's leaving wakes it."""
+        """True while tokens collect. Only the end of a reply or a disconnect wakes the exchange then."""
         self._has_left = self._has_ended = False
-        """The client has left; a reply has ended since this was last reset."""
+        """True after a disconnect of the client; true if a reply has ended since the last reset."""
         self._is_counted = False
         """True if the client is counted in `InflightCall.deliveries`."""
         self.has_started = False
-        """True once the answer's head was sent."""
+        """True once the head of the answer was sent."""
 
     async def run(self, secret: str, grant: Grant[Session]) -> None:
-        """Answer a request with this key."""
+        """Answer a request that holds this key."""
         grant.session.requests += 1
         try:
             peer = self._scope["state"].get(PEER)
@@ -103,14 +106,16 @@ class RequestExchange:
             grant.session.requests -= 1
 
     async def refuse(self, refused: Refused) -> None:
-        """Answer with an error."""
+        """Answer the request with an error."""
         self.has_started = True
         body = self._dialect.format_error(refused, self._request_id)
         await send_json(self._send, refused.status, body, [*list_refusal_headers(refused), *self._id_headers])
 
     async def _open_call(self, secret: str, grant: Grant[Session]) -> InflightCall | None:
-        """Read the request and start its call, or join the one that it repeats. None if it is answered already or its
-        client has left. Raises Refused."""
+        """Read the request and start its call, or join the call that it repeats. Raises Refused.
+
+        Returns `None` if the request is answered already or the client has left.
+        """
         headers, session = self._headers, grant.session
         body = await read_body(self._scope, headers, self._receive)
         if body is None:
@@ -146,7 +151,7 @@ class RequestExchange:
         return None
 
     async def _parse_body(self, body: bytes, grant: Grant[Session]) -> ParsedRequest:
-        """Parse the body, on a thread if that takes long: it is large, or has schemas. Raises Refused."""
+        """Parse the body, on a thread if the body is large or has schemas. Raises Refused."""
         is_long = len(body) > LONG_BYTES
         fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
         caller = read_caller(grant, self._headers, fields)
@@ -166,7 +171,7 @@ class RequestExchange:
             if call.request.is_streamed:
                 await self._send_events(call, session)
             else:
-                await self._send_whole(call, session)
+                await self._send_complete(call, session)
             is_delivered = not self._has_left
         except OSError:
             logger.debug("a client left before its reply was sent")
@@ -186,13 +191,13 @@ class RequestExchange:
             state[LOST] = abandon
 
     def _abandon_call(self, call: InflightCall, session: Session) -> None:
-        """The client has left without its replies: do not count them as received."""
+        """Mark the replies as not received, after the client has left without them."""
         call.deliveries -= self._is_counted
         self._is_counted = False
         session.inflight.abandon(call)
 
     def _watch_client(self) -> Callable[[], object]:
-        """Get notified when the client leaves. Return the function that ends this."""
+        """Register for the client's disconnect. Return the function that unregisters."""
         watch: Callable[[Leave | None], None] | None = self._scope["state"].get(WATCH)
         if watch is not None:
             watch(self._handle_leave)
@@ -224,7 +229,7 @@ class RequestExchange:
             await self._waiter
 
     async def _collect_tokens(self, seconds: float) -> None:
-        """Let tokens collect for so long, unless a reply ends or the client leaves before."""
+        """Wait while tokens collect, at most for `seconds`, until a reply ends or the client leaves."""
         if self._has_left or self._has_ended:
             return
         loop = asyncio.get_running_loop()
@@ -239,7 +244,7 @@ class RequestExchange:
         if not self._has_left and not self._has_ended:
             self._pacing.add_lateness(max(0.0, loop.time() - due))
 
-    async def _send_whole(self, call: InflightCall, session: Session) -> None:
+    async def _send_complete(self, call: InflightCall, session: Session) -> None:
         loop = asyncio.get_running_loop()
         while not self._has_left and not call.is_settled:
             self._waiter = loop.create_future()
@@ -251,13 +256,13 @@ class RequestExchange:
         if refused is None:
             try:
                 answer = self._dialect.format_reply(call.request, call.replies)
-            except Refused as error:  # a chat engine's reply that this dialect has no form for
+            except Refused as error:  # the dialect cannot express the chat engine's reply
                 refused = error
         if refused is not None:
             self._note_refusal(refused, call, session)
             await self.refuse(refused)
             return
-        self._is_counted = True  # before it is sent: its client may end the episode at once
+        self._is_counted = True  # before sending: the client may end the episode at once
         call.deliveries += 1
         content = encode_json(answer).encode()
         head = [JSON_HEADER, (b"content-length", b"%d" % len(content)), *self._id_headers]
@@ -266,14 +271,14 @@ class RequestExchange:
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
 
     async def _send_events(self, call: InflightCall, session: Session) -> None:
-        """Send events as they come. Until the first one, an error still gets its own status."""
+        """Send events as they arrive. An error before the first event still gets its own status."""
         writer = self._dialect.build_writer(call.request)
         readers = [ReplyReader(reply, self._add_news) for reply in call.replies]
         begun, ended = [False] * len(readers), [False] * len(readers)
         try:
             while not self._has_left:
                 self._has_news = self._has_ended = False
-                is_settled = call.is_settled  # the end of a reply is sent with the last of its tokens
+                is_settled = call.is_settled  # the end of a reply is sent together with its last tokens
                 events: list[bytes] = []
                 for choice, reader in enumerate(readers):
                     chunks, reply = reader.read_chunks(), reader.reply
@@ -314,7 +319,7 @@ class RequestExchange:
                 reader.close()
 
     def _note_refusal(self, refused: Refused, call: InflightCall, session: Session) -> None:
-        """Note that the request is answered with an error, whichever of its replies ended last."""
+        """Record the refusal that answers the request, whichever of its replies ended last."""
         call.refusal = refused
         session.note_refusal(refused, is_last=True)
 
@@ -333,7 +338,7 @@ async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Recei
         and len(body) <= min(LONG_BYTES, MAX_BODY)
         and PEER not in scope.get("state", ())
     ):
-        return bytes(body)  # from this process, and complete
+        return bytes(body)  # an in-process request with a complete body
     parts: list[bytes] = []
     size = 0
     with BodyBytes(scope) as held:
@@ -355,9 +360,11 @@ def _build_too_large() -> Refused:
 
 
 def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Mapping[str, Any]) -> Caller:
-    """Return the caller of a request. The most specific name holds: the suffix of the model's name (`ajet@agent`,
-    `ajet@agent:target`), then the headers, then what the key was made for. An agent that is named without a target is
-    its own target. Raises Refused."""
+    """Return the caller of a request. Raises Refused for an invalid name.
+
+    The most specific name wins: the suffix of the model's name (`ajet@agent`, `ajet@agent:target`), then the headers,
+    then the grant of the key. An agent named without a target is its own target.
+    """
     agent: str | None = None
     target: str | None = None
     model = body.get("model")
@@ -373,7 +380,7 @@ def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Map
         target = check_name(headers[b"x-ajet-target"].decode("latin-1").strip(), "x-ajet-target")
     if target is None:
         target = grant.target if agent is None or agent == grant.agent else ""
-    return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.kept)
+    return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.dialect_state)
 
 
 def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
@@ -385,7 +392,7 @@ def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
 
 
 def digest_request(*parts: bytes) -> bytes:
-    """Return the digest that equal requests share."""
+    """Return a digest that is the same for equal requests."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -409,7 +416,7 @@ def _decode_object(body: bytes) -> dict[str, Any]:
 
 
 def _has_schema(body: Mapping[str, Any]) -> bool:
-    """Return True if a schema of the request is to be checked: that of its reply, or of a strict tool."""
+    """Return True if the request has a schema to check: a reply format or a strict tool."""
     tools = body.get("tools")
     if any(body.get(name) for name in _SCHEMA_FIELDS if name != "tools"):
         return True

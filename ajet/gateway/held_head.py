@@ -1,9 +1,9 @@
-"""The head of a reply waits for what comes with it, so that both are one write.
+"""HeldHead delays the head of a reply to send head and body in one write.
 
-uvicorn writes a reply's head and its body apart. A client on the same machine is woken by the first and takes the core
-before the second is written: with few cores a short reply then costs several times its own work. Invariants: bytes
-leave in the order in which they were written; a head waits until the loop's next turn at most, so that the beginning of
-a stream is held up by nothing.
+uvicorn writes the head and the body of a reply separately. The first write wakes a client on the same machine, and the
+client takes the core before the second write: with few cores a short reply then costs several times its own work.
+Invariants: bytes leave in the order of their writes; a head waits for the loop's next turn at most, so the beginning of
+a stream is not delayed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _HEAD = b"HTTP/1.1 "
 
 
 class HeldHead:
-    """A connection's transport; what it does not have is the transport's own."""
+    """Wraps a connection's transport; all other attributes are the transport's own."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._held = b""
 
     def write(self, data: bytes) -> None:
-        """See asyncio."""
+        """Write data, or hold the head of a reply until the next write."""
         if self._held:
             held, self._held = self._held, b""
             self._transport.write(held + data)
@@ -33,7 +33,7 @@ class HeldHead:
             self._transport.write(data)
 
     def close(self) -> None:
-        """See asyncio: what was written is sent."""
+        """Send a held head, then close the transport."""
         self._flush_head()
         self._transport.close()
 

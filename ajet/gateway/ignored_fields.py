@@ -1,8 +1,8 @@
-"""Fields of requests that this gateway does not follow, and fields that it refuses.
+"""Request fields that this gateway ignores, and fields that it refuses.
 
-Invariant: a hint, which no engine here can follow and which no token depends on, is recorded with its call and logged
-once; it is never refused. A field that would change the distribution that is sampled from is refused with the reason:
-the policy that is trained and proven is the run's.
+Invariant: a hint (no engine here follows it, no token depends on it) is recorded with its call, logged once, and never
+refused. A field that would change the sampling distribution is refused with the reason: the trained and proven policy
+is the run's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ajet.engine.contract import Sampling
 from ajet.gateway.request import ParsedRequest, Refused
 
 HINTS = frozenset({"reasoning_effort", "verbosity"})
-"""By their names in `ParsedRequest.engine_fields`."""
+"""Ignored hints, by their names in `ParsedRequest.engine_fields`."""
 _NEUTRAL_VALUES = {
     "logit_bias": "{}",
     "presence_penalty": "0",
@@ -25,7 +25,7 @@ _NEUTRAL_VALUES = {
     "repetition_penalty": "1",
     "min_p": "0",
 }
-"""Fields that sample from another distribution than the model's own, and their values that do not."""
+"""Fields that change the sampling distribution, and their neutral values."""
 _DECIDED_BY = {
     "temperature": "rollout.temperature (in validation: rollout.val_kwargs)",
     "top_p": "rollout.top_p (in validation: rollout.val_kwargs)",
@@ -33,18 +33,18 @@ _DECIDED_BY = {
     "seed": "seed (each reply has a draw of its own)",
     "max_tokens": "rollout.max_response_length_in_one_turn",
 }
-"""The key that decides a sampling field which the run replaces."""
+"""Sampling field -> the configuration key whose value replaces the client's."""
 
 
 class IgnoredFieldLog:
-    """Logs each ignored field once a gateway. Thread-safe."""
+    """Logs each ignored field once per gateway. Thread-safe."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._lock = threading.Lock()
 
     def log_hints(self, names: Iterable[str]) -> None:
-        """Log the fields that have no effect, except those that were logged before."""
+        """Log the fields without effect, each once."""
         with self._lock:
             new = sorted(set(names) - self._names)
             self._names.update(new)
@@ -52,11 +52,11 @@ class IgnoredFieldLog:
             logger.info("clients ask for {}, which changes nothing here and is kept with their calls", ", ".join(new))
 
     def log_replaced(self, fields: Mapping[str, Any], run: Sampling) -> None:
-        """Log each sampling field that the run replaces, with the key that decides it.
+        """Log each sampling field that the run replaces, with its configuration key.
 
         Args:
-            fields: The fields that are replaced, with the request's values.
-            run: The run's own sampling.
+            fields: The replaced fields, with the request's values.
+            run: The run's own sampling settings.
         """
         if self._names.issuperset(fields):
             return

@@ -1,12 +1,12 @@
-"""InflightCall: one request for replies, from its arrival until a client has them, and the retries that join it.
+"""InflightCall: one request for replies, from arrival to delivery, and the retries that join it.
 
-A request is a retry of an earlier one exactly when its key, path and body are the same, it declares itself a retry
-(`x-stainless-retry-count` above 0, or an equal `Idempotency-Key`), and no client has received the earlier one's
-replies. It then joins the running call, reads from the beginning what was sampled, or resumes an aborted call after its
-last token: in each case it is the same call. Any other request is a call of its own.
+A request is a retry of an earlier request if three conditions hold: key, path and body are equal; it declares itself a
+retry (`x-stainless-retry-count` above 0, or an equal `Idempotency-Key`); and no client has received the earlier
+replies. A retry joins the running call, reads the sampled tokens from the beginning, or resumes an aborted call after
+its last token: in each case the call stays the same. Any other request is a new call.
 
-Invariant: each reply is counted against `gateway.max_calls` from the moment its client joins until its task has ended,
-whatever ends it. Everything here runs on the gateway's loop.
+Invariant: each reply is counted against `gateway.max_calls` from the moment its client joins until its task has ended.
+All code here runs on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EPISODE_ENDED = "the episode ended"
 ENGINE_FAILED = "engine_failure"
 """The code of a request whose engine failed."""
 _MAX_ABANDONED = 64
-"""Requests without a client that a session remembers."""
+"""Limit on stored requests without a client, per session."""
 
 
 class CallLimit:
-    """Counts the calls of one gateway that are under way, and refuses more than its limit."""
+    """Counts the calls under way at one gateway, and refuses calls above the limit."""
 
     def __init__(self, most: int) -> None:
         self.reserved, self._most = 0, most
@@ -50,7 +50,7 @@ class CallLimit:
 
 @dataclass(frozen=True, slots=True)
 class RetryHint:
-    """What the headers of a request say about it being a retry."""
+    """The retry headers of a request."""
 
     count: int = 0
     idempotency_key: bytes | None = None
@@ -63,7 +63,7 @@ NO_RETRY = RetryHint()
 
 
 class LostReply(NamedTuple):
-    """A reply that no client received: its record, and what is to be recorded."""
+    """A reply not received by any client: the call, and the finish and error to record."""
 
     call: Call
     finish: FinishReason
@@ -71,7 +71,7 @@ class LostReply(NamedTuple):
 
 
 class InflightCall:
-    """One request of a client, its replies and the clients that wait for them. `leave` follows each `join`."""
+    """One request of a client, its replies and the clients waiting for them. `leave` follows each `join`."""
 
     def __init__(
         self,
@@ -88,40 +88,42 @@ class InflightCall:
         Args:
             request: The request.
             limit: Counts the calls of the gateway.
-            make_reply: Samples a reply, or resumes one whose client came back.
+            make_reply: Samples a reply, or resumes a reply after its client came back.
             check_prompts: Raises Refused if one of several prompts cannot be answered.
             digest: Equal for retries of this request.
-            hint: What the request says about being a retry.
+            hint: The retry headers of the request.
         """
         self.request, self.digest, self.hint = request, digest, hint
         self._limit, self._make_reply, self._check_prompts = limit, make_reply, check_prompts
         self.retry_count = hint.count
-        """The largest retry count of the requests that joined."""
+        """The largest retry count among the joined requests."""
         self.clients = 0
         self.deliveries = 0
-        """Clients that received the replies."""
+        """Number of clients that received the replies."""
         self.refusal: Refused | None = None
-        """The error that the client got instead of replies; None also if the gateway itself failed."""
+        """The error sent instead of replies; also `None` if the gateway itself failed."""
         self.failure: Exception | None = None
-        """The first error with which a reply ended: a retry is then a new call."""
+        """The first error of a reply. A retry after an error is a new call."""
         self._is_interrupted = False
-        """True if the end of the server has cancelled a reply."""
+        """True if the shutdown of the server has cancelled a reply."""
         self.listeners: list[Callable[[], None]] = []
-        """Called when a reply has ended."""
+        """Functions to call when a reply has ended."""
         self._check: asyncio.Future[None] | None = None
         is_single = request.replies_per_prompt == 1 and len(request.prompts) < 2
         self.replies = [Reply(request)] if is_single else [Reply(choice) for choice in request.list_choices()]
 
     @property
     def is_settled(self) -> bool:
-        """True if all replies are complete, or one has failed."""
+        """True if all replies are complete, or one reply has failed."""
         if self.failure is not None or self._is_interrupted:
             return True
         return all([reply.message is not None for reply in self.replies])
 
     def find_refusal(self) -> Refused | None:
-        """Return the refusal that is the answer of a settled call; None if all replies are complete. Raises any other
-        error of a reply."""
+        """Return the refusal that answers a settled call; `None` if all replies are complete.
+
+        Raises any other error of a reply.
+        """
         failure = self.failure
         if isinstance(failure, Refused):
             return failure
@@ -132,8 +134,10 @@ class InflightCall:
         return None
 
     def join(self) -> None:
-        """Add a client, and start or resume the replies that no task makes. Their places are reserved here, before
-        anything is awaited. Raises Refused if there are not enough."""
+        """Add a client, and start or resume the replies without a task. Raises Refused above the limit of calls.
+
+        Places are reserved before the first await, so that two requests cannot share a place.
+        """
         waiting = [reply for reply in self.replies if reply.needs_task]
         if waiting:
             self._limit.reserve(sum([not reply.has_place for reply in waiting]))
@@ -150,7 +154,10 @@ class InflightCall:
             reply.task.add_done_callback(partial(self._end_reply, reply))
 
     async def _make_later(self, reply: Reply) -> None:
-        """Make a reply once its prompt is checked and an earlier maker has ended; that one may have completed it."""
+        """Make a reply after its prompt is checked and an earlier maker has ended.
+
+        The earlier maker may have completed the reply.
+        """
         if (earlier := reply.maker) is not None:
             if not earlier.done():
                 await asyncio.wait([earlier])
@@ -163,8 +170,8 @@ class InflightCall:
         await self._make_reply(reply)
 
     def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
-        """Give a place back and notify the clients, once a task has ended in whatever way."""
-        if reply.task is task:  # otherwise a task that resumes the reply has taken over its place
+        """Release a place and notify the clients after a task has ended, with or without error."""
+        if reply.task is task:  # otherwise a task that resumes the reply has taken over the place
             self._limit.reserved -= 1
             reply.has_place = False
         if task.cancelled():
@@ -175,7 +182,7 @@ class InflightCall:
             listen()
 
     def leave(self) -> list[asyncio.Task[None]]:
-        """Remove a client. Return the tasks that are cancelled because no client waits for them any more."""
+        """Remove a client. Return the tasks cancelled because no client waits for them."""
         self.clients -= 1
         if self.clients:
             return []
@@ -183,13 +190,17 @@ class InflightCall:
         for reply in running:
             assert reply.task is not None
             reply.needs_task = True
-            if reply.stream is None:  # a chat engine begins anew: who comes back must not read this beginning
+            if reply.stream is None:  # a chat engine starts over: a returning client must not read the old beginning
                 reply.is_readable = False
             reply.task.cancel()
         return [reply.task for reply in running if reply.task is not None]
 
     def list_lost(self, *, has_episode_ended: bool = False) -> list[LostReply]:
-        """Return the replies that no client received. No client can come back for them if the episode has ended."""
+        """Return the replies not received by any client.
+
+        Args:
+            has_episode_ended: True if no client can come back for its replies.
+        """
         if self.deliveries:
             return []
         finish: FinishReason = "aborted"
@@ -203,13 +214,13 @@ class InflightCall:
 
 
 def _retrieve_error(task: asyncio.Future[Any]) -> None:
-    """Mark an error as seen, so that asyncio does not log it."""
+    """Mark an error as retrieved, or asyncio would log it."""
     if not task.cancelled():
         task.exception()
 
 
 class InflightCalls:
-    """The calls of one session whose replies no client has received yet."""
+    """The calls of one session whose replies have not been received yet."""
 
     def __init__(self) -> None:
         self._calls: dict[bytes, list[InflightCall]] = {}
@@ -218,7 +229,7 @@ class InflightCalls:
         self._lost: list[LostReply] = []
 
     def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
-        """Return the call that a request repeats; None if it is a call of its own."""
+        """Return the call that a request repeats; `None` for a new call."""
         found = [call for call in self._calls.get(digest, ()) if call.failure is None]
         if hint.idempotency_key is not None:
             same = [call for call in found if call.hint.idempotency_key == hint.idempotency_key]
@@ -229,15 +240,15 @@ class InflightCalls:
         return min(repeated, key=lambda call: bool(call.clients), default=None)
 
     def list_open(self) -> Sequence[InflightCall]:
-        """Return the calls that a retry may still join."""
+        """Return the calls open for retries."""
         return [call for calls in self._calls.values() for call in calls]
 
     def add(self, call: InflightCall) -> None:
-        """Add a new call."""
+        """Add a new call to the session's calls."""
         self._calls.setdefault(call.digest, []).append(call)
 
     def remove(self, call: InflightCall) -> None:
-        """Remove a call whose replies were delivered, or failed."""
+        """Remove a call after its replies were delivered or failed."""
         found = self._calls.get(call.digest, [])
         if call in found:
             found.remove(call)
@@ -247,7 +258,7 @@ class InflightCalls:
                 self._lost += call.list_lost()
 
     def abandon(self, call: InflightCall) -> None:
-        """Remember a call whose client has left without its replies; the oldest such calls are removed."""
+        """Store a call whose client has left without its replies. Beyond the limit the oldest is removed."""
         if call not in self._calls.get(call.digest, ()):
             self.add(call)
         self._abandoned.append(call)
@@ -257,5 +268,5 @@ class InflightCalls:
                 self.remove(oldest)
 
     def list_lost(self) -> list[LostReply]:
-        """Return the replies that no client received, at the end of the episode."""
+        """Return the replies not received by any client at the end of the episode."""
         return [*self._lost, *[lost for call in self.list_open() for lost in call.list_lost(has_episode_ended=True)]]

@@ -1,7 +1,7 @@
-"""Keys: 128 random bits for each (episode, agent, target), looked up on the server's side, and what each stands for.
+"""Keys: 128 random bits for each (episode, agent, target), and the grant of each key.
 
-Invariant: a key encodes nothing, is never logged, and dies with its episode; dead keys are remembered for a while (as
-digests), so that a late client learns that its episode has ended rather than that its key was wrong.
+Invariant: a key encodes no data, is never logged, and dies with its episode. Digests of dead keys are stored for a
+while: a late client learns that its episode has ended rather than that its key was wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Grant(Generic[S]):
-    """The session, agent and target that a key stands for."""
+    """The session, agent and target granted by a key."""
 
     session: S
     agent: str
@@ -44,34 +44,37 @@ class Grant(Generic[S]):
 
 
 class Keys(Generic[S]):
-    """The living keys of one gateway, whose sessions are `S`. Thread-safe."""
+    """The valid keys of one gateway, whose sessions are `S`. Thread-safe."""
 
     def __init__(self) -> None:
         self.grants: dict[str, Grant[S]] = {}
-        """Key -> what it stands for."""
+        """Key -> the grant of its session, agent and target."""
         self._dead: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self.untied = secrets.token_hex(16)
-        """The run's own key, of clients that were given none; it opens nothing. See `ajet.workflow.ambient`."""
+        """The run's fallback key, put into the environment. Requests with this key are refused. See
+        `ajet.workflow.ambient`."""
         self._logged_clients: set[str] = set()
 
     def grant(self, grant: Grant[S]) -> str:
-        """Return a new key."""
+        """Create and register a new random key."""
         secret = secrets.token_hex(16)
         self.admit(secret, grant)
         return secret
 
     def admit(self, secret: str, grant: Grant[S]) -> None:
-        """Make a key that the caller chose stand for `grant`, and for nothing else."""
+        """Register a key chosen by the caller; an earlier grant of the key is replaced."""
         with self._lock:
             self.grants[secret] = grant
 
     def refuse_unknown(self, secret: str | None, *, client: str = "") -> Refused:
-        """Return why a key opens nothing: 401 for an unknown key, 403 for the run's own and for another attempt's, 410
-        for that of an episode that has ended.
+        """Return the refusal for an invalid key.
+
+        The status is 401 for an unknown key, 403 for the run's own key and for another attempt's, 410 for the key of an
+        ended episode.
 
         Args:
-            client: The client's name for itself.
+            client: The client's `user-agent`.
         """
         if secret == self.untied:
             if client not in self._logged_clients:
@@ -85,7 +88,7 @@ class Keys(Generic[S]):
         return Refused("Incorrect API key provided.", status=401, code="invalid_api_key")
 
     def revoke(self, dead: Iterable[str]) -> None:
-        """End these keys; unknown ones are ignored."""
+        """Revoke keys; unknown keys are ignored."""
         with self._lock:
             for secret in dead:
                 if self.grants.pop(secret, None) is not None:
@@ -99,7 +102,7 @@ def _digest_key(secret: str) -> bytes:
 
 
 def check_name(name: str, param: str) -> str:
-    """Return a name of an agent or target. Raises Refused for one that is no name."""
+    """Return a valid name of an agent or target. Raises Refused for an invalid name."""
     if not name or len(name) > MAX_NAME or not name.isprintable() or ":" in name:
         raise Refused(
             f"Invalid value for '{param}': expected names of 1 to {MAX_NAME} printable characters without a colon.",

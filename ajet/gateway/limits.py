@@ -1,7 +1,7 @@
-"""ServerLimits: the limits of a server of ajet, and the counters that its connections share.
+"""ServerLimits: the limits of an ajet server, and the counters shared by its connections.
 
-Invariant: the memory, time and descriptors that clients without a key cost are bounded by `ServerLimits`, whatever they
-do. A client with a key has the limits of bodies only, and is never counted by its address.
+Invariant: `ServerLimits` bounds the memory, time and descriptors used by clients without a key. A client with a key is
+limited by the size of bodies only, and is never counted by its address.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ajet.gateway.request import Refused
 
 PEER = "ajet.peer"
-"""Key in a scope's state: the connection of the request. Absent in the in-process transport."""
+"""State key: the connection of the request. Absent in the in-process transport."""
 FREE_GUESSES = 20
-"""Wrong keys of one address that are answered at once; one more each second."""
+"""Wrong keys of one address answered without delay; one more is allowed each second."""
 LONGEST_PAUSE = 5.0
-"""Seconds before the answer to a wrong key, at most."""
+"""Longest delay in seconds before the answer to a wrong key."""
 _ADDRESSES = 4096
 
 
@@ -31,28 +31,28 @@ class ServerLimits:
     """The limits of one server."""
 
     head_bytes: int = 64 << 10
-    """Of a request's line and headers; also of what comes between the parts of a body."""
+    """Bytes of a request's line and headers, also of data between the parts of a body."""
     headers: int = 100
     head_seconds: float = 20.0
-    """From the first byte of a request, or the start of the connection, to the end of its headers."""
+    """Seconds from the first byte of a request, or the start of the connection, to the end of the headers."""
     body_seconds: float = 60.0
-    """Between two parts of a body, while the server reads."""
+    """Seconds between two parts of a body, while the server reads."""
     idle_seconds: float = 300.0
-    """Between two requests of a connection."""
+    """Seconds between two requests of a connection."""
     unread_seconds: float = 300.0
-    """In which a client reads nothing of the data sent to it: it hangs, or its machine is gone."""
+    """Seconds in which a client reads no sent data: the client hangs, or its machine is gone."""
     connections: int = 32768
-    """In all; there are never more than the descriptors allow."""
+    """Limit on all connections; the number of descriptors is a further limit."""
     strangers: int = 512
-    """Connections of one address without a valid key; a new one replaces the oldest."""
+    """Connections of one address without a valid key; a new connection replaces the oldest."""
     body_bytes: int = 1 << 30
-    """Of all bodies in transfer."""
+    """Bytes of all bodies in transfer."""
     reserve: int = 128
-    """Descriptors left to the record; at most an eighth of the process's limit."""
+    """Descriptors reserved for the record; at most an eighth of the process's limit."""
 
 
 class ClientConnection(Protocol):
-    """The connection of a request, `ajet.gateway.connection.Connection`, which imports this module."""
+    """The connection of a request: `ajet.gateway.connection.Connection`, which imports this module."""
 
     shared: ServerCounters
     transport: Any
@@ -64,7 +64,7 @@ class ClientConnection(Protocol):
 
     @property
     def address(self) -> str:
-        """The client's address."""
+        """The network address of the client."""
 
     @property
     def begun(self) -> bool:
@@ -80,7 +80,7 @@ class ServerCounters:
         self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def pause_after_guess(self, address: str) -> float:
-        """Count a wrong key. Return the seconds before its answer."""
+        """Count a wrong key. Return the delay of the answer in seconds."""
         now = asyncio.get_running_loop().time()
         count, last = self._guesses.pop(address, (0.0, now))
         count = max(0.0, count - (now - last)) + 1
@@ -91,7 +91,7 @@ class ServerCounters:
 
 
 class BodyBytes:
-    """Counts the bytes of one body while it is received, with those of all others (a context manager)."""
+    """Counts the bytes of one body in transfer, as a context manager; the sum over all bodies is bounded."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         peer = peer_of(scope)
@@ -131,7 +131,7 @@ def welcome(scope: Mapping[str, Any]) -> None:
 
 
 async def after_wrong_key(scope: Mapping[str, Any]) -> None:
-    """Wait before a wrong key is answered: the more wrong keys of its address, the longer."""
+    """Delay the answer to a wrong key: the more wrong keys from an address, the longer."""
     peer = peer_of(scope)
     if peer is None:
         return
@@ -147,7 +147,7 @@ def peer_of(scope: Mapping[str, Any]) -> ClientConnection | None:
 
 
 def admitting(app: ASGIApp) -> ASGIApp:
-    """Return the app with keys counted: an answer below 400 proves a valid key, a 401 is delayed as a wrong one."""
+    """Wrap an app to count keys: a status below 400 proves a valid key, a 401 is delayed."""
 
     async def admits(scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:

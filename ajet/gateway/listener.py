@@ -1,8 +1,8 @@
-"""Listener: the one kind of HTTP server of ajet (gateway, `ajet serve`, viewer), and who is let in.
+"""Listener: the HTTP server class of ajet (gateway, `ajet serve`, viewer), and its admission of clients.
 
-Invariant: no client takes the last descriptors: those are the record's. Where there are too many connections the oldest
-that has not shown a key makes room, and one that has is never closed for another's sake; where the system has none
-left, accepting pauses and a line a second says so.
+Invariant: clients never take the last descriptors, reserved for the record. With too many connections the oldest
+connection without a valid key is closed; a connection with a key is never closed in favour of another. If the system
+has no descriptors left, accepting pauses, and a warning is logged once a second.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ajet.schema.errors import UserError
 
 _BACKLOG = 4096
 _AT_ONCE = 64
-"""Connections that are accepted before what has come by others is read."""
+"""Connections accepted in one turn, before data of other connections is read."""
 _MORE = 8
-"""Strangers that leave for one who comes where descriptors are scarce."""
+"""Connections without a key closed at a time when descriptors are scarce."""
 _LAST_SECONDS = 0.1
-"""Seconds that requests which are refused because of the end get for their answers."""
+"""Seconds for answering requests refused by the shutdown."""
 _PAUSE = 1.0
-"""Seconds for which nothing is accepted where there is no room; also between two lines of the log about that."""
+"""Seconds of a pause in accepting; also the interval between two log lines about the pause."""
 
 
 def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
-    """A socket that listens there. Raises UserError, which names the server and the keys to change."""
+    """Return a listening socket. Raises UserError with the server's name and the keys to change."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = None
     try:
-        # With the protocol named, asyncio turns off Nagle's algorithm, which holds events back for 40 ms.
+        # Naming the protocol makes asyncio disable Nagle's algorithm, which would delay events by 40 ms.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
@@ -56,7 +56,7 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
 
 
 def require_free(host: str | None, port: int, *, name: str, where: str) -> None:
-    """Raises UserError as `listen` would: asked before what is costly is loaded for a server that can't be."""
+    """Raise UserError if `listen` would fail. Called before expensive loading."""
     listen(host or "127.0.0.1", port, name=name, where=where).close()
 
 
@@ -69,15 +69,18 @@ def _way_out(error: Exception) -> str:
 
 
 class Listener(uvicorn.Server):
-    """Serves an app on one socket. `run` blocks; `should_exit` ends it once what runs is answered, `stop` at once."""
+    """Serves an app on one socket. `run` blocks.
+
+    Setting `should_exit` ends the server after pending answers, `stop` ends it at once.
+    """
 
     tick_seconds = 1.0
-    """Between two calls of `on_tick`."""
+    """Seconds between two calls of `on_tick`."""
     _stopping: asyncio.Future[None] | None = None
-    """Done once the server is to end; None before it serves."""
+    """Done once the server is to end; `None` before it serves."""
 
     def __init__(self, app: ASGIApp, limits: ServerLimits | None = None, **settings: Any) -> None:
-        """`settings`: of uvicorn."""
+        """Configure uvicorn; `settings` are further arguments of `uvicorn.Config`."""
         limits = limits or ServerLimits()
         super().__init__(
             uvicorn.Config(
@@ -95,7 +98,7 @@ class Listener(uvicorn.Server):
         self.shared = ServerCounters(limits)
 
     def stop(self) -> None:
-        """End it; what is not answered at once is not waited for. Thread-safe."""
+        """Stop the server without waiting for unfinished answers. Thread-safe."""
         self.force_exit = True
         self.should_exit = True
 
@@ -109,24 +112,24 @@ class Listener(uvicorn.Server):
         self._should_exit = should_exit
         stopping = self._stopping
         if should_exit and stopping is not None:
-            with contextlib.suppress(RuntimeError):  # its loop has ended
+            with contextlib.suppress(RuntimeError):  # the server's loop has ended
                 stopping.get_loop().call_soon_threadsafe(_wake_server, stopping)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
+        """Create the acceptors, in place of uvicorn's servers."""
         _raise_descriptors()
         self._stopping = asyncio.get_running_loop().create_future()
         self.servers = [Acceptor(self, listening, self.shared) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
 
     async def main_loop(self) -> None:
-        """See uvicorn, which wakes ten times a second to look whether it should exit."""
+        """Wait for the end with a sleeping loop; uvicorn's own loop wakes ten times a second."""
         assert self._stopping is not None
         while not await self.on_tick(0):  # 0: the second's first tick, which sets the date
             await asyncio.wait([self._stopping], timeout=self.tick_seconds)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn, which sleeps whether or not anything is still being answered."""
+        """Close all connections. With `force_exit`, without uvicorn's fixed sleep."""
         if not self.force_exit:
             await super().shutdown(sockets)
             return
@@ -134,7 +137,7 @@ class Listener(uvicorn.Server):
             acceptor.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        if self.server_state.tasks:  # what is refused because of the end is told so
+        if self.server_state.tasks:  # requests refused by the shutdown still get their answers
             await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_SECONDS)
 
 
@@ -144,7 +147,7 @@ def _wake_server(waiting: asyncio.Future[None]) -> None:
 
 
 class Acceptor:
-    """Lets clients in by one socket. On the server's loop."""
+    """Accepts the clients of one listening socket, on the server's loop."""
 
     def __init__(self, server: Listener, listening: socket.socket, shared: ServerCounters) -> None:
         self.shared, self._limits = shared, shared.limits
@@ -162,16 +165,16 @@ class Acceptor:
         self._loop.add_reader(listening, self._accept_clients)
 
     def close(self) -> None:
-        """Let nobody in any more. Idempotent."""
+        """Stop accepting clients on this socket. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._listening)
 
     async def wait_closed(self) -> None:
-        """See asyncio's servers."""
+        """Do nothing: uvicorn awaits its servers with this method."""
 
     def forget_stranger(self, connection: Connection) -> None:
-        """Count the connection no longer as a stranger's: it has shown a key, or left."""
+        """Stop counting the connection as one without a valid key."""
         if self._strangers.pop(connection, self) is None:
             same = self._of_address[connection.address]
             del same[connection]
@@ -179,7 +182,7 @@ class Acceptor:
                 del self._of_address[connection.address]
 
     def left(self, connection: Connection) -> None:
-        """Forget the connection: it is closed."""
+        """Remove a closed connection from all counts."""
         self.forget_stranger(connection)
         self._open.pop(connection, None)
 
@@ -208,13 +211,13 @@ class Acceptor:
             task = self._loop.create_task(self._open_connection(client, connection))
             self._entering.add(task)
             task.add_done_callback(self._entering.discard)
-            if scarce:  # what was evicted is closed before the next is accepted
+            if scarce:  # the evicted connection must close before the next accept
                 return
 
     async def _open_connection(self, client: socket.socket, connection: Connection) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, client)
-        except OSError:  # it has left already
+        except OSError:  # the client has left already
             client.close()
             self.left(connection)
         while len(self._of_address.get(connection.address, ())) > self._limits.strangers:
@@ -222,7 +225,7 @@ class Acceptor:
                 return
 
     def _evict_oldest(self, these: dict[Connection, None]) -> bool:
-        """Close the oldest of these for which no reply is being made; whether there was one."""
+        """Close the oldest of these connections without a reply in progress. Return False if all are busy."""
         for connection in self._list_idle(these):
             self.left(connection)
             connection.transport.abort()
@@ -230,19 +233,19 @@ class Acceptor:
         return False
 
     def _make_room(self) -> bool:
-        """Close more strangers than come, so that the record's descriptors become free again; whether there was one."""
+        """Close several connections without a key. Return False if none could be closed."""
         return any([self._evict_oldest(self._strangers) for _ in range(_MORE)])
 
     def _list_idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
         return (connection for connection in these if connection.transport is not None and not connection.busy)
 
     def _find_first_reserved(self) -> int:
-        """The descriptor from which on they are kept for the record. The system gives out the lowest that is free."""
+        """Return the first descriptor reserved for the record. The system always assigns the lowest free descriptor."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return soft - min(self._limits.reserve, soft // 8) if soft != resource.RLIM_INFINITY else 1 << 30
 
     def _pause_accepting(self, why: str) -> None:
-        """Accept nobody for a while; who comes waits in the system's own queue."""
+        """Stop accepting for a while. New clients wait in the system's queue."""
         now = self._loop.time()
         if now - self._complained >= _PAUSE or not self._complained:
             self._complained = now
@@ -268,8 +271,8 @@ class Acceptor:
 
 
 def _raise_descriptors() -> None:
-    """Raise the limit of open files as far as this process may."""
+    """Raise the limit of open files as far as the process may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses its own "unlimited"; then what there was holds
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses its own "unlimited"; the old limit stays
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,8 +1,8 @@
-"""PlainParser: httptools' request parser for a server that speaks HTTP/1.1 and nothing else.
+"""PlainParser: httptools' request parser for a server that supports only HTTP/1.1.
 
-httptools stops behind the head of a request that offers another protocol and drops its body: a JDK client or
-`curl --http2` offers h2c with every request. A server may ignore the offer (RFC 9110, 7.8). Invariant: such a request
-reads as if its `Upgrade` header had not been sent, however its bytes are cut.
+httptools stops behind the head of a request that offers another protocol and drops the body. A JDK client or `curl
+--http2` offers h2c with every request. A server may ignore the offer (RFC 9110, 7.8). Invariant: a request with an
+offer is parsed as if without its `Upgrade` header, however its bytes are cut.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 _OFFER = {b"upgrade", b"http2-settings"}
-"""Header names, and tokens of `Connection`, that belong to the offer."""
+"""Header names, and tokens of `Connection`, of an upgrade offer."""
 
 
 class HttpListener(Protocol):
-    """Receives the parts of a request; `url` and `headers` hold the head that was read last."""
+    """Receives the parts of a request; `url` and `headers` hold the latest head."""
 
     url: bytes
     headers: list[tuple[bytes, bytes]]
@@ -39,7 +39,7 @@ class PlainParser:
         self._parser = self._build_parser()
 
     def feed_data(self, data: bytes) -> None:
-        """Parse the next bytes. Raises httptools.HttpParserError for bytes that are no HTTP."""
+        """Parse the next bytes. Raises httptools.HttpParserError for invalid HTTP."""
         rest = memoryview(data)
         while True:
             try:
@@ -56,7 +56,7 @@ class PlainParser:
                     return
 
     def on_headers_complete(self) -> None:
-        """Report a head, unless it has an offer: it is read again without that."""
+        """Report a head, except a head with an offer: such a head is parsed again without the offer."""
         if not self._parser.should_upgrade():
             self._listener.on_headers_complete()
 
@@ -66,11 +66,11 @@ class PlainParser:
             self._listener.on_message_complete()
 
     def should_upgrade(self) -> bool:
-        """Return False: no offer is accepted."""
+        """Return False: the server accepts no offer."""
         return False
 
     def should_keep_alive(self) -> bool:
-        """Return True if the client lets the connection open."""
+        """Return True if the client leaves the connection open."""
         return bool(self._parser.should_keep_alive())
 
     def get_http_version(self) -> str:
@@ -83,7 +83,7 @@ class PlainParser:
 
     def _build_parser(self) -> HttpRequestParser:
         parser = HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it for pipelined requests
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # same as uvicorn, for pipelined requests
         return parser
 
     def _build_plain_head(self) -> bytes:

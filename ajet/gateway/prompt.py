@@ -1,8 +1,8 @@
-"""RenderedPrompt: the token ids that answer a request's messages or raw prompt, and how they continue earlier calls.
+"""RenderedPrompt: the token ids of a request's messages or raw prompt, and the earlier call that they continue.
 
-Invariants: a request that extends an earlier call does so with that call's exact ids, otherwise it forks with a reason;
-what was sampled is never encoded again. A long prompt delays its own session only: it is rendered and encoded on a
-thread, which touches nothing that the gateway's loop changes.
+Invariants: a request that extends an earlier call reuses that call's exact ids, otherwise it forks with a reason;
+sampled tokens are never encoded again. A long prompt delays its own session only: rendering and encoding run on a
+thread without access to the state of the gateway's loop.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ajet.tokens.image_tokens import image_urls
 T = TypeVar("T")
 
 LONG_PROMPT = 20_000
-"""Characters whose rendering and encoding takes about 5 ms; what is shorter stays on the loop, where it costs less than
-switching to a thread and back."""
+"""Characters whose rendering and encoding takes about 5 ms. A shorter prompt stays on the loop: switching to a
+thread and back would cost more."""
 _MESSAGE_COST, _TOOL_COST = 40, 500
 """Characters whose encoding takes as long as a template takes for one message or tool."""
 _THREADS = 2
@@ -40,16 +40,16 @@ class RenderedPrompt:
 
     rendered: Rendered
     match: Match
-    """The earlier calls that its messages continue or resemble."""
+    """The earlier calls that the messages continue or resemble."""
     parent: int | None = None
-    """The call that it extends; for a raw prompt also one that it only begins like."""
+    """The extended call. For a raw prompt, also a call with merely a common beginning."""
     before: Rendered | None = None
-    """The parent's prompt if this one extends it verbatim."""
+    """The parent's prompt if the parent is extended verbatim."""
     fork: ForkReason | None = None
     raw_prompt: RawPrompt | None = None
-    """The text of a raw prompt and where its encoding began; None for messages, and for ids that the client chose."""
+    """The text of a raw prompt and the start of its encoding. `None` for messages, and for ids chosen by the client."""
     images: tuple[str, ...] = ()
-    """The images that its image tokens stand for, in order, as data: URLs."""
+    """The images of the image tokens, in order, as data: URLs."""
 
 
 class RenderThreadPool:
@@ -59,19 +59,21 @@ class RenderThreadPool:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ajet-gateway-render")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns. If this is cancelled, the work still runs to its end."""
+        """Return the result of `work`. The work runs to its end even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """Start no more work."""
+        """Reject further work and drop waiting work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def render_prompt(
     request: ParsedRequest, recorder: Recorder, renderer: Renderer, threads: RenderThreadPool
 ) -> RenderedPrompt:
-    """Render a request: an earlier call's ids with a suffix, or all of it anew. Other tasks run meanwhile only if it is
-    long. Raises Refused."""
+    """Render a request: an earlier call's ids with a suffix, or the complete prompt. Raises Refused.
+
+    Other tasks run meanwhile only if the prompt is long.
+    """
     images: tuple[str, ...] = ()
     if request.images:
         images = _list_images(request, renderer)
@@ -106,8 +108,11 @@ async def render_prompt(
 
 
 def measure_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, encoded: int = 0) -> int:
-    """Return how much work it is to render and encode messages, in characters. The first `encoded` messages are only
-    rendered."""
+    """Return the cost of rendering and encoding messages, in characters.
+
+    Args:
+        encoded: Number of first messages that are rendered only.
+    """
     size = _MESSAGE_COST * len(messages) + _TOOL_COST * len(tools or ())
     for message in messages[encoded:] if encoded else messages:
         content = message.get("content") or ""
@@ -121,7 +126,7 @@ def measure_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] |
 
 
 def _force_call(rendered: Rendered, request: ParsedRequest, renderer: Renderer) -> Rendered:
-    """Return the prompt with the beginning of the tool call that the client demands. Raises Refused."""
+    """Return the prompt with the beginning of the demanded tool call. Raises Refused."""
     forced = renderer.force_call(rendered, request.named_tool)
     if forced is None:
         raise Refused(
@@ -149,7 +154,7 @@ def _list_images(request: ParsedRequest, renderer: Renderer) -> tuple[str, ...]:
 
 
 def _find_fork_reason(recorder: Recorder, extends: int, request: ParsedRequest) -> ForkReason:
-    """Return why a request whose messages continue a call cannot continue its ids."""
+    """Return why a request cannot continue the ids of a call, although its messages do."""
     call = recorder.capture.calls[extends]
     if not len(call.response_ids):
         return "unknown"
@@ -161,8 +166,11 @@ def _find_fork_reason(recorder: Recorder, extends: int, request: ParsedRequest) 
 async def _render_raw(
     prompt: RawPromptInput, agent: str, match: Match, recorder: Recorder, renderer: Renderer, threads: RenderThreadPool
 ) -> RenderedPrompt:
-    """Return a raw prompt. One that begins with an earlier call's prompt and reply gets that call's ids, then its own
-    new text; ids that the client chose are taken as they are. Raises Refused."""
+    """Return a raw prompt. Raises Refused.
+
+    A prompt that begins with an earlier call's prompt and reply reuses the ids of that call, then encodes its own new
+    text. Ids chosen by the client are used unchanged.
+    """
 
     async def run(size: int, work: Callable[[], T]) -> T:
         return await threads.run(work) if size > LONG_PROMPT else work()
@@ -191,7 +199,7 @@ async def _render_raw(
 
 
 def _begin_raw(given: str | Rendered, match: Match, begins_like: int | None, renderer: Renderer) -> RenderedPrompt:
-    """Return a raw prompt that extends no call."""
+    """Return a raw prompt that extends no earlier call."""
     if isinstance(given, str):
         return RenderedPrompt(renderer.raw(given), match, begins_like, raw_prompt=RawPrompt(given, 0))
     return RenderedPrompt(given, match, begins_like)
@@ -200,24 +208,24 @@ def _begin_raw(given: str | Rendered, match: Match, begins_like: int | None, ren
 def _extend_raw(
     given: str | Rendered, match: Match, parent: int, before: Rendered, reply: Ids, renderer: Renderer
 ) -> RenderedPrompt:
-    """Return a raw prompt whose text begins with that of call `parent`: its prompt `before` and its reply."""
+    """Return a raw prompt whose text begins with prompt `before` and reply of call `parent`."""
     if not isinstance(given, str):
         head = np.concatenate([before.ids, reply])
         extends = np.array_equal(given.ids[: len(head)], head)
         return RenderedPrompt(given, match, parent, before if extends else None, None if extends else "client_edit")
     ended = len(reply) and int(reply[-1]) in renderer.end_ids
-    for kept in (reply, reply[:-1] if ended else reply):  # clients do not see the token that ended the reply
-        known = before.text + renderer.decode(kept, after=before.ids)
+    for shown in (reply, reply[:-1] if ended else reply):  # clients do not see the end token of the reply
+        known = before.text + renderer.decode(shown, after=before.ids)
         if given.startswith(known):
             new = given[len(known) :]
-            ids = np.concatenate([before.ids, kept, renderer.encode_without_images(new)]).astype(np.int32, copy=False)
-            is_complete = len(kept) == len(reply)
+            ids = np.concatenate([before.ids, shown, renderer.encode_without_images(new)]).astype(np.int32, copy=False)
+            is_complete = len(shown) == len(reply)
             return RenderedPrompt(
                 Rendered(given, ids),
                 match,
                 parent,
                 before if is_complete else None,
                 None if is_complete else "client_edit",
-                RawPrompt(new, len(before.ids) + len(kept)),
+                RawPrompt(new, len(before.ids) + len(shown)),
             )
     return RenderedPrompt(renderer.raw(given), match, parent, None, "client_edit", RawPrompt(given, 0))

@@ -1,8 +1,8 @@
 """Recorder: the calls of one episode, and the token ids and texts that later requests continue.
 
-Invariant: a call is added when its request arrives and settled exactly once, with the ids that were sampled by then.
-Prompts are chains: ids and text of a call are a beginning of its parent's plus its own suffix, so that memory grows
-with the number of distinct tokens. Only the gateway's thread uses it.
+Invariant: a call is added when its request arrives and settled exactly once, with all ids sampled by then. Prompts are
+chains: ids and text of a call are a beginning of its parent's plus its own suffix. Memory therefore grows with the
+number of distinct tokens. Only the gateway's thread uses the recorder.
 """
 
 from __future__ import annotations
@@ -26,43 +26,45 @@ from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
 
 CLIENT_LEFT = "the client left"
-"""The error of a call that ended because no client waited for its reply."""
+"""The error of a call that ended because its client left."""
 _NO_IDS: Ids = np.empty(0, dtype=np.int32)
 _NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 
 
 @dataclass(slots=True)
 class Capture:
-    """What a session recorded of its episode, as it hands it over at the end."""
+    """The record of an episode, handed over at the end of its session."""
 
     calls: list[Call] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
-    """Checks that fired, in order, each once."""
+    """Checks that fired, in order, without duplicates."""
     terminated: str | None = None
     """The check that ended the episode early."""
     refused: str | None = None
-    """The code with which the last request was refused; None if it was answered."""
+    """The error code of the last request; `None` if the request was answered."""
     unanswered: str = ""
-    """The message with which the last request was refused; "" if it was answered."""
+    """The error message of the last request; "" if the request was answered."""
     refusals: list[tuple[str | None, str]] = field(default_factory=list)
-    """(code, message) of the first different refusals."""
+    """The first distinct refusals as (code, message)."""
     tool_uses: list[ToolUse] = field(default_factory=list)
-    """Uses of tools, shortened to what is stored."""
+    """Uses of tools, shortened to the stored size."""
     may_engine_recover: bool = True
-    """False if the engine's last failure was one that no further attempt can mend."""
+    """False if the engine's last failure rules out further attempts."""
 
 
 @dataclass(slots=True)
 class StoredCall:
-    """What the recorder needs of a call for later requests, besides the record itself. It lives as long as the
-    episode, not as the request."""
+    """Data of a call needed for later requests, besides the record itself.
+
+    It lives as long as the episode, not as the request.
+    """
 
     messages: int
-    """Number of messages of its prompt; 0 for a raw prompt."""
+    """Number of messages of the prompt; 0 for a raw prompt."""
     extends: int | None
-    """The call whose messages it continues, even if its ids fork."""
+    """The call whose messages the prompt continues, even if the ids fork."""
     text_prefix: int
     """Number of characters shared with the parent's prompt and reply."""
     text: str
@@ -70,17 +72,16 @@ class StoredCall:
     raw: tuple[tuple[int, str], ...] = ()
     forced: str = ""
     respelled: tuple[Any, ...] = ()
-    """As `raw` and `forced`: of the same names in `Rendered`."""
+    """Values of `Rendered`'s fields of the same names, like `raw` and `forced`."""
     reply_text: str = ""
     message: dict[str, Any] | None = None
     stopped: str | None = None
-    """The stop string that cut the reply: the client's text differs from that of the tokens, unless it puts it
-    back."""
+    """The stop string that cut the reply. The client's text lacks it, unless the client puts it back."""
     is_settled: bool = False
 
 
 class Recorder:
-    """The calls of one episode, growing."""
+    """The growing record of the calls of one episode."""
 
     def __init__(self) -> None:
         self.capture = Capture()
@@ -88,12 +89,13 @@ class Recorder:
         self.is_closed = False
         """True once the episode has ended."""
         self.admission_lock = asyncio.Lock()
-        """Held from a request's arrival until its call is recorded, which takes a while for a long prompt: calls are
-        recorded in the order in which they came."""
+        """Held from a request's arrival until its call is recorded, to record calls in order of arrival.
+
+        A long prompt takes a while."""
         self.settled_at = -math.inf
-        """When a call ended last, by the monotonic clock."""
+        """Time of the latest end of a call, by the monotonic clock."""
         self.texts = RawPrompts()
-        """Of the calls with raw prompts, which are not part of `conversations`."""
+        """Texts of the calls with raw prompts, which are not part of `conversations`."""
         self.stored: list[StoredCall] = []
         self._messages: dict[Hashable, int] = {}
         self._tools: dict[str, int] = {}
@@ -116,7 +118,7 @@ class Recorder:
         return Rendered(text, ids, stored.messages, stored.raw, stored.forced, stored.respelled)
 
     def restore_replies(self, messages: Sequence[dict[str, Any]], extends: int | None) -> list[dict[str, Any]]:
-        """Return `messages` with each reply that they quote as the model gave it: its reasoning, its order of keys."""
+        """Return `messages` with each quoted reply as the model gave it: its reasoning, its order of keys."""
         restored = list(messages)
         while extends is not None:
             stored = self.stored[extends]
@@ -145,11 +147,11 @@ class Recorder:
         """Add a call whose request has arrived. Raises Refused if the episode has ended.
 
         Args:
-            prompt: None for a chat engine, whose ids are unknown.
-            parent: The call that `before` belongs to, or that a raw prompt begins like.
-            before: The prompt of `parent` if the call extends it verbatim. Otherwise the call shares with its parent
-                what the two have in common; for messages the parent is then the call that has the longest beginning
-                of the same tools and messages.
+            prompt: `None` for a chat engine, whose ids are unknown.
+            parent: The call of `before`, or the call with a beginning shared by a raw prompt.
+            before: The prompt of `parent` if the call extends it verbatim. Otherwise the call shares its common
+                beginning with the parent; for messages, the parent is then the call with the longest common beginning
+                of tools and messages.
         """
         self.refuse_ended()
         calls = self.capture.calls
@@ -211,15 +213,15 @@ class Recorder:
         stopped: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Record how a call ended. Only the first of several settlements counts: False if this one does not.
+        """Record the end of a call. Return False if the call was settled before.
 
         Args:
-            reply: The reply whose sampled tokens are stored; None for a chat engine's.
-            count: How many of its first tokens belong to it; None: all.
-            message: The reply; None if the call failed or was aborted.
-            reply_text: The text of its ids, special tokens included.
-            stopped: The stop string that cut it.
-            error: Why it failed or was aborted.
+            reply: The reply whose sampled tokens are stored; `None` for a chat engine's.
+            count: Number of sampled tokens that belong to the reply; `None` for all.
+            message: The reply; `None` if the call failed or was aborted.
+            reply_text: The text of the ids, special tokens included.
+            stopped: The stop string that cut the reply.
+            error: Why the call failed or was aborted.
         """
         stored = self.stored[call.index]
         if stored.is_settled:
@@ -244,7 +246,7 @@ class Recorder:
         return True
 
     def reopen(self, call: Call) -> None:
-        """Let a call that was aborted go on: its client came back."""
+        """Continue an aborted call after its client came back."""
         self.stored[call.index].is_settled, call.error = False, None
 
     def is_settled(self, call: Call) -> bool:
@@ -252,7 +254,10 @@ class Recorder:
         return self.stored[call.index].is_settled
 
     def mark_lost(self, call: Call, finish: FinishReason, error: str) -> None:
-        """Record that no client received the reply of a call. One that a later request continues was received."""
+        """Record that no client received the reply of a call.
+
+        A reply continued by a later request was received.
+        """
         if not call.is_delivered and call.error != CLIENT_LEFT:
             return
         if not any(self._is_continued(later, call) for later in self.capture.calls[call.index + 1 :]):
@@ -264,25 +269,25 @@ class Recorder:
         self.capture.checks += [name for name in names if name not in self.capture.checks]
 
     def find_tools(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
-        """Return the index of a list of tools if an earlier call had it, -1 if none had, None for no tools."""
+        """Return the index of a list of tools; -1 for an unknown list, `None` for no tools."""
         return None if not tools else self._tools.get(json.dumps(tools), -1)
 
     def _is_continued(self, later: Call, call: Call) -> bool:
-        """True if the later call repeats the reply of `call`."""
+        """Return True if the later call repeats the reply of `call`."""
         stored = self.stored[later.index]
         own = call.prefix + len(call.suffix_ids)
-        raw = later.prefix - own >= max(1, len(call.response_ids) - 1)  # clients do not see the token that ended it
+        raw = later.prefix - own >= max(1, len(call.response_ids) - 1)  # clients do not see the end token of the reply
         raw = raw and not stored.messages and later.parent == call.index
         return stored.extends == call.index or raw
 
     def _find_shared(self, prompt: Rendered, parent: int) -> tuple[int | None, int, int]:
-        """Return (parent, shared ids, shared characters) of a prompt that begins like that of a call."""
+        """Return (parent, shared ids, shared characters) of a prompt with a beginning in common with a call."""
         text, ids = self._join_prompt(parent)
         prefix = common_start(prompt.ids, np.concatenate([ids, self.capture.calls[parent].response_ids]))
         if prefix == 0:
             return None, 0, 0
         shared = _common_text(prompt.text, text + self.stored[parent].reply_text)
-        # The oldest call with these ids: chains are then as long as conversations are, not as sessions.
+        # The oldest call with these ids: chains then grow with conversations, not with sessions.
         while prefix <= self.capture.calls[parent].prefix:
             older = self.capture.calls[parent].parent
             assert older is not None, f"call {parent} shares tokens with no other"
@@ -290,10 +295,10 @@ class Recorder:
         return parent, prefix, shared
 
     def _join_prompt(self, index: int) -> tuple[str, Ids]:
-        """Return the text and the ids [P] of a call's prompt: its ancestors' beginnings, then its own suffix."""
+        """Return the text and the ids [P] of a call's prompt: the ancestors' beginnings, then the own suffix."""
         call, stored = self.capture.calls[index], self.stored[index]
         texts, ids = [stored.text], [call.suffix_ids]
-        characters, tokens = stored.text_prefix, call.prefix  # those that are still to be taken from ancestors
+        characters, tokens = stored.text_prefix, call.prefix  # still to be taken from ancestors
         while (parent := call.parent) is not None and (characters or tokens):
             call, stored = self.capture.calls[parent], self.stored[parent]
             if characters > stored.text_prefix:
@@ -306,7 +311,7 @@ class Recorder:
         return "".join(reversed(texts)), np.concatenate(ids[::-1]).astype(np.int32, copy=False)
 
     def _add_messages(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-        """Store messages, each different one once. Return their indexes."""
+        """Store messages without duplicates. Return their indexes."""
         known, indexes = self._messages, []
         for message in messages:
             values = tuple(message.values())
@@ -323,7 +328,7 @@ class Recorder:
         return tuple(indexes)
 
     def _add_tools(self, tools: Sequence[dict[str, Any]]) -> int:
-        key = json.dumps(tools)  # the order of keys is part of it: templates show tools in their order
+        key = json.dumps(tools)  # the order of keys matters: templates show tools in this order
         index = self._tools.get(key)
         if index is None:
             index = self._tools[key] = len(self.capture.tools)
@@ -332,14 +337,14 @@ class Recorder:
 
 
 def common_start(a: Ids, b: Ids) -> int:
-    """Return how many ids both begin with."""
+    """Return the length of the common beginning of two id arrays."""
     size = min(len(a), len(b))
     different = np.flatnonzero(a[:size] != b[:size])
     return int(different[0]) if len(different) else size
 
 
 def _common_text(a: str, b: str) -> int:
-    """Return how many characters both begin with."""
+    """Return the length of the common beginning of two texts, by binary search."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

@@ -1,8 +1,8 @@
-"""Complete replies of other servers, parsed: messages, why each ended, and token ids if the server sends them.
+"""Complete replies of other servers, parsed: messages, finish reasons, and token ids if the server sends them.
 
-Invariant: a choice has ids only if the server sent those of the prompt and of the reply; nothing is encoded here. A
-body that is no reply is described by what came (a page, nothing, half of a reply, an error, another service's JSON),
-not by the parser's error.
+Invariant: a choice has ids only if the server sent the ids of prompt and reply; no text is encoded here. The problem
+with an invalid body is described by its content (a page, an empty body, half a reply, an error, another service's
+JSON), not by the parser's error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from ajet.context_tracker.matching import message_key
 from ajet.gateway.dialects.anthropic.messages import read_messages
 from ajet.gateway.dialects.responses.items import messages_of
-from ajet.gateway.dialects.responses.kept import KeptResponses
+from ajet.gateway.dialects.responses.stored import StoredResponses
 from ajet.gateway.remote_stream import MALFORMED, DialectName
 from ajet.gateway.request import Refused
 from ajet.schema.call import FinishReason
@@ -28,12 +28,12 @@ _NAMES: Mapping[DialectName, str] = {
 _REPLY_FIELDS: Mapping[DialectName, str] = {
     "chat": "choices", "completions": "choices", "responses": "output", "anthropic": "content"
 }  # fmt: skip
-"""The field of a body that holds the reply."""
+"""The field of the body with the reply."""
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 _ANTHROPIC_FINISH: dict[str, FinishReason] = {"max_tokens": "length", "tool_use": "tool_calls"}
 _SHOWN_CHARS = 120
 _PAGE_CHARS = 4096
-"""Characters in which a page says that it is one."""
+"""Characters searched for the beginning and the title of an HTML page."""
 _PAGE = re.compile(r"\s*(<\?xml[^>]*>\s*)?(<!--[^>]*-->\s*)?<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _TITLE = re.compile(r"<(title|h1)[^>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 
@@ -46,25 +46,28 @@ class RemoteChoice:
     finish: FinishReason
     prompt_ids: Sequence[int] = ()
     reply_ids: Sequence[int] = ()
-    """Both empty if the server did not send both."""
+    """Both lists of ids are empty if the server did not send both."""
     logprobs: Sequence[float] = ()
-    """One for each of `reply_ids`; empty if the server did not send them."""
+    """One logprob for each of `reply_ids`; empty if the server did not send logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteReply:
-    """A server's reply."""
+    """The parsed reply of a server, or the problem with its body."""
 
     id: str = ""
     choices: Sequence[RemoteChoice] = ()
     usage: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
-    """Why the body is no reply."""
+    """Why the body could not be parsed as a reply."""
 
 
 def parse_reply(dialect: DialectName, body: Any) -> RemoteReply:
-    """Return the reply in a body that came complete, or was collected from a stream. `body`: JSON, {"text": …} for what
-    is no JSON, None if nothing came."""
+    """Parse the reply in a complete body, or in a body collected from a stream.
+
+    Args:
+        body: JSON; {"text": …} for a body that is no JSON; `None` for an empty body.
+    """
     try:
         name = body["id"] if isinstance(body.get("id"), str) else ""
         usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
@@ -77,16 +80,16 @@ def parse_reply(dialect: DialectName, body: Any) -> RemoteReply:
 
 
 def parse_chat_choice(choice: Mapping[str, Any]) -> tuple[dict[str, Any], FinishReason]:
-    """Return the message of a choice of Chat Completions, and why it ended. Raises one of MALFORMED."""
+    """Return the message and finish reason of a choice of Chat Completions. Raises one of MALFORMED."""
     message = {name: value for name, value in choice["message"].items() if value is not None}
     message.setdefault("role", "assistant")
     message.setdefault("content", None if message.get("tool_calls") else "")
-    hash(message_key(message))  # later requests are matched with it
+    hash(message_key(message))  # raises for a message that later requests could not be matched with
     return message, _FINISH.get(str(choice.get("finish_reason")), "stop")
 
 
 def open_reasoning(items: Sequence[Any]) -> list[Any]:
-    """Return items of Responses without reasoning that its server has encrypted: nobody else can read it."""
+    """Return items of Responses without encrypted reasoning, which only its own server can read."""
     return [
         {name: value for name, value in item.items() if name != "encrypted_content"}
         if isinstance(item, dict) and item.get("type") == "reasoning"
@@ -96,20 +99,20 @@ def open_reasoning(items: Sequence[Any]) -> list[Any]:
 
 
 def describe_body(dialect: DialectName, body: Any) -> str:
-    """Describe a body that is no reply; see `parse_reply`."""
+    """Describe a body that is no reply, in the form of `parse_reply`."""
     if body is None:
         return "an empty body"
     text = body.get("text") if isinstance(body, Mapping) and len(body) == 1 else None
     if isinstance(text, str):
         return _describe_text(text)
     if not isinstance(body, Mapping):
-        return f"JSON that is no object: {_shorten(body)}"
+        return f"JSON that is no object: {_shorten_value(body)}"
     if error := body.get("error"):
-        return f"an error: {_shorten((error.get('message') if isinstance(error, Mapping) else None) or error)}"
+        return f"an error: {_shorten_value((error.get('message') if isinstance(error, Mapping) else None) or error)}"
     name = _REPLY_FIELDS[dialect]
     if name in body:
-        return f"JSON whose {name} cannot be read: {_shorten(body[name])}"
-    return f"JSON without {name}: {_shorten(body)}"
+        return f"JSON whose {name} cannot be read: {_shorten_value(body[name])}"
+    return f"JSON without {name}: {_shorten_value(body)}"
 
 
 def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
@@ -117,7 +120,7 @@ def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
     for choice in body["choices"]:
         message, finish = parse_chat_choice(choice)
         if message.get("tool_calls") and not message["content"]:
-            message["content"] = None  # as OpenAI has it
+            message["content"] = None  # OpenAI's form
         thought = message.pop("reasoning", None)
         if isinstance(thought, str):
             message.setdefault("reasoning_content", thought)
@@ -143,7 +146,7 @@ def _build_choice(
     finish: FinishReason,
     logprobs: Sequence[Any],
 ) -> RemoteChoice:
-    """Return a choice with its token ids, which vLLM sends if asked for them."""
+    """Return a choice with its token ids, sent by vLLM on request."""
     prompt, reply = body.get("prompt_token_ids") or choice.get("prompt_token_ids"), choice.get("token_ids")
     if not _are_ids(prompt) or not _are_ids(reply):
         return RemoteChoice(message, finish)
@@ -156,7 +159,7 @@ def _are_ids(value: Any) -> TypeGuard[list[int]]:
 
 
 def _parse_response(body: Mapping[str, Any]) -> list[RemoteChoice]:
-    messages = messages_of([], open_reasoning(body["output"]), KeptResponses(), [])
+    messages = messages_of([], open_reasoning(body["output"]), StoredResponses(), [])
     content = "".join(each["content"] or "" for each in messages)
     calls = [call for each in messages for call in each.get("tool_calls") or ()]
     thought = "".join(each.get("reasoning_content", "") for each in messages)
@@ -185,10 +188,10 @@ def _describe_text(text: str) -> str:
     if _PAGE.match(text[:_PAGE_CHARS]):
         title = _TITLE.search(text[:_PAGE_CHARS])
         name = " ".join(html.unescape(re.sub("<[^>]*>", "", title[2])).split()) if title else ""
-        return f"a page of HTML ({_shorten(name)})" if name else "a page of HTML"
+        return f"a page of HTML ({_shorten_value(name)})" if name else "a page of HTML"
     if text.lstrip().startswith(("{", "[")) and _is_cut_json(text):
         return f"JSON that breaks off after {len(text)} character{'' if len(text) == 1 else 's'}"
-    return f"text: {_shorten(text)}"
+    return f"text: {_shorten_value(text)}"
 
 
 def _is_cut_json(text: str) -> bool:
@@ -202,7 +205,7 @@ def _is_cut_json(text: str) -> bool:
     return False
 
 
-def _shorten(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"

@@ -1,7 +1,7 @@
-"""Streamed replies of other servers, collected to the body that the same request gets unstreamed.
+"""Streamed replies of other servers, collected to the body of the same request without streaming.
 
-Invariant: bytes may be cut anywhere, and what came before a stream broke off is in the body. A line that is no event of
-its protocol changes nothing.
+Invariant: bytes may be cut anywhere, and the body contains all parts received before a stream broke off. A line that is
+no event of its protocol has no effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Event = Mapping[str, Any]
 _ID_LISTS = ("token_ids", "prompt_token_ids")
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""Errors of code that takes a server's JSON for a reply or an event, and finds something else."""
+"""Errors raised when a server's JSON does not have the shape of a reply or event."""
 
 
 class StreamCollector(Protocol):
@@ -27,10 +27,10 @@ class StreamCollector(Protocol):
     has_ended: bool
 
     def add_event(self, event: Event) -> None:
-        """Add an event. Raises one of MALFORMED for one of another protocol."""
+        """Add an event. Raises one of MALFORMED for an event of another protocol."""
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return the body so far; None before there is a reply."""
+        """Return the body so far; `None` before the first part of a reply."""
 
 
 class ChunkCollector:
@@ -43,7 +43,7 @@ class ChunkCollector:
         self._calls: dict[int, dict[int, dict[str, Any]]] = {}
 
     def add_event(self, event: Event) -> None:
-        """Add a chunk."""
+        """Add a chunk to its choices."""
         self._head |= {name: event[name] for name in ("id", "model", "prompt_token_ids", "usage") if event.get(name)}
         for part in event.get("choices") or ():
             index = _read_index(part, "index")
@@ -89,7 +89,7 @@ class ChunkCollector:
 
 
 class MessageCollector:
-    """Collects events of Messages."""
+    """Collects events of Anthropic's Messages."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -98,7 +98,7 @@ class MessageCollector:
         self._inputs: dict[int, str] = {}
 
     def add_event(self, event: Event) -> None:
-        """Add an event."""
+        """Add an event to the message."""
         kind, index = event.get("type"), _read_index(event, "index")
         if kind == "message_start":
             self._head = dict(event["message"])
@@ -118,7 +118,7 @@ class MessageCollector:
             self.has_ended = True
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return a message."""
+        """Return a message with all blocks so far."""
         for index, text in self._inputs.items():
             if text and self._blocks[index].get("type") == "tool_use":
                 self._blocks[index]["input"] = _parse_arguments(text)
@@ -126,7 +126,7 @@ class MessageCollector:
 
 
 class ResponseCollector:
-    """Collects events of Responses. The last one has the complete response."""
+    """Collects events of Responses. The last event has the complete response."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -136,7 +136,7 @@ class ResponseCollector:
         self._texts: dict[int, str] = {}
 
     def add_event(self, event: Event) -> None:
-        """Add an event."""
+        """Add an event to the response."""
         kind, index = str(event.get("type")), _read_index(event, "output_index")
         if kind in ("response.completed", "response.incomplete"):
             self._response, self.has_ended = event["response"], True
@@ -148,7 +148,7 @@ class ResponseCollector:
             self._texts[index] = self._texts.get(index, "") + event["delta"]
 
     def build_body(self) -> Any:
-        """Return a response: complete items, and the text of one that was cut."""
+        """Return a response: complete items, and the text of a cut item."""
         cut = {index: {"type": "message", "role": "assistant", "content": text} for index, text in self._texts.items()}
         items = cut | self._items
         if self._response is None and items:
@@ -165,13 +165,13 @@ _COLLECTORS: Mapping[DialectName, Callable[[], StreamCollector]] = {
 
 
 class RemoteStream:
-    """Reads the bytes of one streamed reply."""
+    """Reads and collects the bytes of one streamed reply."""
 
     def __init__(self, dialect: DialectName) -> None:
         self._collector = _COLLECTORS[dialect]()
         self._rest: list[bytes] = []
         self.error = ""
-        """The error that the server sent within the stream."""
+        """The error sent by the server within the stream."""
 
     @property
     def has_ended(self) -> bool:
@@ -179,7 +179,7 @@ class RemoteStream:
         return self._collector.has_ended
 
     def feed(self, data: bytes) -> None:
-        """Read the next bytes."""
+        """Parse the events in the next bytes."""
         self._rest.append(data)
         if b"\n" not in data:
             return
@@ -190,7 +190,7 @@ class RemoteStream:
                 self._read_data(line[5:].strip())
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return the body so far; None before there is a reply."""
+        """Return the body so far; `None` before the first part of a reply."""
         return self._collector.build_body()
 
     def _read_data(self, data: bytes) -> None:
@@ -220,7 +220,7 @@ def _read_index(event: Event, name: str) -> int:
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a tool call; those that were cut as their text."""
+    """Return the arguments of a tool call; cut arguments are returned as text under `unfinished`."""
     try:
         arguments = load_json(text)
     except ValueError:

@@ -1,8 +1,8 @@
 """Reply: one reply while it is sampled and afterwards, and its readers.
 
-Invariant: a reader receives the whole reply from its beginning whenever it comes, in chunks that add up to the message;
-no reader holds up the engine. If the gateway is busy, all that the engine is ahead of the readers goes to them in one
-chunk. Everything here runs on the gateway's loop.
+Invariant: a reader receives the complete reply from the beginning, however late the reader joins, in chunks that add up
+to the message; no reader delays the engine. At a busy gateway, all pending output goes to the readers in one chunk. All
+code here runs on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -19,54 +19,56 @@ from ajet.tokens import Rendered
 from ajet.tokens.parsing import Delta, ReplyStream
 
 TopLogprobs = Sequence[list[tuple[int, float]]]
-"""For each token the most likely ones, as (id, log-probability at temperature 1)."""
+"""For each token the most likely tokens as (id, log-probability at temperature 1)."""
 
 
 @dataclass(slots=True)
 class ReplyChunk:
-    """The next part of a reply, for streaming. `ids`, `logprobs` (temperature 1) and `top` align; they may be ahead of
-    `deltas` or behind them, since deltas wait for complete characters and tags."""
+    """The next part of a reply, for streaming. `ids`, `logprobs` (temperature 1) and `top` align.
+
+    The ids may be ahead of `deltas` or behind, since deltas wait for complete characters and tags.
+    """
 
     deltas: list[Delta]
     ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     top: TopLogprobs = ()
     prompt_tokens: int = 0
-    """Tokens of the prompt; 0 for a chat engine, whose tokens are unknown here."""
+    """Tokens of the prompt; 0 for a chat engine, whose tokens are unknown."""
 
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """One reply to a request. A draw is one attempt to sample it: there is a second one if the first is rejected."""
+    """One reply to a request. A draw is one attempt to sample the reply; a rejected draw is followed by another."""
 
     request: ParsedRequest
     needs_task: bool = True
-    """True if no task makes the reply: before its first client, and once all clients left before it was complete."""
+    """True if no task makes the reply: before the first client, and after all clients left an incomplete reply."""
     task: asyncio.Task[None] | None = None
     """The latest task for the reply."""
     maker: asyncio.Task[None] | None = None
-    """The latest task that sampled: after a client came back, `task` waits until this one has ended."""
+    """The latest task that sampled. After a client came back, `task` waits for the end of `maker`."""
     has_place: bool = False
     """True while the reply is counted against the limit of calls."""
     call: Call | None = None
-    """The record of the current draw; None before there is one."""
+    """The record of the current draw; `None` before the first draw."""
     rejections: int = 0
     """Draws that did not satisfy the request."""
 
     # The current draw of a token engine.
     token_request: TokenRequest | None = None
-    """The first request of the draw; None if a new draw must begin."""
+    """The first engine request of the draw; `None` if a new draw must begin."""
     prompt: Rendered | None = None
     stream: ReplyStream | None = None
-    """Parses the sampled ids; None for a chat engine."""
+    """Parses the sampled ids; `None` for a chat engine."""
     engine_requests: int = 0
-    """Requests that the engine has got for this draw: more than one if the client left and came back."""
+    """Number of engine requests of this draw: more than one if the client left and came back."""
     engine_finish: FinishReason | None = None
-    """The finish reason of the engine; None while it may sample more."""
+    """The finish reason of the engine; `None` while the engine may sample more."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     unit_logprobs: list[float] = field(default_factory=list)
-    """At temperature 1: those that clients get."""
+    """Logprobs at temperature 1, as sent to clients."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     versions: list[VersionRun] = field(default_factory=list)
 
@@ -74,19 +76,19 @@ class Reply:
     is_readable: bool = False
     """False while the reply may still be rejected, or made anew."""
     deltas: list[Delta] = field(default_factory=list)
-    """Of a chat engine; those of a token engine are in `stream`."""
+    """Deltas of a chat engine; `stream` holds the deltas of a token engine."""
     chunk_ends: list[tuple[int, int]] = field(default_factory=list)
     """(deltas, ids) at the ends of chunks that are sent separately."""
     listeners: list[Callable[[], None]] = field(default_factory=list)
     has_news: bool = False
-    """True if the listeners were notified and none has read since."""
+    """True from a notification of the listeners until the next read."""
 
     # The complete reply.
     message: dict[str, Any] | None = None
-    """OpenAI's shape, tool calls with ids; None until the reply is complete."""
+    """The message in OpenAI's shape, tool calls with ids; `None` until the reply is complete."""
     finish: FinishReason = "stop"
     prompt_tokens: int | None = None
-    """None, as for `completion_tokens`: the server of a chat engine did not count them."""
+    """`None`, like `completion_tokens`, if the server of a chat engine did not count tokens."""
     completion_tokens: int | None = None
     stopped: str | None = None
     """The stop string that ended the reply."""
@@ -98,7 +100,7 @@ class Reply:
         self.notify()
 
     def notify(self) -> None:
-        """Tell the listeners that there is more; once until one of them reads."""
+        """Notify the listeners of new output, once until the next read."""
         if not self.has_news:
             self.has_news = True
             for listen in self.listeners:
@@ -109,17 +111,17 @@ class ReplyReader:
     """The position of one streaming client in a reply."""
 
     def __init__(self, reply: Reply, listen: Callable[[], None]) -> None:
-        """`listen` is called when there is something new to read."""
+        """Start reading; `listen` is called on new output."""
         self.reply, self._listen = reply, listen
         self._deltas = self._ids = self._chunk_ends = 0
         reply.listeners.append(listen)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop the notifications of this reader."""
         self.reply.listeners.remove(self._listen)
 
     def read_chunks(self) -> list[ReplyChunk]:
-        """Return the chunks that are new."""
+        """Return the chunks since the last call."""
         reply, stream = self.reply, self.reply.stream
         reply.has_news = False
         chunks: list[ReplyChunk] = []
@@ -128,12 +130,12 @@ class ReplyReader:
                 self._add_chunk(chunks, *reply.chunk_ends[self._chunk_ends])
                 self._chunk_ends += 1
         if stream is not None and reply.is_readable:
-            stream.feed(reply.ids[stream.kept :])
-            self._add_chunk(chunks, len(stream.deltas), stream.kept)
+            stream.feed(reply.ids[stream.id_count :])
+            self._add_chunk(chunks, len(stream.deltas), stream.id_count)
         return chunks
 
     def _add_chunk(self, chunks: list[ReplyChunk], deltas: int, ids: int) -> None:
-        """Add what lies between the reader's position and this one, if anything."""
+        """Add the chunk between the reader's position and the given position, if not empty."""
         first, known = self._deltas, self._ids
         if deltas <= first and ids <= known:
             return
@@ -149,17 +151,17 @@ class ReplyReader:
 
 
 def _with_call_ids(delta: Delta, call: int) -> Delta:
-    """Return a delta whose tool calls have ids."""
+    """Return a delta with ids for its tool calls."""
     if "tool_calls" not in delta:
         return delta
     return {"tool_calls": [{"id": tool_call_id(call, each["index"]), **each} for each in delta["tool_calls"]]}
 
 
 def tool_call_id(call: int, position: int) -> str:
-    """Return the id of a tool call, since models sample none.
+    """Return the id of a tool call. Models sample no ids.
 
     Args:
         call: Index of the model call in its session: ids are unique in a session.
-        position: Number of the tool call in the reply, the same in deltas and in the whole message.
+        position: Number of the tool call in the reply, the same in deltas and in the complete message.
     """
     return f"call_{call}_{position}"

@@ -1,7 +1,7 @@
-"""The form that a request demands of its reply, and whether a reply has it.
+"""The demanded form of a reply, and the check of a reply against it.
 
-Invariant: a reply that violates a demand is shown to no client. There are two demands, the same in every dialect: JSON
-of a schema (`response_format`), and arguments that a strict tool's schema admits.
+Invariant: a reply that violates a demand is shown to no client. All dialects have the same two demands: JSON of a
+schema (`response_format`), and arguments admitted by a strict tool's schema.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ajet.schema.json_schema import find_reply_problem
 
 
 class FormatViolation(NamedTuple):
-    """A demand that a reply does not satisfy."""
+    """A demand violated by a reply."""
 
     why: str
     demand: str
-    """In words, after "None of the replies …"."""
+    """The demand in words, after "None of the replies …"."""
     param: str
-    """The field of the request that demands it."""
+    """The field of the request with the demand."""
 
 
 def needs_check(request: ParsedRequest, *, is_constrained: bool) -> bool:
-    """Return True if the reply must be checked before its client sees it.
+    """Return True if the reply must be checked before the client sees it.
 
     Args:
         is_constrained: The engine holds the reply to its JSON schema.
@@ -34,8 +34,10 @@ def needs_check(request: ParsedRequest, *, is_constrained: bool) -> bool:
 
 
 def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: FinishReason) -> FormatViolation | None:
-    """Return the first demand that a reply does not satisfy. A tool call is no JSON answer yet, and a reply that was
-    cut says so itself."""
+    """Return the first demand violated by a reply, or `None`.
+
+    A tool call is not yet a JSON answer, and a cut reply has its own finish reason: the schema is not checked then.
+    """
     calls = message.get("tool_calls") or ()
     for tool in _list_strict_functions(request):
         for called in (call["function"] for call in calls if call["function"]["name"] == tool["name"]):
@@ -52,7 +54,7 @@ def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: F
 
 
 def _list_strict_functions(request: ParsedRequest) -> Iterator[Mapping[str, Any]]:
-    """Yield the functions whose calls are held to their schemas."""
+    """Yield the functions with strict schemas."""
     if request.tools and request.tool_choice != "none":
         for tool in request.tools:
             if tool["function"].get("strict"):

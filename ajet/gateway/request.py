@@ -1,7 +1,7 @@
-"""ParsedRequest: one request for replies, free of the client's dialect.
+"""ParsedRequest: one request for replies, independent of the client's dialect.
 
-Invariant: everything that a dialect may ask for is a field here. The session honours it or raises `Refused` with the
-name of the field; nothing is dropped without a message.
+Invariant: every option of a dialect is a field here. The session honours the field or raises `Refused` with its name;
+no field is dropped without a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Refused(AjetError):
         status: HTTP status of the answer.
         code: Stable name of the error, for programs.
         param: The field at fault.
-        retry_after: Seconds after which the client may try again; None: not stated.
+        retry_after: Seconds after which the client may try again; `None` if not stated.
         final: True if clients must not retry on their own.
     """
 
@@ -44,7 +44,7 @@ class Refused(AjetError):
         self.retry_after, self.final = retry_after, final
 
     def within(self, part: str) -> Refused:
-        """Return the same refusal with its message prefixed by the part of the request that it concerns."""
+        """Return the same refusal, with the part of the request as prefix of the message."""
         return Refused(
             f"{part}: {self.message}",
             status=self.status,
@@ -62,17 +62,17 @@ def build_ended_error() -> Refused:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """A request as its dialect parsed it. Nobody changes it afterwards.
+    """A request as parsed by its dialect, never changed afterwards.
 
-    `messages` and `tools` have OpenAI's shape and are checked; contents are strings, or lists of parts where there are
-    images. None means that the client did not set the field.
+    `messages` and `tools` have OpenAI's shape and are checked. Contents are strings, or lists of parts for messages
+    with images. `None` means that the client did not set the field.
     """
 
     agent: str
     messages: Sequence[dict[str, Any]]
-    """Empty only for raw prompts."""
+    """Messages of the request; empty only for raw prompts."""
     images: tuple[str, ...] = ()
-    """Places of the images in the client's request, in the words of its dialect."""
+    """Places of the images in the client's request, as named by its dialect."""
     prompts: Sequence[RawPromptInput] = ()
     """Raw prompts instead of messages: no chat template is applied and the reply is not parsed."""
     target: str = ""
@@ -92,11 +92,11 @@ class ParsedRequest:
     counts_tokens: bool = True
     """True if the answer states how many tokens were used."""
     json_schema: Mapping[str, Any] | None = None
-    """The reply must be JSON that this schema admits; {} admits any JSON object."""
+    """A JSON schema for the reply; {} admits any JSON object."""
     engine_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only a chat engine can honour, by their names on the wire."""
     inert_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that do not affect the reply, by their names on the wire; they reach no engine."""
+    """Fields without effect on the reply, by their names on the wire. No engine receives them."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Information for people; stored in the call's `extra`."""
     replies_per_prompt: int = 1
@@ -105,7 +105,7 @@ class ParsedRequest:
     options: Any = None
     """The dialect's own settings for its answer."""
     format_count: Callable[[int], dict[str, Any]] | None = None
-    """Set if nothing is to be sampled: builds the answer from the number of prompt tokens."""
+    """Builds the answer from the number of prompt tokens. Set for requests that sample no reply."""
 
     def build_choice(self, index: int) -> ParsedRequest:
         """Return the request of reply `index`: one prompt, and the client's seed increased by the reply's number."""

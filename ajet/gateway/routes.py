@@ -1,6 +1,6 @@
-"""The application of a gateway: its dialects, and its other routes: health, models, stored responses.
+"""The application of a gateway: its dialects, and other routes (health, models, stored responses).
 
-Invariant: a client that sends `anthropic-version` is answered as Anthropic would, any other as OpenAI would.
+Invariant: a client that sends `anthropic-version` gets answers in Anthropic's form, any other client in OpenAI's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ajet.gateway.session import Session
 
 
 def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
-    """Return the application of a gateway. `opens_later`: see `App.opens_later`."""
+    """Return the application of a gateway. `opens_later` sets `App.opens_later`."""
     decode = context.renderer.decode if context.renderer is not None else None
     max_model_len = min(context.max_model_len, getattr(context.engine, "max_model_len", context.max_model_len))
     dialects: tuple[Dialect, ...] = (
@@ -53,9 +53,9 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
     """Return the application of all other routes.
 
     Args:
-        context: The gateway's.
-        paths: Paths of the dialects: served by the App, and listed here.
-        opens_later: Returns True while routes may still be added; an unknown path is then served soon.
+        context: The context of the gateway.
+        paths: Paths of the dialects, served by the App and listed here.
+        opens_later: Returns True while routes may still be added; an unknown path then gets 503.
     """
 
     async def get_health(request: Request) -> Response:
@@ -76,7 +76,7 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
         return JSONResponse(_describe_model(request, context, name))
 
     async def serve_dialect(request: Request) -> Response:
-        raise HTTPException(404)  # a path that ends in a newline; the app serves the others, the route gives the 405
+        raise HTTPException(404)  # a path ending in a newline: the App serves the others, this route gives the 405
 
     async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -94,17 +94,17 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
             Route("/health", get_health),
             Route("/v1/models", get_models),
             Route("/v1/models/{name:path}", get_model),
-            *response_routes(lambda request: find_session(context, request).kept),
+            *response_routes(lambda request: find_session(context, request).dialect_state),
             *[Route(path, serve_dialect, methods=["POST"]) for path in paths],
         ],
         exception_handlers={Refused: _answer_refusal, HTTPException: answer_http_error, Exception: answer_failure},
     )
-    others.router.redirect_slashes = False  # a redirect would lose the key of a path
+    others.router.redirect_slashes = False  # a redirect would lose the key in the path
     return others
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:
-    """Log an error of ours and answer with 500."""
+    """Log an internal error and answer with 500."""
     request_id = request.scope["state"][REQUEST_ID]
     logger.opt(exception=error).error("the gateway failed on {} {} ({})", request.method, request.url.path, request_id)
     return JSONResponse(
@@ -144,7 +144,7 @@ def _is_anthropic(request: Request) -> bool:
 
 
 def _list_methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """Return the methods of all routes with this path: HTTP requires a 405 to name them."""
+    """Return the methods of all routes with this path, for the `allow` header of a 405."""
     found = [
         route.methods or () for route in routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE
     ]

@@ -41,16 +41,16 @@ from ajet.tokens import Renderer
 
 T = TypeVar("T")
 NAMED: Mapping[str, str] = {"name": "gateway", "where": "ajet.gateway.host, ajet.gateway.port"}
-"""How an error names the server and its keys if it cannot listen."""
+"""Name of the server and its configuration keys, for "cannot listen" errors."""
 
 
 class Gateway:
     """Serves one engine to the clients of many episodes.
 
-    `max_model_len` bounds prompt and reply together, `max_response_tokens` one reply, `max_calls` the calls under way
-    at once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
-    without it such agents use the engine, untrained. `limits` bounds what clients may cost. `adapters` are those of the
-    engine's model, each with its agents. `opens_later`: routes are added once it serves.
+    `max_model_len` bounds prompt and reply together, `max_response_tokens` one reply, `max_calls` the concurrent calls
+    (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by name; without it,
+    agents with a debug model use the engine, untrained. `limits` bounds the resources of clients. `adapters` are the
+    adapters of the engine's model, each with its agents. `opens_later` announces routes added while the gateway serves.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Gateway:
     ) -> None:
         if isinstance(engine, TokenEngine) and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
-        self._context = GatewayContext(
+        self.context = GatewayContext(
             engine,
             renderer,
             max_model_len,
@@ -86,7 +86,7 @@ class Gateway:
             ignored_fields=IgnoredFieldLog(),
             adapters=adapters or Adapters([]),
         )
-        self.app = build_app(self._context, opens_later=opens_later)
+        self.app = build_app(self.context, opens_later=opens_later)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
         self._limits = limits
@@ -94,29 +94,29 @@ class Gateway:
         self._shared_loop = GatewayLoop()
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
-        self._gate, self._over = threading.Lock(), False
-        """Held while something is handed to the loop: what is handed over before the loop's last run takes part in
-        it."""
+        self.gate, self._over = threading.Lock(), False
+        """Held while work is handed to the loop. Work handed over before the loop's last run still takes part in
+        that run."""
 
     @property
     def engine(self) -> TokenEngine | ChatEngine:
         """The engine that samples replies."""
-        return self._context.engine
+        return self.context.engine
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
-        """Returns the text of sampled ids, special tokens included; None if the engine returns no ids."""
-        return self._context.renderer.decode if self._context.renderer is not None else None
+        """Decodes sampled ids to text, special tokens included; `None` if the engine returns no ids."""
+        return self.context.renderer.decode if self.context.renderer is not None else None
 
     @property
     def base_url(self) -> str:
-        """The URL that clients are given; it ends in /v1."""
+        """The URL for clients, ending in /v1."""
         return self._base_url
 
     @property
     def ambient(self) -> Endpoint:
-        """The address with the run's own key, for the environment; see `ajet.workflow.ambient`."""
-        return Endpoint(self._base_url, self._context.keys.untied)
+        """The address with the run's own key, for the environment. See `ajet.workflow.ambient`."""
+        return Endpoint(self._base_url, self.context.keys.untied)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -139,7 +139,7 @@ class Gateway:
         self._server.stop()
         thread.join()
         self._thread = None
-        self._context.render_threads.close()
+        self.context.render_threads.close()
 
     def open(
         self,
@@ -158,15 +158,14 @@ class Gateway:
 
         Args:
             key: (seed, task order, repeat); names the episode's random numbers.
-            inspect: Returns the abnormal-output checks that a reply fires.
-            terminate_on_inspect: The first check that fires ends the episode.
-            began: When the episode began, in seconds since the epoch (None: now): a template that writes a date writes
-                that day's.
-            models: Names that its clients may ask for, each with its adapter (None: none), instead of one for each
-                agent.
+            inspect: Returns the abnormal-output checks fired by a reply.
+            terminate_on_inspect: The first fired check ends the episode.
+            began: Start of the episode in seconds since the epoch, `None` for now. Templates that write a date use this
+                day.
+            models: Names of models for clients, each with its adapter or `None`, instead of one adapter per agent.
         """
         return Session(
-            self._context,
+            self.context,
             GatewayAddress(self._base_url, self.transport, self.on_loop),
             episode,
             key=key,
@@ -180,20 +179,22 @@ class Gateway:
         )
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
-        """Make a key that the caller chose open `session`, instead of an earlier one. Thread-safe."""
-        self._context.keys.admit(secret, Grant(session, agent, agent, None))
+        """Let a key chosen by the caller open `session`, instead of an earlier session. Thread-safe."""
+        self.context.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's loop. Thread-safe. Raises RuntimeError if the loop has ended."""
-        with self._gate:
+        with self.gate:
             if not self._over:
                 return asyncio.run_coroutine_threadsafe(coro, self.loop)
         coro.close()
         raise RuntimeError("the gateway is closed")
 
     def on_loop(self, function: Callable[[], None]) -> None:
-        """Run a function on the gateway's thread and wait for it; at once if that is the current thread or has ended.
-        Raises what the function raises."""
+        """Run a function on the gateway's thread, wait for the end, and raise its error.
+
+        If the thread is the current thread or has ended, the function runs at once.
+        """
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             function()
@@ -208,18 +209,18 @@ class Gateway:
             else:
                 done.set_result(None)
 
-        with self._gate:
+        with self.gate:
             over = self._over
             if not over:
                 self.loop.call_soon_threadsafe(run)
         if over:
-            thread.join()  # what it still settles is its own
+            thread.join()  # after the thread has ended, its state is safe to use here
             function()
         else:
             done.result()
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
-        """Serve these routes too, on the gateway's loop: they must not block it. Call it before clients come."""
+        """Serve further routes on the gateway's loop, without blocking it. Call this before clients come."""
         self.app.add_routes(routes)
 
     def transport(self) -> httpx.AsyncBaseTransport:
@@ -236,15 +237,15 @@ class Gateway:
                 loop.call_soon(started)
                 loop.run_until_complete(self._server.serve(sockets=[listening]))
             finally:
-                with self._gate:
+                with self.gate:
                     self._over = True
                 self._shared_loop.calls = None
-                loop.run_until_complete(_cancel_all())
+                loop.run_until_complete(cancel_all())
                 loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop: uvloop's, which takes a fifth less for a request over a socket, except on Windows."""
+    """Return an event loop. uvloop takes a fifth less for a request over a socket, but does not exist on Windows."""
     if find_spec("uvloop") is None:
         return asyncio.new_event_loop()
     import uvloop
@@ -252,8 +253,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _cancel_all() -> None:
-    await asyncio.sleep(0)  # what was handed over last begins
+async def cancel_all() -> None:
+    await asyncio.sleep(0)  # lets the work handed over last begin
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -261,12 +262,12 @@ async def _cancel_all() -> None:
 
 
 def build_base_url(advertise: str, host: str, port: int) -> str:
-    """Return the URL that clients are given.
+    """Return the URL for clients.
 
     Args:
         advertise: "auto", an address, or a URL.
-        host: The address that the server listens on.
-        port: Its port.
+        host: The address on which the server listens.
+        port: The port of the server.
     """
     if advertise == "auto":
         address = find_own_address() if host in ("0.0.0.0", "::") else host

@@ -1,7 +1,7 @@
-"""Server thread: a thread that serves, and the wait until it does.
+"""Server thread: starts a serving thread and waits until the server answers.
 
-Invariant: who starts one hears how that went. It serves, or what kept it from serving is raised there: a thread that
-has ended is not waited for.
+Invariant: the starter never waits for a dead thread. Either the server answers, or the startup error is raised in the
+starter.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from threading import Thread
 
 
 def start_server(serve: Callable[[Callable[[], None]], None], *, name: str) -> Thread:
-    """A thread of this name that runs `serve`, once that has called what it is given: it answers from then on. Raises
-    what `serve` raised before."""
+    """Start a thread that runs `serve`, and return it once `serve` calls its argument. Raises startup errors of
+    `serve`.
+    """
     started: Future[None] = Future()
 
     def run() -> None:
@@ -32,7 +33,7 @@ def start_server(serve: Callable[[Callable[[], None]], None], *, name: str) -> T
     try:
         started.result()
     except BaseException:
-        if started.done():  # not an interrupt of who waits
+        if started.done():  # False for an interrupt of the waiting thread
             thread.join()
         raise
     return thread

@@ -1,8 +1,8 @@
-"""Session: one episode at the gateway: its keys, its calls, and how each of them ends in its record.
+"""Session: one episode at the gateway, with its keys, its calls and their records.
 
-Invariants: the run's sampling settings replace a client's wherever a call is trained; a call is settled exactly once,
-whatever ended it: its end, its client's leaving, its engine's failure, its episode's end. Everything except `__call__`,
-`tool_used` and `close` runs on the gateway's loop.
+Invariants: the run's sampling settings replace a client's for every trained call; a call is settled exactly once, by
+the first of: its end, its client's leaving, its engine's failure, its episode's end. All methods except `__call__`,
+`tool_used` and `close` run on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from ajet.schema.errors import EngineFailure, EngineHangs
 from ajet.schema.tool_use import ToolUse
 
 Inspect = Callable[[Call, dict[str, Any]], list[str]]
-"""Returns the names of the abnormal-output checks that a reply fires."""
+"""Returns the names of the abnormal-output checks fired by a reply."""
 MAX_REFUSALS = 8
-"""Different refusals that are stored of an episode."""
+"""Distinct refusals stored per episode."""
 
 
 class Session:
@@ -65,15 +65,14 @@ class Session:
     ) -> None:
         self.episode, self.model_name = episode, model_name
         self.models = dict(models or {})
-        """Names that clients may ask for, and the adapter of each; empty: any name, and each agent has its own
-        adapter."""
-        self.kept: dict[str, Any] = {}
-        """What dialects remember of this episode; see `Caller.kept`."""
+        """Model name -> its adapter. If empty, any name is accepted and each agent has its own adapter."""
+        self.dialect_state: dict[str, Any] = {}
+        """The dialects' state of this episode: `Caller.dialect_state`."""
         self.inflight = InflightCalls()
         self._makers: dict[asyncio.Task[Any], Reply] = {}
-        """The tasks that make replies now; a reply has two while an earlier one still ends."""
+        """The tasks that make replies now. A reply has two while an earlier task still ends."""
         self.requests = 0
-        """Requests with a key of this session that are not answered to their end."""
+        """Number of requests with a key of this session in progress."""
         self._context, self._address = context, address
         self._recorder = Recorder()
         self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, context.max_response_tokens))
@@ -101,12 +100,12 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """True once the episode has ended: its keys are dead."""
+        """True once the episode has ended and its keys are revoked."""
         return self._recorder.is_closed
 
     @property
     def recorder(self) -> Recorder:
-        """The record of its calls."""
+        """The recorder of the session's calls."""
         return self._recorder
 
     @property
@@ -116,17 +115,16 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """True if no request is being answered, or still arriving."""
+        """True if no request is in progress or arriving."""
         return not self.requests
 
     @property
     def last_call(self) -> float:
-        """When a call ended last, by the monotonic clock: now while one is under way, minus infinity before the
-        first."""
+        """Monotonic time of the latest end of a call: now during a call, minus infinity before the first."""
         return self._recorder.settled_at if self.idle else time.monotonic()
 
     def context_full(self) -> bool:
-        """Return True if the model's context was exhausted; see schema.Endpoints. Thread-safe."""
+        """Return True if the model's context was exhausted, as `schema.Endpoints` defines. Thread-safe."""
         capture, limit = self._recorder.capture, self._context.max_model_len
         if any(code == "context_length_exceeded" for code, _ in capture.refusals):
             return True
@@ -134,11 +132,11 @@ class Session:
         return any(call.finish == "length" and length >= limit for call, length in ends)
 
     def watch_uses(self, on_use: Callable[[ToolUse], None]) -> None:
-        """Call `on_use` for each use of a tool, once it is stored."""
+        """Call `on_use` for each use of a tool, once stored."""
         self._on_use = on_use
 
     def tool_used(self, use: ToolUse) -> None:
-        """Store a use of a tool; see schema.Endpoints. Thread-safe."""
+        """Store a use of a tool, as `schema.Endpoints` defines. Thread-safe."""
         capture = self._recorder.capture
         with self._lock:
             if self.closed:
@@ -157,10 +155,11 @@ class Session:
             logger.warning("episode {} used tools more than {} times: the rest is not kept", self.episode, MOST_USES)
 
     def note_refusal(self, refused: Refused, *, is_last: bool = False) -> None:
-        """Store why a request was refused, the first few different reasons of an episode.
+        """Store why a request was refused; the first few distinct reasons of an episode are stored.
 
         Args:
-            is_last: Calls were made for it, so that it is the last request even if one of them ended after the failure.
+            is_last: True for a request with calls: it counts as the last request even if a call ended after the
+                failure.
         """
         capture = self._recorder.capture
         if is_last:
@@ -171,7 +170,7 @@ class Session:
             refusals.append(noted)
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """Return the endpoint of one agent; see schema.Endpoints. Thread-safe."""
+        """Return the endpoint of one agent, as `schema.Endpoints` defines. Thread-safe."""
         wanted = (agent_name, target_tag, debug_model)
         with self._lock:
             endpoint = self._endpoints.get(wanted)
@@ -185,7 +184,7 @@ class Session:
             return endpoint
 
     def start_call(self, request: ParsedRequest, *, digest: bytes = b"", hint: RetryHint = NO_RETRY) -> InflightCall:
-        """Start the replies to a request; its client has joined. Raises Refused if the gateway has too many calls."""
+        """Start the replies to a request and join its client. Raises Refused if the gateway has too many calls."""
         call = InflightCall(
             request, self._context.call_limit, self._make_reply, self._check_prompts, digest=digest, hint=hint
         )
@@ -194,7 +193,7 @@ class Session:
         return call
 
     async def count_tokens(self, request: ParsedRequest) -> int:
-        """Return the number of prompt tokens of a request. Nothing is recorded. Raises Refused."""
+        """Return the number of prompt tokens of a request without recording it. Raises Refused."""
         request, engine, _ = self._route_request(request)
         if engine is not None or self._sampler is None:
             raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
@@ -209,8 +208,7 @@ class Session:
         return self._recorder.capture
 
     async def _make_reply(self, reply: Reply) -> None:
-        """Make a reply, or the rest of it if its client came back, and settle its call however it ends. Raises
-        Refused."""
+        """Make or resume a reply, and settle its call on every outcome. Raises Refused."""
         capture, task = self._recorder.capture, asyncio.current_task()
         assert task is not None
         self._makers[task] = reply
@@ -262,7 +260,7 @@ class Session:
         capture.refused, capture.unanswered = None, ""
 
     async def _check_prompts(self, request: ParsedRequest) -> None:
-        """Raise Refused, which says which, if one of several prompts cannot be answered. Nothing is recorded."""
+        """Raise Refused, with the prompt's index, if one of several prompts cannot be answered. Records no call."""
         count = len(request.prompts)
         for at in range(count):
             choice, engine, trained = self._route_request(request.build_choice(at * request.replies_per_prompt))
@@ -275,8 +273,10 @@ class Session:
                     raise refused.within(f"prompt {at} of {count} (from 0)") from refused
 
     def _route_request(self, request: ParsedRequest) -> tuple[ParsedRequest, ChatEngine | None, bool]:
-        """Return the request as it is answered, the chat engine that answers it (None: the token engine), and whether
-        its call is trained. Raises Refused if the episode has ended."""
+        """Return the final request, its chat engine (`None` for the token engine), and whether the call is trained.
+
+        Raises Refused if the episode has ended.
+        """
         self._recorder.refuse_ended()
         context = self._context
         trained = self._trainable is None or (request.target or request.agent) in self._trainable
@@ -288,7 +288,9 @@ class Session:
         return request, engine, trained
 
     def _find_adapter(self, request: ParsedRequest, target: str, trained: bool) -> str | None:
-        """Return the adapter that answers. Raises Refused for an unknown model, and if a trained agent has none."""
+        """Return the adapter for a request. Raises Refused for an unknown model, and for a trained agent without
+        adapter.
+        """
         if self.models:
             model = str(request.notes.get("model") or self.model_name)
             if model not in self.models:
@@ -316,12 +318,11 @@ class Session:
         self.note_refusal(refused)
 
     def _settle_call(self, reply: Reply, finish: FinishReason, error: str) -> bool:
-        """Record a call that did not end by itself, with the tokens that were sampled so far. Return False if the call
-        was settled before."""
+        """Record an interrupted call with the tokens sampled so far. Return False if the call was settled before."""
         return reply.call is not None and self._recorder.settle(reply.call, finish, reply=reply, error=error)
 
     def _settle_all(self) -> None:
-        """Settle every call, once: after that the capture belongs to the caller of `close`."""
+        """Settle every call, once. Afterwards the capture belongs to the caller of `close`."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -333,8 +334,11 @@ class Session:
 
 
 def _build_engine_error(failure: EngineFailure) -> Refused:
-    """Return the refusal of a request whose engine failed. A client that retried a server which hangs would wait as
-    long again: whether to do so is decided by the rollout."""
+    """Return the refusal of a request whose engine failed.
+
+    A client that retries a hanging server would wait as long again, so a hang is final: the rollout decides about
+    retries.
+    """
     if isinstance(failure, EngineHangs):
         return Refused(f"the engine failed: {failure}", status=504, code=ENGINE_FAILED, final=True)
     return Refused(f"the engine failed: {failure}", status=503, code=ENGINE_FAILED, final=not failure.retryable)

@@ -1,8 +1,8 @@
 """StreamPacing: how long a stream collects tokens before it sends the next event.
 
-Invariant: with few clients each token is sent as it comes. With many, all streams together send a bounded number of
-events per second, and fewer while the event loop runs late: what it cannot send in time would only be later in more
-pieces. It belongs to the gateway's loop.
+Invariant: with few clients each token is sent on arrival. With many clients, all streams together send a bounded number
+of events per second, and fewer while the event loop runs late: more events would only be sent later. Belongs to the
+gateway's loop.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _EVENTS = 10_000
 _LATENESS_FACTOR = 6
 """The extra delay, as a multiple of the loop's lateness: fewer events complete all replies sooner."""
 _MAX_DELAY = 1.0
-"""Seconds of extra delay at most: a process that was suspended for minutes is not late by itself."""
+"""Longest extra delay in seconds: a process that was suspended for minutes is not overloaded."""
 _WINDOW = 64
-"""The extra delay is a moving average over about so many samples."""
+"""The extra delay is a moving average over about this many samples."""
 
 
 class StreamPacing:
@@ -27,15 +27,15 @@ class StreamPacing:
         self._delay = 0.0
 
     def add_lateness(self, seconds: float) -> None:
-        """Record by how many seconds a stream that collected tokens woke up late."""
+        """Record the lateness, in seconds, of a stream that collected tokens."""
         self._delay += (min(_LATENESS_FACTOR * seconds, _MAX_DELAY) - self._delay) / _WINDOW
 
     @property
     def is_busy(self) -> bool:
-        """True if so many clients wait that tokens which arrived together are parsed and sent together."""
+        """True if many clients wait: tokens that arrived together are then parsed and sent together."""
         return self.clients > _FEW_CLIENTS
 
     @property
     def flush_interval(self) -> float:
-        """Seconds for which a stream collects tokens before it sends again; 0: it sends them as they come."""
+        """Seconds in which a stream collects tokens before sending; 0 for sending on arrival."""
         return self.clients / _EVENTS + self._delay if self.clients > _FEW_CLIENTS else 0.0

@@ -1,8 +1,8 @@
-"""TokenSampler: replies that a token engine samples. What is trained comes from here.
+"""TokenSampler: replies sampled by a token engine, the only source of trained calls.
 
-Invariant: the ids of a reply are the engine's, recorded whatever becomes of the client; the run's sampling settings
-replace the client's wherever a call is trained. A reply that violates a demand of its request is recorded as aborted
-with the reason, counted, and sampled again; no client sees it, so nothing is trained on it.
+Invariant: the ids of a reply are the engine's, recorded even if the client leaves; the run's sampling settings replace
+the client's for every trained call. A reply that violates a demand of its request is recorded as aborted with the
+reason, counted, and sampled offset; no client sees it, and it is not trained.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ajet.tokens import Renderer
 TRIES = 4
 """Draws for a reply that satisfies its request, if the engine cannot be held to a schema."""
 _RESUMED, _REDRAWN = 32, 48
-"""Bits by which the number of earlier engine requests, and that of rejected draws, are shifted into the name of a
-reply's random numbers: below them is the number of the call, or a client's seed."""
+"""Bit shifts in the name of a reply's random numbers, above the call's number or a client's seed. `_RESUMED` shifts
+the number of earlier engine requests, `_REDRAWN` the number of rejected draws."""
 
 
 class TokenSampler:
@@ -50,7 +50,13 @@ class TokenSampler:
         sampling: Sampling,
         max_model_len: int,
     ) -> None:
-        """`key` is (seed, task order, repeat); `sampling` is the run's; `max_model_len` bounds prompt and reply."""
+        """Create the sampler of one session.
+
+        Args:
+            key: (seed, task order, repeat).
+            sampling: The run's settings.
+            max_model_len: Limit on the tokens of prompt and reply together.
+        """
         self._engine, self._renderer, self._recorder, self._threads = engine, renderer, recorder, threads
         self._ignored_fields, self._pacing, self._key = ignored_fields, pacing, key
         stop_ids = tuple(dict.fromkeys((*renderer.end_ids, *sampling.stop_ids)))
@@ -58,11 +64,10 @@ class TokenSampler:
         self._max_tokens = min(max_model_len, engine.max_model_len)
 
     async def sample(self, reply: Reply, *, target: str, trained: bool, adapter: str | None) -> None:
-        """Sample a reply, or the rest of it if its client came back.
+        """Sample a reply, or the rest of a reply whose client came back.
 
         Args:
-            adapter: The one of several adapters that samples it.
-
+            adapter: The adapter that samples; `None` for the model itself.
         Raises:
             Refused: The request cannot be answered.
             EngineFailure: The engine failed.
@@ -80,14 +85,14 @@ class TokenSampler:
                 is_constrained = reply.token_request.sampling.json_schema is not None
                 is_checked = needs_check(request, is_constrained=is_constrained)
             reply.is_readable = not is_checked
-            if reply.engine_requests:  # its client came back
+            if reply.engine_requests:  # the client came back
                 recorder.reopen(reply.call)
-            if reply.engine_finish is None:  # otherwise the client left when all was sampled, and came back
+            if reply.engine_finish is None:  # otherwise the client left after the last token, and came back
                 await self._run_engine(reply, reply.token_request)
             message, finish = self._parse_message(reply)
             if not is_checked:
                 break
-            # The schema is the client's: checking it may take a second.
+            # The schema is the client's, and checking it may take a second.
             violation = await asyncio.to_thread(find_violation, request, message, finish)
             if violation is None:
                 break
@@ -96,11 +101,11 @@ class TokenSampler:
         self._complete_reply(reply, message, finish)
 
     async def count_tokens(self, request: ParsedRequest) -> int:
-        """Return the number of prompt tokens of a request. Nothing is recorded. Raises Refused."""
+        """Return the number of prompt tokens of a request without recording it. Raises Refused."""
         return len((await self._render_request(request)).rendered.ids)
 
     async def check(self, request: ParsedRequest, *, trained: bool) -> None:
-        """Raise Refused where `sample` would before it samples. Nothing is recorded."""
+        """Raise Refused if `sample` would raise it before sampling. Records no call."""
         refuse_unsupported(request)
         prompt = await self._render_request(request)
         self._resolve_sampling(request, trained, len(prompt.rendered.ids))
@@ -159,8 +164,10 @@ class TokenSampler:
     def _resolve_sampling(
         self, request: ParsedRequest, trained: bool, prompt_tokens: int
     ) -> tuple[Sampling, dict[str, Any]]:
-        """Return the settings of a draw, and the client's fields that the run replaces. Raises Refused if the prompt
-        leaves no room for a reply."""
+        """Return the settings of a draw, and the client's fields replaced by the run.
+
+        Raises Refused if the prompt leaves no room for a reply.
+        """
         run, limit = self._run, self._max_tokens
         if prompt_tokens >= limit:
             raise Refused(
@@ -214,9 +221,9 @@ class TokenSampler:
                         reply.top += chunk.top
                 finish = reply.engine_finish = chunk.finish
                 if ends_early or (request.is_streamed and reply.is_readable and not pacing.is_busy):
-                    stream.feed(ids[stream.kept :])
+                    stream.feed(ids[stream.id_count :])
                     if reply.is_readable:
-                        reply.chunk_ends.append((len(stream.deltas), stream.kept))
+                        reply.chunk_ends.append((len(stream.deltas), stream.id_count))
                     if stream.is_cut:
                         finish = reply.engine_finish = "stop"
                         break
@@ -226,13 +233,13 @@ class TokenSampler:
             raise EngineFailure("the engine ended a reply without a finish reason")
 
     def _parse_message(self, reply: Reply) -> tuple[dict[str, Any], FinishReason]:
-        """Return the whole message of a draw, and why it ended."""
+        """Return the complete message of a draw and its finish reason."""
         stream, finish, call = reply.stream, reply.engine_finish, reply.call
         assert stream is not None and finish is not None and call is not None and reply.token_request is not None
         ids = reply.ids
-        stream.feed(ids[stream.kept :])
+        stream.feed(ids[stream.id_count :])
         message = stream.message()
-        # SGLang reports "length" if the last token that was allowed is the one that ends the reply.
+        # SGLang reports "length" if the last allowed token is the end token.
         if stream.stopped is not None or (ids and ids[-1] in reply.token_request.sampling.stop_ids):
             finish = "stop"
         tool_calls = message.get("tool_calls")
@@ -247,32 +254,32 @@ class TokenSampler:
         """Settle the call and complete the reply. Raises Refused if the episode has ended."""
         stream, call, prompt = reply.stream, reply.call, reply.prompt
         assert stream is not None and call is not None and prompt is not None
-        kept = stream.kept
-        text = self._renderer.decode(reply.ids[:kept], after=prompt.ids)
+        count = stream.id_count
+        text = self._renderer.decode(reply.ids[:count], after=prompt.ids)
         if not self._recorder.settle(
-            call, finish, reply=reply, count=kept, message=message, reply_text=text, stopped=stream.stopped
+            call, finish, reply=reply, count=count, message=message, reply_text=text, stopped=stream.stopped
         ):
             raise build_ended_error()
         for sampled in (reply.ids, reply.unit_logprobs, reply.top):
-            del sampled[kept:]
+            del sampled[count:]
         call.stop, call.resumed = stream.stopped, max(0, reply.engine_requests - 1)
         prompt_tokens = len(prompt.ids)
         if finish == "length":
             limit = "max_tokens"
-            if prompt_tokens + kept >= self._max_tokens:
+            if prompt_tokens + count >= self._max_tokens:
                 limit = "rollout.max_model_len"
-            elif kept >= self._run.max_tokens:
+            elif count >= self._run.max_tokens:
                 limit = "rollout.max_response_length_in_one_turn"
             call.extra["cut_by"] = limit
         reply.message, reply.finish, reply.stopped = message, finish, stream.stopped
-        reply.prompt_tokens, reply.completion_tokens = prompt_tokens, kept
+        reply.prompt_tokens, reply.completion_tokens = prompt_tokens, count
 
     def _reject_draw(self, reply: Reply, violation: FormatViolation) -> None:
         """Record a draw that violates the request. Raises Refused after the last try, and if the episode has ended."""
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
         why = f"not what its client asked for: {violation.why}"
-        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.kept, error=why):
+        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.id_count, error=why):
             raise build_ended_error()
         call.rejected = violation.why
         reply.token_request = None
@@ -289,7 +296,7 @@ class TokenSampler:
 def _build_terms(
     request: ParsedRequest, sampling: Sampling, raw_prompt: RawPrompt | None, adapter: str | None
 ) -> Terms:
-    """Return the terms under which a call is sampled."""
+    """Return the sampling terms of a call."""
     truncates = sampling.temperature > 0
     return Terms(
         constrained=sampling.json_schema is not None,
@@ -304,15 +311,15 @@ def _build_terms(
 
 
 def _build_rest(first: TokenRequest, reply: Reply) -> TokenRequest:
-    """Return the engine's request for the rest of a draw, with random numbers of its own."""
-    # Those of the beginning were used up to a place that only the engine knew. No session has 2^32 calls, so no other
-    # call has this name.
-    again = reply.engine_requests << _RESUMED
+    """Return the engine's request for the rest of a draw, with new random numbers."""
+    # Only the engine knew how far the first random numbers were used. No session has 2^32 calls, so the new name is
+    # unique.
+    offset = reply.engine_requests << _RESUMED
     sampling = first.sampling
-    seed = None if sampling.seed is None else sampling.seed ^ again
+    seed = None if sampling.seed is None else sampling.seed ^ offset
     return replace(
         first,
         prompt_ids=np.concatenate([first.prompt_ids, np.array(reply.ids, dtype=np.int32)]),
         sampling=replace(sampling, max_tokens=sampling.max_tokens - len(reply.ids), seed=seed),
-        key=first.key._replace(call=first.key.call + again),
+        key=first.key._replace(call=first.key.call + offset),
     )

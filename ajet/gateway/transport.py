@@ -1,8 +1,8 @@
-"""GatewayTransport: httpx clients of this process, whose requests are handed straight to the gateway's loop.
+"""GatewayTransport: an httpx transport that hands requests of this process to the gateway's loop.
 
-Invariants: the reply streams (each part reaches the client as the gateway sends it), on any thread's event loop; a
-client that closes its response, is cancelled or vanishes is a disconnect to the gateway, as over a socket. To wake
-another loop takes a system call on both sides, so that several calls to one loop share a wake.
+Invariants: the reply streams (each part reaches the client when the gateway sends it), on any thread's event loop; a
+client that closes its response, is cancelled or vanishes is a disconnect to the gateway, as over a socket. Waking
+another loop takes a system call on both sides; several calls to one loop therefore share a wake.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Message = MutableMapping[str, Any]
 
 
 class LoopCalls:
-    """Passes calls to one event loop, in the order in which they are posted and in their posters' contexts, as
-    `call_soon_threadsafe` does. Thread-safe."""
+    """Passes calls to one event loop, in the order and contexts of their posts, like `call_soon_threadsafe`.
+    Thread-safe.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)  # _CALLS_OF_LOOPS must not keep loops alive
@@ -34,7 +35,7 @@ class LoopCalls:
         self._is_waking = False
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Have a function called on the loop. Raises RuntimeError if the loop is closed."""
+        """Call a function on the loop. Raises RuntimeError if the loop is closed."""
         loop = self._loop()
         if loop is None or loop.is_closed():
             raise RuntimeError("the event loop is closed")
@@ -44,13 +45,13 @@ class LoopCalls:
             loop.call_soon_threadsafe(self._run_posted)
 
     def _run_posted(self) -> None:
-        self._is_waking = False  # first: who posts from now on and reads True has posted before the last look
+        self._is_waking = False  # first: a poster that reads True from now on has posted before the last look
         try:
             for _ in range(len(self._posted)):
                 context, function, arguments = self._posted.popleft()
                 context.run(function, *arguments)
         finally:
-            if self._posted and not self._is_waking:  # one has failed, which the loop logs: the others still run
+            if self._posted and not self._is_waking:  # a call failed (logged by the loop): the others still run
                 self._is_waking = True
                 asyncio.get_running_loop().call_soon(self._run_posted)
 
@@ -59,40 +60,41 @@ _CALLS_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakK
 
 
 def loop_calls_of(loop: asyncio.AbstractEventLoop) -> LoopCalls:
-    """Return the LoopCalls of a loop. Thread-safe: of two that are made at once the first stays."""
+    """Return the LoopCalls of a loop. Thread-safe: concurrent callers get the same object."""
     found = _CALLS_OF_LOOPS.get(loop)
     return found if found is not None else _CALLS_OF_LOOPS.setdefault(loop, LoopCalls(loop))
 
 
 @dataclass(slots=True)
 class GatewayLoop:
-    """What a gateway shares with its transports."""
+    """The state shared by a gateway and its transports."""
 
     calls: LoopCalls | None = None
-    """To the gateway's event loop; None while the gateway does not serve."""
+    """Passes calls to the gateway's event loop; `None` while the gateway does not serve."""
 
 
 class GatewayTransport(httpx.AsyncBaseTransport):
-    """Hands requests to the `app` of a gateway of this process. It belongs to no event loop."""
+    """Hands requests to the `app` of a gateway in this process. Independent of event loops."""
 
     def __init__(self, app: ASGIApp, gateway_loop: GatewayLoop) -> None:
         self._app, self._gateway_loop = app, gateway_loop
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the response streams."""
+        """Send a request and return its streaming response."""
         response = InProcessResponse(self._app, self._gateway_loop, request, await request.aread())
         try:
             head = await response.next_message()
         except BaseException:
             response.disconnect()
             raise
-        # A stream even if the body is there: a client that closes it unread has left without the reply.
+        # A stream even if the body is complete: a client that closes it unread has left without the reply.
         return httpx.Response(head["status"], headers=head["headers"], stream=response, request=request)
 
 
 class InProcessResponse(httpx.AsyncByteStream):
-    """One request and its response: the application runs on the gateway's loop, its messages are queued on the
-    client's."""
+    """One request and its response. The application runs on the gateway's loop, its messages are queued on the
+    client's.
+    """
 
     def __init__(self, app: ASGIApp, gateway_loop: GatewayLoop, request: httpx.Request, body: bytes) -> None:
         """Start the request. Raises httpx.ConnectError if the gateway is closed."""
@@ -104,12 +106,12 @@ class InProcessResponse(httpx.AsyncByteStream):
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         self._has_ended = False
 
-        # Of the gateway's loop, except `_has_left`.
+        # Used on the gateway's loop, except `_has_left`.
         self._has_left = False
         self._gone: asyncio.Event | None = None
         self._on_leave: Leave | None = None
         self._head: Message | None = None
-        """The head of the response until the first part of its body: the client is woken once for both."""
+        """The head of the response, held until the first part of the body: one wake of the client for both."""
         self._incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         url = request.url
         self._scope: dict[str, Any] = {
@@ -128,10 +130,10 @@ class InProcessResponse(httpx.AsyncByteStream):
             "state": {WATCH: self._watch_client},
         }
         try:
-            calls = gateway_loop.calls  # once: the gateway's thread sets it to None when it ends
+            calls = gateway_loop.calls  # read once: the gateway's thread sets it to None at its end
             if calls is None:
                 raise RuntimeError("the gateway does not serve")
-            # In an empty context: what the gateway requests from an engine is no call of the agent's.
+            # In an empty context: the gateway's requests to an engine are not calls of the agent.
             Context().run(calls.post, self._start_app)
         except RuntimeError as error:
             raise httpx.ConnectError("the gateway is closed", request=request) from error
@@ -140,7 +142,7 @@ class InProcessResponse(httpx.AsyncByteStream):
 
     async def next_message(self) -> Message:
         """Return the next ASGI message. Raises httpx.ReadTimeout or httpx.RemoteProtocolError."""
-        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that arrives together with the result.
         while not self._messages:
             self._waiter = self._loop.create_future()
             timer: asyncio.TimerHandle | None = None
@@ -165,16 +167,16 @@ class InProcessResponse(httpx.AsyncByteStream):
                 yield message["body"]
 
     async def aclose(self) -> None:
-        """Close the response; the gateway sees a disconnect if it has not ended."""
+        """Close the response. The gateway sees a disconnect if the response is incomplete."""
         if not self._has_ended:
             self.disconnect()
 
     def disconnect(self) -> None:
-        """Tell the gateway that the client has left. Thread-safe, idempotent."""
+        """Report to the gateway that the client has left. Thread-safe, idempotent."""
         self._has_left = True
         calls = self._gateway_loop.calls
         if calls is not None:
-            with contextlib.suppress(RuntimeError):  # the gateway is closed: nothing runs there
+            with contextlib.suppress(RuntimeError):  # the gateway is closed, and runs no request
                 calls.post(self._handle_leave)
 
     def _deliver_messages(self, messages: Sequence[Message]) -> None:

@@ -28,7 +28,7 @@ class HeldFolder:
         """Create and lock the folder. `kind`: prefix of the name; `place`: parent folder, default the system's. Raises
         OSError."""
         place = place or tempfile.gettempdir()
-        _remove_abandoned_folders(kind, place)
+        remove_abandoned_folders(kind, place)
         self.path = Path(tempfile.mkdtemp(prefix=kind, dir=place))
         self._lock: FileLock | None = None
         try:
@@ -58,7 +58,7 @@ def make_workdir(root: Path, name: str, uid: int | None) -> Path:
 
 
 @lru_cache(maxsize=64)
-def _remove_abandoned_folders(kind: str, place: str) -> None:
+def remove_abandoned_folders(kind: str, place: str) -> None:
     """Remove folders of killed creators; once per process."""
     for folder in Path(place).glob(f"{kind}*"):
         try:

@@ -59,10 +59,10 @@ class LiveLine:
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
-                get_renderable=self._drawn, console=self._console, auto_refresh=False, transient=True
+                get_renderable=self._draw_lines, console=self._console, auto_refresh=False, transient=True
             )  # its own thread would go on drawing over a prompt
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ajet-live-line", daemon=True)
+        self._thread = threading.Thread(target=self._run_redraws, name="ajet-live-line", daemon=True)
 
     def __enter__(self) -> LiveLine:
         if self._live is not None:
@@ -83,20 +83,20 @@ class LiveLine:
         if self._live is not None:
             self._live.stop()
 
-    def _run(self) -> None:
+    def _run_redraws(self) -> None:
         while not self._over.wait(REDRAW_S if self._live is not None else self._every):
-            asked = somebody_is_asked()
+            paused = is_prompting()
             if self._live is None:
-                if not asked:
+                if not paused:
                     text = " · ".join(self._lines())
                     self._console.print(Text(printable(text)), soft_wrap=True)
-            elif asked:
+            elif paused:
                 self._live.stop()
             else:
                 self._live.start()
                 self._live.refresh()
 
-    def _drawn(self) -> Text:
+    def _draw_lines(self) -> Text:
         first, *others = [printable(line) for line in self._lines()] or [""]
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(first, style="cyan")
@@ -105,7 +105,7 @@ class LiveLine:
         return text
 
 
-def somebody_is_asked() -> bool:
+def is_prompting() -> bool:
     """Whether a thread of this process waits at a debugger's prompt."""
     if "cmd" not in sys.modules:
         return False

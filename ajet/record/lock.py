@@ -215,7 +215,7 @@ def _wait_for_lock(
         holder = str(known) if known is not None and known.process.alive() else "another process"
         if at_most is not None and waited >= at_most:
             raise UserError(
-                f"{_capital(holder)} {does}, and was waited for longer than {at_most:.0f} s.",
+                f"{_capitalize_words(holder)} {does}, and was waited for longer than {at_most:.0f} s.",
                 where=str(path),
                 do="end it, and start again",
             )
@@ -228,5 +228,5 @@ def _write_holder(path: Path, text: str) -> None:
         file.write(text)  # on a full disk those who wait are not told who holds the lock
 
 
-def _capital(words: str) -> str:
+def _capitalize_words(words: str) -> str:
     return words[:1].upper() + words[1:]

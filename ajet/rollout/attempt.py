@@ -1,9 +1,9 @@
-"""Attempt: one try at an episode, with its identity, the function that runs the workflow, and its result.
+"""Attempt: one try at an episode, with the attempt's identity, the function running the workflow, and the result.
 
-Invariants: ids depend only on the place in the run, so that playing a step again writes no second episode. A workflow
-instance serves one attempt. Its session is opened after the instance exists (its `trainable_targets` count) and is
-closed exactly once, by the rollout; an attempt that is closed before it opens its session never opens one. The
-attempt's resources are closed with it (`Resources`).
+Invariants: ids depend only on the place in the run, so playing a step again writes no second episode. A workflow
+instance serves one attempt. The session is opened after the instance exists, because the instance's `trainable_targets`
+count. The rollout closes the session exactly once; an attempt closed before opening a session never opens one. The
+attempt's resources are closed with the attempt (`Resources`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NAMESPACE = uuid.UUID("6f1f2d3c-8a35-5b0e-9c47-1f7a5c0e7d11")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The place of one episode in its run."""
+    """Names the place of one episode in a run."""
 
     run: str
     split: Split
@@ -52,7 +52,7 @@ class Identity:
     task: Task
     order: int
     index: int
-    """The task's place within its play."""
+    """The task's place within the play"""
     repeat: int
 
     @property
@@ -62,14 +62,14 @@ class Identity:
 
     @property
     def group(self) -> str:
-        """The group's id: the same for all its repeats, also where they are played again."""
+        """The group's id, equal for all repeats of the task, also when the repeats are played again."""
         return uuid.uuid5(NAMESPACE, self._group_path()).hex
 
     def _group_path(self) -> str:
         return f"{self.run}/{self.split}/{self.step}/{self.order}"
 
     def make_task(self) -> WorkflowTask:
-        """Make the task as `execute` and the judge receive it."""
+        """Build the task as `execute` and the judge receive the task."""
         return WorkflowTask(
             task=self.task,
             episode_uuid=self.uuid,
@@ -84,7 +84,7 @@ class Identity:
 
 @dataclass(slots=True)
 class AttemptResult:
-    """The result of an attempt, of which its episode is built.
+    """Holds the result of an attempt, from which the episode is built.
 
     Exactly one of output, failure and aborted is set, unless a check ended the attempt (`capture.terminated`).
     """
@@ -92,21 +92,21 @@ class AttemptResult:
     output: WorkflowOutput | None = None
     failure: Failure | None = None
     aborted: str | None = None
-    """The reason why ajet stopped the attempt; None if it did not."""
+    """The reason why ajet stopped the attempt. None if the attempt was not stopped."""
     capture: Capture | None = None
     started: float = 0.0
     ended: float = 0.0
     since: float = field(default_factory=time.monotonic)
-    """Its begin by the monotonic clock of this process, for limits; the record uses the system clock."""
+    """Start of the attempt by the monotonic clock of this process, for limits. The record uses the system clock."""
     attempts: int = 1
     task: WorkflowTask | None = None
-    """The workflow's task; None if no workflow was begun."""
+    """The workflow's task. None if no workflow was started."""
     printed: str = ""
-    """Standard output of the workflow, if the isolation captures it."""
+    """Standard output of the workflow, if the isolation captures output."""
 
     @classmethod
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
-        """Return the result of an attempt that was played by an external agent."""
+        """Return the result of an attempt played by an external agent."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
 
 
@@ -120,12 +120,12 @@ def open_session(
     trainable: Collection[str] | None,
     began: float,
 ) -> Session:
-    """Open the gateway's session of an attempt.
+    """Open the gateway session of an attempt.
 
     Args:
-        inspect: Checks of replies; see `open_checks`.
-        trainable: Agents that train; None: all.
-        began: Its start by the system clock.
+        inspect: Checks of replies, from `open_checks`.
+        trainable: Names of the agents to train. None: all agents.
+        began: Start of the attempt by the system clock.
     """
     return gateway.open(
         identity.uuid,
@@ -139,7 +139,7 @@ def open_session(
 
 
 async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
-    """Call a function on the gateway's own loop. A blocking wait for that loop would delay all episodes."""
+    """Call a function on the gateway's own loop. A blocking wait for the gateway would delay all episodes."""
 
     async def call() -> T:
         return function()
@@ -148,7 +148,7 @@ async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
 
 
 class AttemptBase(ABC):
-    """One attempt at a task: `LocalAttempt` in the rollout's process, `WorkerAttempt` in a worker."""
+    """Base of one attempt at a task: `LocalAttempt` in the rollout's process, `WorkerAttempt` in a worker."""
 
     def __init__(
         self, workflow_class: type[Any], task: WorkflowTask, config: Any, replay: Replayed | None, pin: Pin
@@ -156,14 +156,14 @@ class AttemptBase(ABC):
         """Prepare the attempt.
 
         Args:
-            replay: Recorded tool uses that answer in place of the tools.
+            replay: Recorded tool uses that answer instead of the tools.
             pin: Pins the answers of tools for the run.
         """
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.replay, self.pin = replay, pin
         self.stage: Stage = "construct"
         self.resources = Resources()
-        """Resources that it opened in this process."""
+        """Resources opened by the attempt in this process."""
 
     @property
     @abstractmethod
@@ -172,15 +172,19 @@ class AttemptBase(ABC):
 
     @abstractmethod
     def open(self, trainable: Collection[str] | None) -> Endpoints:
-        """Open the attempt's session. None or no targets at all: every agent trains. May block the thread."""
+        """Open the attempt's session. May block the thread.
+
+        Args:
+            trainable: Targets to train. None or an empty collection trains every agent.
+        """
 
     @abstractmethod
     async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
-        """Open the attempt's session, for code on an event loop: other tasks there go on meanwhile."""
+        """Open the attempt's session without blocking the event loop."""
 
 
 class LocalAttempt(AttemptBase):
-    """One attempt at a task, as an isolation runs it. `open` and `close` may be called from any thread."""
+    """One attempt at a task, as isolations run the attempt. `open` and `close` may be called from any thread."""
 
     def __init__(
         self,
@@ -191,12 +195,12 @@ class LocalAttempt(AttemptBase):
         replay: ReplayWalk | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """Prepare the attempt. Without `pin` nothing is pinned beyond this attempt."""
+        """Prepare the attempt. Without `pin`, tools are pinned for this attempt only."""
         super().__init__(workflow_class, task, config, replay, pin if pin is not None else ToolPins())
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
         self.printed = ""
-        """Standard output of the workflow, if the isolation captures it."""
+        """Standard output of the workflow, if the isolation captures output."""
         self._walk = replay
         self._open_session = open_session
         self._closed = False
@@ -232,12 +236,16 @@ class LocalAttempt(AttemptBase):
 
 
 def is_plain_attempt(attempt: AttemptBase) -> bool:
-    """True if `execute` is a plain function: it then gets a thread without a running event loop."""
+    """True if `execute` is a plain function, run in a thread without an event loop."""
     return not inspect.iscoroutinefunction(attempt.workflow_class.execute)
 
 
 async def perform_attempt(attempt: AttemptBase) -> WorkflowOutput:
-    """Run an async `execute` and return its output. Raises what user code raises, EpisodeError for a wrong return."""
+    """Run an async `execute` and return the output.
+
+    Raises:
+        EpisodeError: `execute` returned a wrong type. Exceptions of user code are raised unchanged.
+    """
     with _fail_on_exit():
         async with aclosing(attempt.resources):
             workflow, trainable = _make_workflow(attempt)
@@ -247,7 +255,7 @@ async def perform_attempt(attempt: AttemptBase) -> WorkflowOutput:
 
 
 def perform_plain_attempt(attempt: AttemptBase) -> WorkflowOutput:
-    """Run a plain `execute` and return its output. An awaitable that it returns is awaited."""
+    """Run a plain `execute` and return the output. If `execute` returns an awaitable, await the awaitable."""
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
         tuner = _make_tuner(attempt, attempt.open(trainable), trainable)
@@ -305,7 +313,7 @@ async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
 
 @contextmanager
 def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
-    """Raise EnvironmentFailure if the environment was lost, whatever user code returns or raises."""
+    """Raise EnvironmentFailure if the environment was lost, no matter how user code ends."""
     env = task.gym_env
     try:
         yield
@@ -319,7 +327,7 @@ def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
 
 @contextmanager
 def _fail_on_exit() -> Iterator[None]:
-    """Turn `sys.exit` in user code into a failure: it must not end an event loop that other episodes share."""
+    """Turn `sys.exit` in user code into a failure. An exit must not end an event loop shared with other episodes."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:

@@ -1,10 +1,10 @@
-"""Runs attempts, each with an environment instance, a gateway session and a slot of the isolation of its own.
+"""Runs attempts, each with an environment instance, a gateway session and a slot of the isolation.
 
-Invariants: an attempt ends as one `AttemptResult`, whatever its code does. Its session is closed by then; its resources
-are closed by its own code or, if that hangs, by the runner. Its time starts before its environment is created. Its
-environment instance is released whatever ends the attempt, also a kill of the workflow's process; an instance that
-cannot be created is a failed attempt. No user code runs on the rollout's loop, and nothing blocks it: environment
-services are called in threads.
+Invariants: an attempt ends as one `AttemptResult`, no matter how the attempt's code ends. By then the session is
+closed. The attempt's own code closes the resources, or the runner does if the code hangs. The time limit starts before
+the environment is created. The environment instance is released however the attempt ends, also after a kill of the
+workflow's process. A failed creation of an instance is a failed attempt. No user code runs on the rollout's loop, and
+no call blocks the loop: environment services are called in threads.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway, Session
 
 HANG_TIMEOUT_S = 1.5
-"""Seconds that a stopped attempt gets to close its resources; then the runner closes them."""
+"""Seconds for a stopped attempt to close resources. After the timeout the runner closes the rest."""
 RESERVE_S = 0.2
-"""Share of an episode's time that is reserved after its last environment action, at most MOST_RESERVED_S: a slow
-environment then fails as the environment, not as an agent that took too long."""
+"""Share of an episode's time reserved after the last environment action, at most MOST_RESERVED_S. A slow environment
+then fails as the environment, and not as an agent over the time limit.
+"""
 GOODBYE_S = 3.0
-"""Seconds that instances get to be released when the rollout ends; services release the rest after their idle time."""
+"""Seconds to release instances when the rollout ends. Services release the rest after their idle time."""
 
 
 class AttemptRunner:
-    """Plays the attempts of one rollout. `play` and the methods that it calls run on `loop`."""
+    """Plays the attempts of one rollout. `play` and the methods called by `play` run on `loop`."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class AttemptRunner:
         loop: asyncio.AbstractEventLoop,
         pins: ToolPins,
     ) -> None:
-        """Open environments and the isolation. If one of them is refused, nothing stays open.
+        """Open environments and the isolation. If opening fails, everything opened before is closed.
 
         Raises:
             ConfigError: The isolation or a check refuses the experiment.
@@ -66,7 +67,7 @@ class AttemptRunner:
         """
         self._settings, self._config = experiment.ajet, experiment.config
         self._gateway, self._workflow_class, self._loop = gateway, workflow_class, loop
-        self._replay, self._pins = _open_replay(experiment), pins
+        self._replay, self._pins = open_replay(experiment), pins
         self._inspect = open_checks(self._settings.rollout.compute_madness_checklist)
         with contextlib.ExitStack() as undone:
             self._environments = EnvironmentInstances.open(experiment)
@@ -76,15 +77,15 @@ class AttemptRunner:
             self._ambient = None if self.isolation.is_remote else RunEnvironment(gateway.ambient)
             undone.pop_all()
         self._hanging: list[Resources] = []
-        """Resources of attempts that were stopped less than HANGS_S ago."""
+        """Resources of attempts stopped less than HANG_TIMEOUT_S ago."""
 
     @property
     def abandoned_count(self) -> int:
-        """The number of workflows that were stopped, could not be ended, and still run."""
+        """The number of workflows still running although stopped."""
         return self.isolation.abandoned_count
 
     async def play(self, identity: Identity, sampling: Sampling, stopped: asyncio.Future[str]) -> AttemptResult:
-        """Play one attempt. The caller must `release` its environment, once the attempt is judged."""
+        """Play one attempt. The caller must `release` the environment once the attempt is judged."""
         played = AttemptResult(started=time.time())
         played.task = identity.make_task()
         await self._environments.enter(played, stopped)
@@ -137,9 +138,11 @@ class AttemptRunner:
     async def _await_end(
         self, attempt: LocalAttempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
     ) -> str | None:
-        """Wait until the attempt has ended and return None, or stop it and return the line that its code was at.
+        """Wait for the end of the attempt. If a timeout or a stop comes first, stop the attempt.
 
-        The line is "" if it is not known, or if the attempt was `stopped`.
+        Returns:
+            None if the attempt has ended. Otherwise the line of user code at the moment of the timeout, or "" if the
+                line is not known or the attempt was `stopped`.
         """
         timeout = self._settings.rollout.episode_timeout
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
@@ -148,7 +151,7 @@ class AttemptRunner:
             await wait_first(future, stopped, timeout=left)
             ended = future.done()
             if not ended and not stopped.done():
-                where = self.isolation.locate  # in a thread, where another process replies: that may take a moment
+                where = self.isolation.locate  # in a thread, because a worker process may take a moment to reply
                 line = await in_thread(where, attempt) if self.isolation.is_remote else where(attempt)
         finally:
             if not ended:
@@ -171,32 +174,32 @@ class AttemptRunner:
                 self._ambient.close()
 
     def close(self) -> None:
-        """Close environments, and resources that stopped attempts left open. Call it after `stop`."""
+        """Close environments and all resources left open by stopped attempts. Call this after `stop`."""
         self._environments.close()
         self._loop.call_soon_threadsafe(self._close_hanging)
 
     def _close_hanging(self, *some: Resources) -> None:
-        """Close these resources, or those of all stopped attempts, unless the attempts have closed them."""
+        """Close the given resources, or the resources of all stopped attempts, unless the attempts did so."""
         for resources in some or tuple(self._hanging):
             with contextlib.suppress(ValueError):
                 self._hanging.remove(resources)
                 resources.close_in_thread()
 
 
-def _open_replay(experiment: Experiment) -> RunReplay | None:
+def open_replay(experiment: Experiment) -> RunReplay | None:
     environment = experiment.ajet.environment
     on_miss, named = environment.replay_miss, environment.replay
     return RunReplay(find_replayed_run(named, base=experiment.base, root=experiment.root), on_miss) if named else None
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a future that is no longer awaited: Python would otherwise log it."""
+    """Retrieve the exception of a future without a waiter. Python would log the exception otherwise."""
     if not future.cancelled():
         future.exception()
 
 
 class EnvironmentInstances:
-    """The environment instances of one rollout, created before a workflow and released after its judge.
+    """Manages the environment instances of one rollout, created before a workflow and released after the judge.
 
     `release` may be called from any thread, `enter` on the rollout's loop.
     """
@@ -209,11 +212,13 @@ class EnvironmentInstances:
 
     @classmethod
     def open(cls, experiment: Experiment) -> EnvironmentInstances:
-        """Open the environment that an experiment names. Raises UserError."""
+        """Open the experiment's environment. Raises UserError if the environment is not available."""
         return cls(choose_environment(experiment), experiment.ajet.rollout.episode_timeout)
 
     async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:
-        """Create an instance and put it with its first messages into `played.task`, or set failure or aborted."""
+        """Create an instance and put the instance and the first messages into `played.task`, or set failure or
+        aborted.
+        """
         task = played.task
         if self._chosen is None or task is None:
             return
@@ -239,12 +244,12 @@ class EnvironmentInstances:
             env.until = played.since + self._timeout - min(MOST_RESERVED_S, RESERVE_S * self._timeout)
 
     def release(self, task: WorkflowTask | None) -> None:
-        """Release an attempt's instance, if it has one, without waiting."""
+        """Release the instance of an attempt, if there is one, without waiting."""
         if task is not None and isinstance(task.gym_env, GymEnv):
             self._start_release(task.gym_env)
 
     def close(self) -> None:
-        """Wait up to GOODBYE_S for instances that are being released. Idempotent."""
+        """Wait up to GOODBYE_S for the release of instances. Idempotent."""
         until = time.monotonic() + GOODBYE_S
         for thread in list(self._releasing):
             thread.join(max(0.0, until - time.monotonic()))
@@ -262,7 +267,7 @@ class EnvironmentInstances:
         except EnvironmentFailure as problem:
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("an environment's instance was not released (said once): {}", problem)
+                logger.warning("an environment instance was not released (logged once): {}", problem)
         finally:
             self._releasing.discard(threading.current_thread())
 
@@ -276,7 +281,7 @@ def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:
 
 
 def _begin_task(task: WorkflowTask, env: GymEnv, state: list[dict[str, Any]]) -> None:
-    """Put the environment and its first messages into the task."""
+    """Put the environment and the environment's first messages into the task."""
     content = state[-1]["content"]
     query = content if isinstance(content, str) else task.task.main_query
     task.task = task.task.model_copy(update={"init_messages": state, "main_query": query})

@@ -1,10 +1,11 @@
 """Circuit breaker: pauses new attempts during an outage of anything outside of the model.
 
-Invariants: it opens when more than `share` of the last `window` ended attempts were lost to the engine, a tool, the
-environment, the sandbox or the judge by a retryable failure. While it is open only one probe at a time begins, at
-growing intervals; a probe that is not lost closes it. A lost attempt is concluded only when it is known that no outage
-caused the loss: otherwise it is played again, so that no group is trained on the survivors alone. After `patience` the
-breaker stays closed, and lost attempts are failed episodes. All methods run on one loop.
+Invariants: the breaker opens when more than `share` of the last `window` ended attempts were lost to the engine, a
+tool, the environment, the sandbox or the judge by a retryable failure. While the breaker is open, only one probe at a
+time starts, at growing intervals. The first probe without a loss closes the breaker. A lost attempt counts as failed
+only when the loss is known to have no outage as cause. Otherwise the attempt is played again, because training on the
+survivors alone would bias a group. After `patience` the breaker stays closed, and lost attempts are failed episodes.
+All methods run on one loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 OUTSIDE_BOUNDARIES = frozenset({"engine", "tool", "environment", "sandbox", "judge"})
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before the first probe; each further probe waits twice as long, up to LONGEST_PAUSE."""
+"""Seconds before the first probe. The pause doubles with each further probe, up to LONGEST_PAUSE."""
 
 
 def is_lost(failure: Failure | None) -> bool:
@@ -40,16 +41,17 @@ class Breaker:
         self._share, self._window, self._patience = settings.share, settings.window, settings.patience
         if not on:
             self._share = None
-        self._recent: deque[str] = deque(maxlen=self._window)
-        """The boundary that each of the last attempts was lost at; "" for one that was not lost."""
+        self.recent: deque[str] = deque(maxlen=self._window)
+        """The boundaries at which recent attempts were lost, or "" for attempts not lost."""
         self._under_way: set[BreakerTurn] = set()
-        """Turns of episodes that are played, or wait to be admitted."""
+        """Turns of episodes in play or waiting for admission."""
         self._ended = 0
-        self._doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
-        """For each undecided lost attempt, in order: the answer whether an outage caused the loss, and the number of
-        attempts that had ended by then."""
+        self.doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
+        """For each undecided lost attempt, in order: the future answer (True if an outage caused the loss), and the
+        number of attempts ended by then.
+        """
         self._opened: float | None = None
-        self._pause, self._next_probe, self._probing = FIRST_PAUSE, 0.0, False
+        self._pause, self.next_probe, self._probing = FIRST_PAUSE, 0.0, False
         self._changed = asyncio.Event()
         self._why = ""
 
@@ -60,35 +62,35 @@ class Breaker:
 
     @property
     def why(self) -> str:
-        """The reason why it opened the last time."""
+        """The reason for the last opening of the breaker."""
         return self._why
 
     def open_turn(self) -> BreakerTurn:
-        """Return the turn of an episode that is to be played, and may wait."""
+        """Return a turn for an episode about to be played. An episode may have to wait for admission."""
         turn = BreakerTurn(self)
         self._under_way.add(turn)
         return turn
 
     def may_probe(self) -> bool:
         """True if the next attempt may begin as the probe although the breaker is open."""
-        if self._probing or time.monotonic() < self._next_probe:
+        if self._probing or time.monotonic() < self.next_probe:
             return False
         self._probing = True
         return True
 
     async def wait_admitted(self, stopped: asyncio.Future[str]) -> bool:
-        """Wait until an attempt may begin, or is `stopped`. Return True if it is the probe."""
+        """Wait until an attempt may start, or until `stopped`. Return True if the attempt is the probe."""
         while self.is_open and not stopped.done():
             if self.may_probe():
                 return True
             wait = asyncio.ensure_future(self._changed.wait())
-            left = None if self._probing else max(0.0, self._next_probe - time.monotonic())
+            left = None if self._probing else max(0.0, self.next_probe - time.monotonic())
             await wait_first(wait, stopped, timeout=left)
             wait.cancel()
         return False
 
     def report_end(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
-        """Count the end of an attempt. An aborted one is not counted."""
+        """Count the end of an attempt. Aborted attempts are not counted."""
         if aborted:
             if probe:
                 self._probing = False
@@ -99,10 +101,10 @@ class Breaker:
         if probe:
             self._take_probe(was_lost)
         elif not self.is_open:
-            self._recent.append(failure.boundary if was_lost and failure is not None else "")
-            self._open_if_many_lost()
-        while self._doubtful and self._ended - self._doubtful[0][1] >= self._window:
-            doubt, _ = self._doubtful.popleft()
+            self.recent.append(failure.boundary if was_lost and failure is not None else "")
+            self.open_if_many_lost()
+        while self.doubtful and self._ended - self.doubtful[0][1] >= self._window:
+            doubt, _ = self.doubtful.popleft()
             if not doubt.done():
                 doubt.set_result(False)
 
@@ -111,10 +113,10 @@ class Breaker:
             return False
         if self.is_open:
             return True
-        if len(self._recent) + len(self._under_way) < self._window:  # too few to decide
+        if len(self.recent) + len(self._under_way) < self._window:  # too few to decide
             return False
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._doubtful.append((doubt, self._ended))
+        self.doubtful.append((doubt, self._ended))
         turn.leave()
         await wait_first(doubt, stopped)
         self._under_way.add(turn)
@@ -126,23 +128,23 @@ class Breaker:
             self._settle_doubts(False)
 
     def _settle_doubts(self, outage: bool) -> None:
-        for doubt, _ in self._doubtful:
+        for doubt, _ in self.doubtful:
             if not doubt.done():
                 doubt.set_result(outage)
-        self._doubtful.clear()
+        self.doubtful.clear()
 
-    def _open_if_many_lost(self) -> None:
-        if self._share is None or len(self._recent) < self._window:
+    def open_if_many_lost(self) -> None:
+        if self._share is None or len(self.recent) < self._window:
             return
-        boundaries = Counter(boundary for boundary in self._recent if boundary)
+        boundaries = Counter(boundary for boundary in self.recent if boundary)
         if boundaries.total() <= self._share * self._window:
             return
         self._opened = time.monotonic()
-        self._pause, self._next_probe, self._probing = FIRST_PAUSE, self._opened + FIRST_PAUSE, False
+        self._pause, self.next_probe, self._probing = FIRST_PAUSE, self._opened + FIRST_PAUSE, False
         self._why = f"{boundaries.total()} of the last {counted(self._window, 'attempt')} were lost to " + ", ".join(
             f"the {boundary} ({count})" for boundary, count in boundaries.most_common()
         )
-        logger.warning("no new attempts: {} (rollout.breaker); one is tried now and then until one is not", self._why)
+        logger.warning("no new attempts: {} (rollout.breaker); probes go on until an attempt succeeds", self._why)
         self._settle_doubts(True)
         self._notify_waiting()
 
@@ -152,21 +154,21 @@ class Breaker:
             return
         now = time.monotonic()
         if not was_lost:
-            logger.warning("attempts go on after {:.0f} s: one was not lost", now - self._opened)
-            self._close_breaker()
+            logger.warning("attempts go on after {:.0f} s: a probe succeeded", now - self._opened)
+            self.close_breaker()
         elif now - self._opened > self._patience:
             logger.error("attempts go on although they are lost: rollout.breaker.patience is over")
             self._share = None
-            self._close_breaker()
+            self.close_breaker()
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._next_probe = now + self._pause
+            self.next_probe = now + self._pause
             logger.warning("still no new attempts: {}; the next is tried in {:.0f} s", self._why, self._pause)
             self._notify_waiting()
 
-    def _close_breaker(self) -> None:
+    def close_breaker(self) -> None:
         self._opened = None
-        self._recent.clear()
+        self.recent.clear()
         self._notify_waiting()
 
     def _notify_waiting(self) -> None:
@@ -175,18 +177,18 @@ class Breaker:
 
 
 class BreakerTurn:
-    """One episode's turn at the breaker. Leaving it before a probe's end is reported allows another probe."""
+    """One episode's turn at the breaker. Leaving before a probe's end is reported allows another probe."""
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker, self._is_probe = breaker, False
 
     @property
     def is_probe(self) -> bool:
-        """True if the admitted attempt is the breaker's probe, and its end is not reported yet."""
+        """True if the admitted attempt is the breaker's probe and the attempt's end is not reported yet."""
         return self._is_probe
 
     async def wait_admitted(self, stopped: asyncio.Future[str]) -> None:
-        """Wait until its next attempt may begin, or it is `stopped`."""
+        """Wait until the episode's next attempt may start, or until `stopped`."""
         self._is_probe = await self._breaker.wait_admitted(stopped)
 
     def report_end(self, failure: Failure | None, *, aborted: bool = False) -> None:
@@ -195,9 +197,9 @@ class BreakerTurn:
         self._breaker.report_end(failure, probe=probe, aborted=aborted)
 
     async def was_outage(self, failure: Failure | None, stopped: asyncio.Future[str]) -> bool:
-        """True if an outage caused the loss of the last attempt, which is then played again.
+        """True if an outage caused the loss of the last attempt. The caller then plays the attempt again.
 
-        Waits until this is known, or the episode is `stopped`.
+        Waits until the cause is known, or until `stopped`.
         """
         return is_lost(failure) and await self._breaker._find_outage(self, stopped)
 
@@ -206,7 +208,7 @@ class BreakerTurn:
         self._breaker._under_way.add(self)
 
     def leave(self) -> None:
-        """End the turn, or interrupt it during a wait for other attempts. Idempotent."""
+        """End the turn, or interrupt the turn during a wait for other attempts. Idempotent."""
         if self._is_probe:
             self.report_end(None, aborted=True)
         self._breaker._discard_turn(self)

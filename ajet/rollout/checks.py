@@ -1,15 +1,15 @@
-"""Checks for abnormal output, run on every reply that could be trained on.
+"""Checks for abnormal output, run on every reply with trainable tokens.
 
-Invariants: a rule fires only on text that no sensible answer contains; text that merely looks unusual (mathematics,
-other scripts, tables, rulers, binary digits) passes. A check takes the reply as an assistant message and returns the
-rules that fired. Its cost is linear in the text.
+Invariants: a rule fires only on text found in no sensible answer. Merely unusual text (mathematics, other scripts,
+tables, rulers, binary digits) passes. A check takes the reply as an assistant message and returns the names of the
+fired rules. The cost of a check is linear in the text.
 
-`nonsense`: `loop`: the same piece, with letters in it, at least 10 times in a row over at least 300 characters; or any
-piece, digits and punctuation too, over at least 2,000 characters and 100 times. `special_token`: a token of a chat
-template is in the text.
+`nonsense`: `loop`: a piece with letters repeats at least 10 times in a row over at least 300 characters, or any piece,
+digits and punctuation too, repeats at least 100 times over at least 2,000 characters. `special_token`: the text
+contains a token of a chat template.
 
-`wrong_toolcall`: `arguments`: a call's arguments are no JSON object; `name`: a call names no function; `leftover`: the
-markup of a call is in the text, so that it could not be parsed as a call.
+`wrong_toolcall`: `arguments`: a call's arguments are no JSON object. `name`: a call names no function. `leftover`: the
+text contains the markup of a call, left because parsing the call failed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ _MARKUP = re.compile(r"</?tool_call>|<function=|</?function_call>|<\|python_tag\
 
 
 def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[str]] | None:
-    """Return the function that the gateway calls after each reply, or None if no check is named.
+    """Return the function to call after each reply, or None if no check is named.
 
-    It returns the rules that fired as `check:rule`. Raises ConfigError for a name that is no check.
+    The function returns the fired rules as `check:rule`.
+
+    Raises:
+        ConfigError: A name is not the name of a check.
     """
     for name in names:
         if name not in CHECKS:
@@ -54,7 +57,7 @@ def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[s
 
 
 def find_nonsense(message: dict[str, Any]) -> list[str]:
-    """Return the rules of `nonsense` that an assistant message breaks."""
+    """Return the rules of `nonsense` broken by an assistant message."""
     texts = _list_texts(message)
     rules = []
     if any(find_loop(text) is not None for text in texts):
@@ -65,7 +68,7 @@ def find_nonsense(message: dict[str, Any]) -> list[str]:
 
 
 def find_loop(text: str) -> tuple[str, int] | None:
-    """Return a piece that is repeated too often to be meant, and the number of its repeats in a row."""
+    """Return a piece repeated too often to be meant, and the number of repeats in a row."""
     longest = len(text) // LETTERS_TIMES
     place = 0
     while place + KEY < len(text):
@@ -94,7 +97,7 @@ def _is_excessive(piece: str, times: int) -> bool:
 
 
 def find_wrong_toolcall(message: dict[str, Any]) -> list[str]:
-    """Return the rules of `wrong_toolcall` that an assistant message breaks."""
+    """Return the rules of `wrong_toolcall` broken by an assistant message."""
     rules = []
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
     if any(not _is_json_object(call.get("arguments")) for call in calls):

@@ -1,8 +1,8 @@
-"""Components of a process that plays episodes: its workflow class, renderer, gateway, sampling and repeats.
+"""Opens the components of a process that plays episodes: workflow class, renderer, gateway, sampling, repeats.
 
-Invariants: a gateway is set up in the same way on every backbone, in the run's own process and in those of others
-(DESIGN decision 4). Training and debug sample as the policy is defined (`rollout.temperature`, `top_p`, `top_k`);
-validation samples greedily unless `val_kwargs.do_sample`.
+Invariants: a gateway is set up in the same way on every backbone, in the run's own process and in other processes
+(DESIGN decision 4). Training and debug sample as the policy is defined (`rollout.temperature`, `top_p`, `top_k`).
+Validation samples greedily unless `val_kwargs.do_sample`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 
 REQUEST_HEAD_S = 120.0
-"""Seconds that an agent's request may come after its connection: with 20, two of 2,000 lost it on busy cores."""
+"""Maximum seconds between an agent's connection and request. With 20 s, two of 2,000 agents lost the connection on busy
+cores.
+"""
 
 
 def load_workflow(experiment: Experiment) -> type[Workflow]:
-    """Return the class that `rollout.user_workflow` names, or one made of the function that it names.
+    """Return the class named by `rollout.user_workflow`, or a class made from the function of that name.
 
     Raises:
-        ConfigError: No workflow is named, or what is named is none.
+        ConfigError: No workflow is named, or the named object is not a workflow.
     """
     from ajet.workflow import Workflow
     from ajet.workflow.function import as_workflow
@@ -63,7 +65,7 @@ def load_workflow(experiment: Experiment) -> type[Workflow]:
 
 
 def make_renderer(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
-    """Return the run's renderer. `images` turns images into tokens of a model that accepts them."""
+    """Return the run's renderer. `images` turns images into tokens of a model with image input."""
     from ajet.tokens import Renderer
 
     return Renderer(
@@ -93,7 +95,7 @@ def choose_repeats(settings: AjetConfig, split: Split) -> int:
 
 
 def require_gateway(settings: AjetConfig) -> None:
-    """Raise UserError if the gateway could not listen. Commands check this before they load a model."""
+    """Raise UserError if the gateway could not listen. Commands call this before they load a model."""
     from ajet.gateway.listener import require_free
     from ajet.gateway.server import NAMED
 
@@ -112,10 +114,10 @@ def open_gateway(
     """Return a started gateway in front of an engine.
 
     Args:
-        tokenizer: The model's; None for an engine that takes messages.
-        images: Turns images into tokens of a model that accepts them.
-        adapters: Which agents use which of the engine's adapters.
-        opens_later: A client that asks for an episode which is not open yet is told to ask again.
+        tokenizer: The model's tokenizer. None for an engine that takes messages.
+        images: Turns images into tokens of a model with image input.
+        adapters: Maps agents to the engine's adapters.
+        opens_later: True if requests for an episode without a session get a reply to retry.
     """
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway
@@ -144,8 +146,8 @@ def open_gateway(
 def make_gateway_limits(settings: AjetConfig) -> ServerLimits:
     """Return the connection limits of a run's gateway.
 
-    A run's own agents may all come from this machine, with a connection each, before the gateway has read a key of any.
-    Where thousands share a loop, one may wait long between its connection and its request.
+    All of a run's agents may connect from this machine before the gateway has read a key from any of them. Where
+    thousands of agents share a loop, an agent may wait long between the connection and the request.
     """
     from ajet.gateway.limits import ServerLimits
 

@@ -1,10 +1,10 @@
-"""Builds the complete `Episode` of an ended attempt and its verdict, and chooses the turns that train.
+"""Builds the complete `Episode` from an ended attempt and a verdict, and chooses the turns to train.
 
 Invariants: sampled tokens = tokens with mask 1 over the timelines + the counted reasons, asserted for every episode.
-Only a scored episode has timelines, whose tokens may be trained on; in any other every sampled token is counted by
-reason. A number in a workflow's `log_metrics`, at any depth, is a metric; other values, and extra fields of an output,
-are recorded with the metadata. Texts of user code (metadata, errors, a judge's reason) are bounded. An attempt for
-which the user's `train_turn` raises, hangs or returns no bool has failed: nothing of it is trained.
+Only a scored episode has timelines with trainable tokens. In any other episode every sampled token is counted by
+reason. A number in a workflow's `log_metrics`, at any depth, is a metric. Other values, and extra fields of an output,
+are recorded with the metadata. Texts of user code (metadata, errors, a judge's reason) are bounded. An attempt has
+failed and trains no tokens if the user's `train_turn` raises, hangs or returns no bool.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
 
 VALUE_CHARS = 1 << 16
-"""Characters of JSON stored of one value of the metadata."""
+"""Characters of JSON stored per metadata value."""
 METADATA_CHARS = 1 << 20
 """Characters of JSON stored of an episode's metadata in all."""
 TRAIN_TURN_KEY = "ajet.rollout.train_turn"
-_near_names = RateLimiter(every=600)
+warned_names = RateLimiter(every=600)
 
 
 class TurnSelector:
-    """Asks the user's `train_turn(call, episode) -> bool` which of an episode's calls train.
+    """Calls the user's `train_turn(call, episode) -> bool` to choose the calls to train.
 
-    It is called in a thread for each call that could be trained, once the attempt has its verdict. A call that it
-    turns down is context: its tokens are counted as `not_trainable`.
+    The function runs in a thread for each trainable call, once the attempt has a verdict. A rejected call is context:
+    the call's tokens are counted as `not_trainable`.
     """
 
     def __init__(self, function: Callable[[Call, Episode], object], reference: str, timeout: float | None) -> None:
@@ -61,7 +61,7 @@ class TurnSelector:
         """Return the selector of the experiment, or None if every turn trains.
 
         Raises:
-            ConfigError, UnresolvedReferenceError: `rollout.train_turn` names no such function.
+            ConfigError, UnresolvedReferenceError: `rollout.train_turn` names no suitable function.
         """
         rollout = experiment.ajet.rollout
         if not rollout.train_turn:
@@ -69,7 +69,7 @@ class TurnSelector:
         function: Any = resolve_reference(rollout.train_turn, base=experiment.base, what=TRAIN_TURN_KEY)
         if not is_function(function) or asyncio.iscoroutinefunction(function):
             raise ConfigError(
-                f"{rollout.train_turn} is no function that can be asked.",
+                f"{rollout.train_turn} is not a plain function.",
                 where=TRAIN_TURN_KEY,
                 expected="`def name(call, episode) -> bool`, without `async`",
             )
@@ -77,10 +77,11 @@ class TurnSelector:
         return cls(function, rollout.train_turn, rollout.episode_timeout)
 
     async def choose_calls(self, episode: Episode) -> list[Call]:
-        """Return the episode's calls. Those that the function turns down are no longer trained.
+        """Return the episode's calls. Calls rejected by the function are no longer trained.
 
         Raises:
-            JudgeFailure: It took too long or returned no bool; any other exception is the function's own.
+            JudgeFailure: The function took too long or returned no bool. Exceptions of the function are raised
+                unchanged.
         """
         try:
             return await asyncio.wait_for(in_thread(self._choose_all, episode), self._timeout)
@@ -104,10 +105,10 @@ class TurnSelector:
 
 
 class EpisodeBuilder:
-    """Builds the episodes of a rollout or of a server, with the choice of turns that train."""
+    """Builds the episodes of a rollout or of a server, with the choice of turns to train."""
 
     def __init__(self, settings: AjetConfig, turns: TurnSelector | None) -> None:
-        """`turns` chooses the turns that train. None: every turn trains."""
+        """Store the settings and the choice of turns. Without `turns` every turn trains."""
         self._settings, self._turns = settings, turns
 
     @classmethod
@@ -190,7 +191,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
 def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a workflow with bounded values.
 
-    A value that is too long becomes the beginning of its JSON, or of its text; the key `cut` then names it.
+    A value over the limit becomes the beginning of the value's JSON, or text. The key `cut` then names the value.
     """
     bounded: dict[str, Any] = {}
     cut: list[str] = []
@@ -206,12 +207,12 @@ def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
                 bounded[key] = keep_head(text, most)
         left -= min(len(text), most) + len(str(key))
     if cut:
-        bounded["cut"] = f"of {len(metadata)} values these were longer than what is recorded: {'; '.join(cut)}"
+        bounded["cut"] = f"of {len(metadata)} values these exceed the recorded length: {'; '.join(cut)}"
     return bounded
 
 
 def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines that may be trained on, and the other sampled tokens by reason."""
+    """Return the trainable timelines, and the number of all other sampled tokens by reason."""
     if not episode.scored:
         ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
         lines, untrained = timelines(episode.calls, ignore_tools=ignored)
@@ -235,15 +236,15 @@ def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Tim
 
 
 def warn_of_near_names(output: WorkflowOutput) -> None:
-    """Warn of a field with a name close to that of a known field, at most once in ten minutes for each name."""
+    """Warn of a field with a name close to a known field's name, at most once in ten minutes per name."""
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
-        if near and _near_names.is_due(name):
-            logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
+        if near and warned_names.is_due(name):
+            logger.warning("WorkflowOutput({}=…) is recorded but not used by ajet: did you mean {}?", name, near[0])
 
 
 def _split_metrics(metrics: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the finite numbers, those of nested mappings as `outer/inner`, and all other values."""
+    """Return the finite numbers, with keys `outer/inner` for nested mappings, and all other values."""
     numbers: dict[str, float] = {}
     rest: dict[str, Any] = {}
     for key, value in metrics.items():

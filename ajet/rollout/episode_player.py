@@ -1,7 +1,8 @@
-"""Plays one episode: attempts in a slot until one counts, its verdict, and its place in the group.
+"""Plays one episode: attempts in a slot until an attempt counts, the verdict, and the place in the group.
 
-Invariant: an episode that is begun ends as one `Episode`, which is counted, reported and added to its group. It has the
-verdict of its last attempt; failed attempts are repeated up to `max_retries`, those lost to an outage without limit.
+Invariant: a started episode ends as one `Episode`, which is counted, reported and added to the group. The episode has
+the verdict of the last attempt. Failed attempts are repeated up to `max_retries`, attempts lost to an outage without
+limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ajet.rollout.teacher import TeacherScorer
 from ajet.schema.episode import Episode, Verdict
 
 RETRY_PAUSE = 0.2
-"""Seconds before the second attempt; doubled before each further one."""
+"""Seconds before the second attempt, doubled before each further attempt."""
 
 
 class EpisodePlayer:
@@ -35,7 +36,7 @@ class EpisodePlayer:
         builder: EpisodeBuilder,
         max_retries: int,
     ) -> None:
-        """Take the parts from the rollout, which closes them."""
+        """Store the parts of the rollout. The rollout closes the parts."""
         self._attempts, self._judge_caller, self._teacher_scorer = attempts, judge_caller, teacher_scorer
         self._breaker, self._builder, self._max_retries = breaker, builder, max_retries
 
@@ -48,7 +49,11 @@ class EpisodePlayer:
         sampling: Sampling,
         on_end: Callable[[Episode], None] | None = None,
     ) -> None:
-        """Play one episode. `on_end` gets it in place of the batch's events."""
+        """Play one episode.
+
+        Args:
+            on_end: Gets the ended episode. None: the batch's event queue gets the episode.
+        """
         turn = self._breaker.open_turn()
         try:
             episode = await self._play_to_end(batch, group, slots, identity, sampling, turn)
@@ -71,7 +76,7 @@ class EpisodePlayer:
         sampling: Sampling,
         turn: BreakerTurn,
     ) -> Episode:
-        """Play attempts in a slot and judge the last one. Repeat attempts that were lost to an outage."""
+        """Play attempts in a slot and judge the last one. Repeat attempts lost to an outage."""
         number = 0
         while True:
             slot = slots.request()
@@ -103,12 +108,12 @@ class EpisodePlayer:
         turn: BreakerTurn,
         before: int,
     ) -> AttemptResult:
-        """Play attempts until one ends well or by a failure that is not retryable. Report the others to the breaker.
+        """Play attempts until one succeeds or fails without a retry. Report the other attempts to the breaker.
 
         All attempts sample with the same key.
 
         Args:
-            before: The number of attempts at this episode that were lost to an outage.
+            before: The number of this episode's attempts lost to an outage.
         """
         number = 1
         while True:
@@ -140,7 +145,7 @@ class EpisodePlayer:
         finally:
             self._attempts.release(played.task)
         if ranker is not None:
-            if turn.is_probe:  # the attempts that it would wait for begin only after its end
+            if turn.is_probe:  # the other ranked attempts start only after the probe has ended
                 played.failure, is_reported = await self._judge_caller.find_outage(), True
                 turn.report_end(played.failure)
             if played.failure is None:

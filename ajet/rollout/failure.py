@@ -1,13 +1,13 @@
-"""Failures of attempts: their classification, their texts, and the score of a failed attempt.
+"""Failures of attempts: classification, bounded texts, and the score of a failed attempt.
 
-Invariants: the boundary names the side that failed. A `BoundaryError` names its own boundary, wherever the workflow let
-it through; a model call that failed in the engine is the engine's; any other exception of user code is the agent's; a
-failure outside of user code is ajet's. A failure that passed through user code is never ajet's `own`, whatever its
-class. Only failures that declare themselves retryable are repeated. Texts are bounded.
+Invariants: the boundary names the side at fault. A `BoundaryError` names a boundary of its own, no matter where the
+workflow let the error through. A model call failed in the engine belongs to the engine. Any other exception of user
+code belongs to the agent, and a failure outside of user code to ajet. A failure raised through user code is never
+ajet's `own`, whatever the class. Only failures declared retryable are repeated. Texts are bounded.
 
 In doubt the policy is not to blame. An exception of the network, the file system or a time limit is never the policy's
-failure, and neither is time spent in a model call (its length depends on the load) or in a tool. The policy is blamed
-only for an episode in which it sampled tokens.
+failure. Neither is time spent in a tool or in a model call, whose length depends on the load. The policy is blamed only
+for an episode with sampled tokens.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ajet.gateway import Capture
 
 MESSAGE_CHARS = 16_000
-"""Characters stored of an error message or of a judge's reason, the first ones."""
+"""Characters stored from the start of an error message or of a judge's reason."""
 TRACEBACK_CHARS = 20_000
-"""Characters stored of a traceback, the last ones."""
+"""Characters stored from the end of a traceback."""
 OUTPUT_CHARS = 8_000
-"""Characters stored of an attempt's standard output and error, the last ones."""
+"""Characters stored from the end of an attempt's standard output and error."""
 _SHARED = (
     "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
     "loop of its own: make it in each, or set rollout.isolation: loop"
@@ -52,24 +52,27 @@ _ADVICE = (
         '`task.metadata["NAME"]`, or write it in the code',
     ),
     ("coroutine was expected", "an `await` is missing, or one too many"),
-    ("this episode has ended", "a client that was kept from another attempt? Make it in each, of that attempt's tuner"),
+    (
+        "this episode has ended",
+        "a client of another attempt? Create a client in each attempt, from the attempt's tuner",
+    ),
     *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
     *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
 )
-"""Words of an exception, and the advice for their most frequent cause."""
+"""Words of an exception, and advice for the most frequent cause of such an exception."""
 REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
-"""Refusals of the gateway that the policy caused: the context is full, or no reply matched a strict schema."""
+"""Refusals of the gateway caused by the policy: a full context, or no reply matching a strict schema."""
 _OUTSIDE = (OSError, EOFError, MemoryError, asyncio.CancelledError, asyncio.TimeoutError)
 _OUTSIDE_NAMES = ("Timeout", "Connection", "Connect", "Transport", "NetworkError")
 _BOUNDARIES: dict[ToolError, Boundary] = {"environment": "environment", "sandbox": "sandbox"}
 
 Stage = Literal["construct", "open", "execute", "judge"]
-"""The stage of an attempt: making the workflow, opening its session, running `execute`, being judged."""
+"""The stage of an attempt: making the workflow, opening the session, running `execute`, judging."""
 Culprit = Literal["start", "engine", "tool", "agent"]
 
 
 class EpisodeError(AjetError):
-    """Carries a failure that is classified already, by this process or by a worker."""
+    """Carries a failure classified already, by this process or by a worker."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -83,10 +86,10 @@ def make_error(
     boundary: Literal["agent", "engine", "ajet"] = "agent",
     ended: BaseException | None = None,
 ) -> EpisodeError:
-    """Return an exception with a failure that no other exception expresses.
+    """Return an exception for a failure without an exception class.
 
     Args:
-        ended: The exception that ended user code; its lines become the traceback.
+        ended: The exception that ended user code. Its lines become the traceback.
     """
     text = "" if ended is None else "".join(traceback.format_exception(ended))
     own = boundary != "agent"
@@ -96,7 +99,7 @@ def make_error(
 
 
 def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
-    """Return the first `most` characters, with the number of those that were cut."""
+    """Return the first `most` characters, with the number of characters cut."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters were cut)"
 
 
@@ -107,7 +110,7 @@ def keep_tail(text: str, most: int, *, dropped: int = 0, unit: str = "characters
 
 
 def bound_failure(failure: Failure) -> Failure:
-    """Return the failure with texts of bounded length: those of user code may have any size."""
+    """Return the failure with bounded texts. Texts of user code may have any size."""
     if len(failure.message) <= MESSAGE_CHARS and len(failure.traceback) <= TRACEBACK_CHARS:
         return failure
     traceback_end = keep_tail(failure.traceback, TRACEBACK_CHARS)
@@ -115,7 +118,7 @@ def bound_failure(failure: Failure) -> Failure:
 
 
 def read_message(problem: BaseException) -> str:
-    """Return the message of an exception, also if its own `__str__` raises."""
+    """Return the message of an exception, also if the exception's `__str__` raises."""
     try:
         return str(problem)
     except Exception as error:  # noqa: BLE001 - user code, too
@@ -123,7 +126,11 @@ def read_message(problem: BaseException) -> str:
 
 
 def classify_exception(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
-    """Return the failure that an exception means. `task` is the attempt's, if it is known."""
+    """Return the failure for an exception.
+
+    Args:
+        task: The attempt's task, if known.
+    """
     if isinstance(problem, EpisodeError):
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
@@ -156,7 +163,7 @@ def classify_exception(problem: BaseException, stage: Stage = "execute", task: T
 
 
 def _is_from_outside(problem: BaseException) -> bool:
-    """True if an exception of the agent's code, or one of its causes, comes from the world around the agent."""
+    """True if an exception of the agent's code, or a cause of the exception, comes from outside the agent."""
     seen: set[int] = set()
     cause: BaseException | None = problem
     while cause is not None and id(cause) not in seen:
@@ -165,7 +172,7 @@ def _is_from_outside(problem: BaseException) -> bool:
             return True
         if isinstance(
             getattr(cause, "status_code", None), int
-        ):  # an HTTP client's error: the gateway records those of its own calls
+        ):  # an HTTP client's error; the gateway records errors of the run's own calls
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
@@ -173,7 +180,11 @@ def _is_from_outside(problem: BaseException) -> bool:
 
 
 def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | None:
-    """Return the failure of an attempt by its captured calls and tool uses. `failure` is that of its code."""
+    """Return the failure of an attempt from the captured calls and tool uses.
+
+    Args:
+        failure: The failure of the attempt's code.
+    """
     if capture is not None and capture.terminated is not None:
         return None
     if capture is not None and capture.calls and capture.calls[-1].finish == "error":
@@ -195,7 +206,7 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
 
 
 def _add_refusal(failure: Failure, capture: Capture) -> Failure:
-    """Add the refusal of the last call: code that ignores a reply's status raises later, at a missing field."""
+    """Add the refusal of the last call. Code without a status check raises later, at a missing field."""
     if failure.boundary != "agent" or not capture.unanswered:
         return failure
     if capture.unanswered in failure.message:
@@ -205,9 +216,9 @@ def _add_refusal(failure: Failure, capture: Capture) -> Failure:
 
 
 def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
-    """Return the failure of a tool that failed from outside and did not answer after that.
+    """Return the failure of a tool that failed from outside without a successful answer afterwards.
 
-    The outcome of such an attempt does not measure the model, whatever the agent did then.
+    Such an attempt's outcome does not measure the model, whatever the agent did afterwards.
     """
     answered: set[str] = set()
     for use in reversed(uses):
@@ -220,7 +231,7 @@ def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
 
 
 def score_failure(failure: Failure, capture: Capture | None, reward: float | None) -> Verdict | None:
-    """Return the verdict on a failed attempt: `reward` where the policy is to blame, else None.
+    """Return the verdict on a failed attempt: `reward` if the policy is to blame, else None.
 
     Args:
         reward: The setting `rollout.policy_failure_reward`.
@@ -231,7 +242,7 @@ def score_failure(failure: Failure, capture: Capture | None, reward: float | Non
 
 
 def _is_policy_failure(failure: Failure, capture: Capture | None) -> bool:
-    """True if the context was full, the agent's code raised at a reply, or the time was lost over one."""
+    """True if the context was full, the agent's code raised at a reply, or a reply took the time."""
     if failure.boundary != "agent" or capture is None:
         return False
     if not any(call.trained and len(call.response_ids) for call in capture.calls):
@@ -243,13 +254,13 @@ def _is_policy_failure(failure: Failure, capture: Capture | None) -> bool:
 def classify_timeout(
     seconds: float | None, capture: Capture | None, began: float, ended: float, *, shared_loop: bool, stood: str = ""
 ) -> Failure:
-    """Return the failure of an attempt that took longer than `seconds`.
+    """Return the failure of an attempt that exceeded `seconds`.
 
-    The place at the end is to blame if that is the engine or a tool, else the place where most time was spent.
+    The place at the end is to blame if the place is the engine or a tool, else the place with the longest time.
 
     Args:
-        shared_loop: True if episodes may delay each other, so that an episode is not to blame for its time.
-        stood: The line of user code that the attempt was at.
+        shared_loop: True if episodes may delay each other. An episode is then not to blame for the time.
+        stood: The line of user code at the timeout.
     """
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
     message += f"; it stood at {stood}" if stood else ""
@@ -272,8 +283,9 @@ def measure_places(
 ) -> tuple[dict[Culprit, float], Culprit]:
     """Return the seconds spent in each place, and the place at the end.
 
-    Times are the record's, by the system clock. The start lasts until the first call; after a reply with tool calls
-    the place is the tool until its agent sends the next request; other time between calls is the agent's own code.
+    Times are from the record, by the system clock. The start lasts until the first call. After a reply with tool calls
+    the place is the tool until the agent sends the next request. Other time between calls belongs to the agent's own
+    code.
     """
     spent: dict[Culprit, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
     place: Culprit = "start"
@@ -300,12 +312,12 @@ def _find_engine_error(calls: Sequence[Call]) -> str:
 
 
 def have_all_failed(episodes: Sequence[Episode]) -> bool:
-    """True if there are episodes and each of them failed without a reward."""
+    """True if there are episodes and every episode failed without a reward."""
     return bool(episodes) and all(episode.failure and not episode.scored for episode in episodes)
 
 
 def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
-    """Raise UserError with the first one's reason if all episodes of a step failed and none has a reward for it."""
+    """Raise UserError with the first failure if all episodes of a step failed and no failure has a reward."""
     if not have_all_failed(episodes):
         return
     first = episodes[0].failure
@@ -320,9 +332,9 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
 
 
 def _explain_unawaited(problem: BaseException) -> str:
-    """Return advice for a coroutine that was used as a result: the line that lacks the `await`, and how to write it.
+    """Return advice for an unawaited coroutine: the line without the `await`, and how to write the call.
 
-    The coroutine is closed: otherwise Python warns of it later, and names a line of its own code.
+    The coroutine is closed. Python would otherwise warn later and name a line of Python's own code.
     """
     frame, name = None, ""
     for found, local in _close_unstarted(problem.__traceback__):
@@ -351,7 +363,7 @@ def _close_unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, s
 
 
 def _find_assignment(file: str, name: str, before: int) -> int:
-    """Return the last line up to `before` that assigns to this name, or 0 where the source is not available."""
+    """Return the last line up to `before` that assigns to the name, or 0 without source code."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

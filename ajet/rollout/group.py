@@ -1,11 +1,11 @@
-"""Groups while they are played: which episodes may run, when a group closes, and which groups are kept.
+"""Groups in play: the episodes allowed to run, the closing of a group, and the selection of groups.
 
-Invariants: a group closes once, with all its repeats accounted for: played to their end, or recorded as aborted. It
-closes early only at its deadline with at least `min_group` scored episodes, or when the batch has enough groups. Every
-task ends once, as `ClosedGroup` (played to its end; kept or not) or as `ReturnedTask` (cut short because enough groups
-had closed; it is to be played again). With oversampling the first groups with something to learn from are kept; other
-groups fill the batch only if those do not suffice. Everything runs on the rollout's loop, except that the caller's
-thread reads `InflightBatch.events`.
+Invariants: a group closes once, with every repeat accounted for: played to the end, or recorded as aborted. A group
+closes early only at the deadline with at least `min_group` scored episodes, or when the batch has enough groups. Every
+task ends once: as `ClosedGroup` (played to the end, selected or not) or as `ReturnedTask` (cut short because enough
+groups had closed, and due to be played again). With oversampling the first groups with a learning signal are selected.
+Other groups fill the batch only if too few have a signal. Everything runs on the rollout's loop, except that the
+caller's thread reads `InflightBatch.events`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClosedGroup:
-    """A group that was played to its end."""
+    """A group played to the end."""
 
     group: Group
     is_selected: bool = True
-    """False: the batch was full already, or the algorithm learns nothing from the group."""
+    """False if the batch was already full, or if the algorithm learns nothing from the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class ReturnedTask:
     order: int
     why: str
     lost_tokens: int
-    """Tokens that its episodes had sampled."""
+    """Tokens sampled by the group's episodes."""
 
 
 @dataclass(slots=True)
 class PlayTally:
-    """The counts of one play. `Rollout.tally` has those of the last."""
+    """The counts of one play. `Rollout.tally` has the counts of the last play."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     """The number of episodes by status."""
@@ -54,14 +54,14 @@ class PlayTally:
     retries: int = 0
     """The number of repeated attempts."""
     lost_tokens: int = 0
-    """Sampled tokens of repeated attempts and of groups that were cut short: they are in no closed group."""
+    """Sampled tokens of repeated attempts and of groups cut short. No closed group contains these tokens."""
     abandoned: int = 0
-    """Workflows that could not be ended and still ran when the play ended."""
+    """Workflows still running at the end of the play although stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """The rule by which groups of a play are kept, if not all are."""
+    """The rule for selecting groups of a play, if not all groups are selected."""
 
     count: int
     learns_from: Callable[[Group], bool]
@@ -69,10 +69,10 @@ class KeepRule:
 
 
 class Slots:
-    """At most `limit` episodes at the same time, first come first served.
+    """Lets at most `limit` episodes run at the same time, first come first served.
 
-    Invariant: `live`, the number of episodes that run or are about to take a free slot, never drops while others wait.
-    A deterministic rollout forms its rounds of requests by it.
+    Invariant: `live`, the number of episodes in a slot or about to take a free slot, never drops while others wait. A
+    deterministic rollout forms rounds of requests by `live`.
     """
 
     def __init__(self, limit: int, total: int, on_live: Callable[[int], None] | None = None) -> None:
@@ -85,13 +85,13 @@ class Slots:
 
     @property
     def live(self) -> int:
-        """The number of episodes that run or are about to."""
+        """The number of episodes in a slot or about to take a slot."""
         return min(self._limit, self._remaining)
 
     def request(self) -> asyncio.Future[None]:
-        """Return a future that is done once the caller holds a slot.
+        """Return a future set once the caller holds a slot.
 
-        Cancel it to give up waiting; in both cases call `release` once.
+        Cancel the future to stop waiting. In both cases call `release` once.
         """
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(slot)
@@ -99,7 +99,7 @@ class Slots:
         return slot
 
     def release(self, slot: asyncio.Future[None]) -> None:
-        """Return the slot of an episode that has ended, or that never began."""
+        """Return the slot of an episode after the end, or after a cancelled wait."""
         self._remaining -= 1
         if slot.done() and not slot.cancelled():
             self._free += 1
@@ -121,7 +121,7 @@ class Slots:
 
 
 class InflightGroup:
-    """The episodes of one task while they are played."""
+    """The episodes of one task during play."""
 
     def __init__(
         self,
@@ -137,19 +137,19 @@ class InflightGroup:
         """Prepare a group of `repeats` episodes.
 
         Args:
-            index: The task's place within this play.
-            deadline: Seconds after the first episode's start; None: no deadline.
+            index: The task's place within the play.
+            deadline: Seconds after the first episode's start. None: no deadline.
         """
         self.task, self.order, self.index, self.repeats = task, order, index, repeats
         self.episodes: list[Episode] = []
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason, when the episodes that still run are to be aborted."""
+        """Set to the reason when the running episodes are to be aborted."""
         self.ranker: AttemptRanker | None = None
-        """Compares its attempts with each other; None: each is judged by itself."""
+        """Compares the group's attempts with each other. None: each attempt is judged alone."""
         self._deadline, self._min_group = deadline, min_group
         self._on_close = on_close
-        self._has_started = self._is_overdue = False
-        self._timer: asyncio.TimerHandle | None = None
+        self.has_started = self._is_overdue = False
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -158,41 +158,41 @@ class InflightGroup:
 
     @property
     def is_cut_short(self) -> bool:
-        """True if the play stopped it before it could close by itself: it is incomplete, not small."""
+        """True if the play stopped the group before all episodes ended. The group is then incomplete."""
         return self.stopped.done() and self.stopped.result() != "group_deadline"
 
     def note_start(self) -> None:
-        """Note that an episode starts. The first one starts the deadline."""
-        if not self._has_started and self._deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._deadline, self._pass_deadline)
-        self._has_started = True
+        """Note the start of an episode. The first start starts the deadline."""
+        if not self.has_started and self._deadline is not None:
+            self.timer = asyncio.get_running_loop().call_later(self._deadline, self.pass_deadline)
+        self.has_started = True
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an ended episode. The last one closes the group."""
+        """Add an ended episode. The last episode closes the group."""
         self.episodes.append(episode)
         if self.is_closed:
-            if self._timer is not None:
-                self._timer.cancel()
+            if self.timer is not None:
+                self.timer.cancel()
             self.episodes.sort(key=lambda episode: episode.repeat)
             self._on_close(self)
         elif self._is_overdue:
-            self._pass_deadline()
+            self.pass_deadline()
 
     def note_arrival(self) -> None:
-        """Note that an attempt waits to be compared."""
+        """Note that an attempt waits for the comparison."""
         if self._is_overdue:
-            self._pass_deadline()
+            self.pass_deadline()
 
     def stop(self, reason: str) -> None:
-        """Abort the episodes that still run."""
+        """Abort the running episodes of the group."""
         if not self.stopped.done():
             self.stopped.set_result(reason)
 
     def build_group(self) -> Group:
-        """Return the group with the episodes that have ended."""
+        """Return the group with all ended episodes."""
         return Group(self.task, self.order, self.episodes)
 
-    def _pass_deadline(self) -> None:
+    def pass_deadline(self) -> None:
         self._is_overdue = True
         waiting = self.ranker.waiting if self.ranker is not None else 0
         if should_close_late(self.episodes, min_group=self._min_group, repeats=self.repeats, waiting=waiting):
@@ -200,22 +200,23 @@ class InflightGroup:
 
 
 def should_close_late(episodes: Iterable[Episode], *, min_group: int, repeats: int, waiting: int = 0) -> bool:
-    """True if a group whose deadline has passed closes with the episodes that have ended.
+    """True if an overdue group closes with the episodes ended so far.
 
-    Then at least `min_group` have a reward, or are `waiting` to be compared. Groups of a server close by the same rule.
+    At least `min_group` attempts then have a reward, or are `waiting` for a comparison. Groups of a server close by the
+    same rule.
     """
     return sum(episode.scored for episode in episodes) + waiting >= min(min_group, repeats)
 
 
 class InflightBatch:
-    """All groups of one call to `Rollout.stream`, and the events of their ends."""
+    """All groups of one call to `Rollout.stream`, and the events of the groups' ends."""
 
     def __init__(self, keep_rule: KeepRule | None, *, in_order: bool) -> None:
         """Prepare the batch.
 
         Args:
-            keep_rule: None keeps every group.
-            in_order: Closed groups are reported by their place among the tasks instead of by time.
+            keep_rule: The rule for selecting groups. None selects every group.
+            in_order: True reports closed groups in the order of the tasks instead of by time.
         """
         self.groups: list[InflightGroup] = []
         self.events: queue.SimpleQueue[Episode | ClosedGroup | ReturnedTask | BaseException | None]
@@ -224,12 +225,12 @@ class InflightBatch:
         self._keep_rule, self._in_order = keep_rule, in_order
         self._closed: dict[int, InflightGroup] = {}
         self._selected_indexes: set[int] = set()
-        """Indexes of the groups that are kept."""
+        """Indexes of the selected groups."""
         self._next = 0
 
     @property
     def has_enough(self) -> bool:
-        """True if as many groups are kept as were requested."""
+        """True if as many groups are selected as were requested."""
         return self._keep_rule is not None and len(self._selected_indexes) >= self._keep_rule.count
 
     def take_closed(self, group: InflightGroup) -> None:
@@ -243,13 +244,13 @@ class InflightBatch:
             self._offer_group(following)
 
     def stop(self, reason: str) -> None:
-        """Abort every group that still runs."""
+        """Abort every running group of the batch."""
         for group in self.groups:
             if not group.is_closed:
                 group.stop(reason)
 
     def finish(self) -> None:
-        """Report the remaining groups, scored ones first, and end the events. Call it once all groups have closed."""
+        """Report the remaining groups, scored groups first, and end the events. Call once all groups are closed."""
         left = [group for group in self._closed.values() if group.index not in self._selected_indexes]
         left.sort(key=lambda group: (not group.build_group().scored, group.index))
         for group in left:

@@ -1,11 +1,10 @@
 """Calls the judge for ended attempts: one by one, or to compare the attempts of a group.
 
-Invariants: an attempt that failed or was stopped gets no verdict. A judge that fails, hangs or is stopped makes the
-attempt a failed or stopped one. Judges run on a loop of their own, so that the rollout's loop stays free. A ranking
-starts once all attempts of its group wait for it or have ended otherwise; each waiting attempt gets a verdict, or all
-get the same failure. A waiting attempt holds neither a slot nor an environment, and until the ranking starts it is not
-under way for the breaker: the breaker may hold back the very attempt that it waits for. A repeated attempt is added
-again.
+Invariants: a failed or stopped attempt gets no verdict. If a judge fails, hangs or is stopped, so is the attempt.
+Judges run on a separate loop, and the rollout's loop stays free. A ranking starts once all attempts of the group wait
+for the ranking or have ended otherwise. Each waiting attempt gets a verdict, or all get the same failure. A waiting
+attempt holds neither a slot nor an environment. Until the ranking starts, the breaker does not count a waiting attempt
+as in play, because the breaker may pause the very attempt needed for the ranking. A repeated attempt is added again.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
     from ajet.rollout.breaker import BreakerTurn
     from ajet.task_judge import Judge
 
-OTHERS_BEFORE = "no score: others of its group were judged before, and it is compared with all of them or none"
+OTHERS_BEFORE = "no score: other attempts of the group were judged before, and a comparison needs all attempts"
 RETRY_PAUSE = 0.2
-"""Seconds before the second call of a judge that failed; doubled before each further call."""
+"""Seconds before the second call of a failed judge, doubled before each further call."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedAttempt:
-    """An attempt that waits to be compared with the others of its group."""
+    """An attempt waiting for comparison with the other attempts of the group."""
 
     task: WorkflowTask
     output: WorkflowOutput
 
 
 CompareAttempts = Callable[[Mapping[int, RankedAttempt]], Awaitable[Mapping[int, Verdict]]]
-"""Returns the verdicts on attempts; both mappings are by repeat."""
+"""Returns the verdicts on attempts. Both mappings have repeats as keys."""
 
 
 class AttemptRanker:
@@ -59,11 +58,11 @@ class AttemptRanker:
 
     @property
     def waiting(self) -> int:
-        """The number of attempts that wait for a verdict."""
+        """The number of attempts waiting for a verdict."""
         return len(self._waiting)
 
     def add(self, repeat: int, attempt: RankedAttempt, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
-        """Add an attempt. Return the future of its verdict."""
+        """Add an attempt. Return the future verdict."""
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
         self._waiting[repeat] = (attempt, verdict, turn)
         self._on_arrival()
@@ -73,7 +72,7 @@ class AttemptRanker:
         return verdict
 
     def note_end(self, repeat: int) -> None:
-        """Note that an attempt has ended, with a verdict or without."""
+        """Note the end of an attempt, with a verdict or without."""
         self._ended.add(repeat)
         self._waiting.pop(repeat, None)
         self._start_if_complete()
@@ -107,10 +106,14 @@ class JudgeCaller:
     """Calls one judge for all episodes of a rollout or a server."""
 
     def __init__(self, judge: Judge, settings: AjetConfig, decode: Decode | None) -> None:
-        """`decode` turns sampled ids into text. None: the engine has no tokens."""
+        """Start the judge's loop.
+
+        Args:
+            decode: Turns sampled ids into text. None for an engine without tokens.
+        """
         self._judge, self._rollout, self._decode = judge, settings.rollout, decode
         self._is_comparing = getattr(judge, "ranks", None) is not None
-        self._loop = UserLoop("ajet-judges", "a judge")
+        self.loop = UserLoop("ajet-judges", "a judge")
 
     async def judge_attempt(
         self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]
@@ -142,10 +145,10 @@ class JudgeCaller:
         timeout = self._rollout.episode_timeout
         tasks: list[asyncio.Task[Any]] = []
         judged = self._call_judge(task, self._make_judged_output(played), tasks)
-        judging = asyncio.wrap_future(self._loop.submit(judged))
+        judging = asyncio.wrap_future(self.loop.submit(judged))
         await wait_first(judging, stopped, timeout=timeout)
         if not judging.done():
-            stood = "" if stopped.done() or not tasks else self._loop.locate_task(tasks[0])
+            stood = "" if stopped.done() or not tasks else self.loop.locate_task(tasks[0])
             judging.cancel()
             if stopped.done():
                 played.aborted = stopped.result()
@@ -165,7 +168,7 @@ class JudgeCaller:
         return verdict
 
     async def _call_judge(self, task: WorkflowTask, output: WorkflowOutput, tasks: list[asyncio.Task[Any]]) -> Verdict:
-        """Return the judge's verdict. `tasks` gets the task that runs the judge."""
+        """Return the judge's verdict. The judge's running task is added to `tasks`."""
         if (current := asyncio.current_task()) is not None:
             tasks.append(current)
         return await self._judge.verdict(task, output)
@@ -206,15 +209,15 @@ class JudgeCaller:
     def open_ranker(
         self, repeats: int, split: Split, key: str, on_arrival: Callable[[], None], *, of: int
     ) -> AttemptRanker | None:
-        """Return the ranker of a group, or None if each attempt is judged by itself.
+        """Return the ranker of a group, or None if each attempt is judged alone.
 
-        Attempts of a validation are not ranked either: ranks within a group do not measure the model.
+        Attempts of a validation are not ranked: ranks within a group do not measure the model.
 
         Args:
-            repeats: The number of attempts that are played now.
-            key: The seed of the order in which the judge sees the attempts.
+            repeats: The number of attempts in this play.
+            key: The seed for the order of the attempts in the judge's prompt.
             on_arrival: Called when another attempt waits.
-            of: The number of attempts of the group, with those that were played before.
+            of: The number of attempts in the group, including attempts of earlier plays.
         """
         if not self._is_comparing or split == "validation" or of < 2:
             return None
@@ -232,14 +235,14 @@ class JudgeCaller:
         return self._is_comparing
 
     def make_ranked_attempt(self, identity: Identity, played: AttemptResult) -> RankedAttempt:
-        """Return the attempt in the form that the judge compares."""
+        """Return the attempt in the form compared by the judge."""
         return RankedAttempt(_make_judged_task(identity, played), self._make_judged_output(played))
 
     async def rank_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict] | Failure:
         """Return verdicts on attempts at one task, by repeat, or the judge's failure.
 
         Args:
-            key: The seed of the order in which the judge sees the attempts.
+            key: The seed for the order of the attempts in the judge's prompt.
         """
         try:
             return await self._compare_attempts(attempts, key)
@@ -247,12 +250,12 @@ class JudgeCaller:
             return classify_exception(problem, "judge")
 
     async def _compare_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict]:
-        return await asyncio.wrap_future(self._loop.submit(self._judge.compare(attempts, key)))
+        return await asyncio.wrap_future(self.loop.submit(self._judge.compare(attempts, key)))
 
     async def find_outage(self) -> Failure | None:
-        """Return the failure for which a comparing judge cannot be called now, or None if it can be."""
+        """Return the failure for which a comparing judge is not available now, or None."""
         try:
-            await asyncio.wrap_future(self._loop.submit(self._judge.awake()))
+            await asyncio.wrap_future(self.loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
             return classify_exception(problem, "judge")
         return None
@@ -268,7 +271,7 @@ class JudgeCaller:
         """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
         future = ranker.add(identity.repeat, self.make_ranked_attempt(identity, played), turn)
         await wait_first(future, stopped)
-        if not future.done() and stopped.result() == "group_deadline":  # the attempts that wait are compared now
+        if not future.done() and stopped.result() == "group_deadline":  # the waiting attempts are compared now
             await wait_first(future)
         if not future.done():
             played.aborted = stopped.result()
@@ -286,13 +289,13 @@ class JudgeCaller:
             return None
 
     def close(self) -> None:
-        """End the loop, and close the judge's connections. Idempotent; does not wait."""
-        self._loop.close()
+        """End the loop and close the judge's connections. Idempotent, does not wait."""
+        self.loop.close()
         self._judge.let_go()
 
 
 def _make_judged_task(identity: Identity, played: AttemptResult) -> WorkflowTask:
-    """Return the task as the judge gets it, with the results of tools."""
+    """Return the task for the judge, with the results of tools."""
     task = played.task or identity.make_task()
     uses = played.capture.tool_uses if played.capture is not None else []
     return task.model_copy(update={"tool_results": [f"{use.name}: {use.result}" for use in uses]})

@@ -1,8 +1,8 @@
-"""Rewards for parts of an attempt, tied to the tokens of these parts.
+"""Ties rewards for parts of an attempt to the tokens of the parts.
 
-Invariant: a reward of a part has at least one sampled token of a trained call, or the attempt gets no verdict: a
-missing part is an error of the scorer and is never ignored. A list of rewards has one reward per call or one per agent;
-of a list of any other length only the sum is used.
+Invariant: a part's reward has at least one sampled token of a trained call, or the attempt gets no verdict. A missing
+part is an error of the scorer and is never ignored. A list of rewards has one reward per call or one per agent. Of a
+list of any other length only the sum is used.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 Decode = Callable[[Ids], str]
 T = TypeVar("T")
 MAX_PARTS = 4096
-"""Most rewards of parts of one attempt."""
+"""Maximum number of part rewards of one attempt."""
 
 
 def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
-    """Return the verdict, its process rewards with their tokens.
+    """Return the verdict, with tokens for each process reward.
 
     Args:
-        decode: Turns sampled ids into text; None: nothing is trained.
+        decode: Turns sampled ids into text. None: the attempt is not trained.
 
     Raises:
-        JudgeFailure: A reward is for a part that the attempt does not have.
+        JudgeFailure: The attempt does not have the part.
     """
-    if decode is None:  # nothing is trained, so that parts have no tokens
+    if decode is None:  # not trained: parts have no tokens
         return replace(verdict, turns=())
     calls = [call for call in capture.calls if call.is_step] if capture else []
     uses = capture.tool_uses if capture else []
@@ -105,16 +105,16 @@ def _make_reply_span(call: Call) -> ReplySpan:
 def _find_requesting_call(
     use: ToolUse, calls: Sequence[Call], all_calls: Sequence[Call], messages: Sequence[dict[str, object]]
 ) -> Call:
-    """Return the call whose reply requested a tool use: by the use's id, or else the last call before it."""
+    """Return the call whose reply requested a tool use, by the use's id, or else the last call before the use."""
     for call in all_calls if use.call_id else ():
         requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
         if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):
             if not call.trained:
-                raise JudgeFailure(f"a reward for a use of {use.name}, which an agent that is not trained asked for")
+                raise JudgeFailure(f"a reward for a use of {use.name}, requested by an agent that is not trained")
             return call
     before = [call for call in calls if call.ended <= use.started]
     if not before:
-        raise JudgeFailure(f"a reward for a use of {use.name}, which no trained call asked for")
+        raise JudgeFailure(f"a reward for a use of {use.name}, requested by no trained call")
     return before[-1]
 
 

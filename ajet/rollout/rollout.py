@@ -1,8 +1,8 @@
-"""Rollout: tasks in, groups of episodes out.
+"""Rollout: plays tasks and returns groups of episodes.
 
-Invariants: every repeat of every task ends as exactly one episode, whatever happens to it. One episode's failure
-affects no other. No user code runs on the rollout's own loop, so that timeouts, deadlines and stops take effect
-whatever user code does. `play` blocks only the caller's thread.
+Invariants: every repeat of every task ends as exactly one episode. One episode's failure affects no other. No user code
+runs on the rollout's own loop. Timeouts, deadlines and stops therefore take effect even if user code blocks. `play`
+blocks only the caller's thread.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from ajet.task_judge import Judge
 
 STOP_TIMEOUT = 5.0
-"""Seconds that a stopped play gets to collect its ended episodes."""
+"""Seconds for a stopped play to collect the ended episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayOptions:
-    """Options of all groups of one call."""
+    """Options shared by all groups of a call."""
 
     step: int
     split: Split
     sampling: Sampling
     repeats: int
-    """Attempts of a complete group, with those that were played before."""
+    """Attempts of a complete group, including attempts of earlier plays."""
 
 
 class Rollout:
@@ -71,9 +71,9 @@ class Rollout:
         """Open isolation and environments.
 
         Args:
-            on_episode: Called with each episode of `stream` as it ends, aborted ones too, in the thread that iterates.
-            pins: The run's tools; None: those of this rollout.
-            teacher: The model that scores the tokens that are trained on.
+            on_episode: Called with each ended episode of `stream`, aborted ones too, in the iterating thread.
+            pins: The run's pinned tools. None: tools are pinned for this rollout only.
+            teacher: The model for scoring trained tokens.
 
         Raises:
             ConfigError: Settings exclude each other.
@@ -83,33 +83,33 @@ class Rollout:
         self._run_id, self._on_episode = run_id, on_episode
         engine = gateway.engine if settings.rollout.deterministic else None
         self._rounds = engine if isinstance(engine, RoundEngine) else None
-        self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
-        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
+        self.breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
+        self.judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._teacher = teacher
         teacher_scorer = TeacherScorer(teacher, settings) if teacher is not None else None
         builder = EpisodeBuilder.open(experiment)
         self._loop_thread = LoopThread("ajet-rollout")
-        self._loop = self._loop_thread.loop
-        self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or ToolPins())
+        self.loop = self._loop_thread.loop
+        self.attempts = AttemptRunner(experiment, gateway, workflow_class, self.loop, pins or ToolPins())
         self._episodes = EpisodePlayer(
-            self._attempts, self._judge_caller, teacher_scorer, self._breaker, builder, settings.rollout.max_retries
+            self.attempts, self.judge_caller, teacher_scorer, self.breaker, builder, settings.rollout.max_retries
         )
         self._batches: dict[InflightBatch, Future[None]] = {}
         self._single_slots: Slots | None = None
         """The slots of all groups of `play_group`."""
         self._single_groups: dict[Future[Group], list[InflightGroup]] = {}
-        """Each future of `play_group`, with its group once it is made; only the loop uses the groups."""
+        """Each future of `play_group`, with the group once created. Only the loop uses the groups."""
         self._closed = False
         self.tally = PlayTally()
         """The counts of the last play."""
 
     @property
     def abandoned_count(self) -> int:
-        """The number of workflows that were stopped, could not be ended, and still run."""
-        return self._attempts.abandoned_count
+        """The number of workflows still running although stopped."""
+        return self.attempts.abandoned_count
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
-        """Yield the kept groups of `stream`, for callers whose tasks are not returned."""
+        """Yield the selected groups of `stream`, for callers without use for returned tasks."""
         with contextlib.closing(self.stream(tasks, **options)) as ends:
             for end in ends:
                 if isinstance(end, ClosedGroup) and end.is_selected:
@@ -126,16 +126,17 @@ class Rollout:
         keep: int | None = None,
         over: Collection[tuple[int, int]] = (),
     ) -> Generator[ClosedGroup | ReturnedTask, None, None]:
-        """Play every (order, task) `repeats` times and yield the end of each, as it comes.
+        """Play every (order, task) `repeats` times and yield each end when it comes.
 
         Leaving the iteration early, also by an exception, aborts the running episodes.
 
         Args:
-            repeats: Default: the setting of the split; also for `sampling`.
-            keep: Stop after so many groups with something to learn from. None keeps all, or, with
-                `rollout.enable_oversample` in training, `data.train_batch_size`.
-            over: Attempts, by order and repeat, that were played before and are not played again: groups lack them,
-                and a task of which all are over has no group.
+            repeats: Attempts per task. Default: the setting of the split.
+            sampling: Default: the setting of the split.
+            keep: Stop after this number of groups with a learning signal. None selects all groups, or, with
+                `rollout.enable_oversample` in training, `data.train_batch_size` groups.
+            over: Attempts of earlier plays, as (order, repeat). The groups are played without these attempts. A task
+                without any remaining attempt has no group.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
@@ -154,7 +155,7 @@ class Rollout:
         self.tally = batch.tally
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         running = asyncio.run_coroutine_threadsafe(
-            self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self._loop
+            self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self.loop
         )
         running.add_done_callback(lambda future: _end_events(batch, future))
         self._batches[batch] = running
@@ -169,8 +170,8 @@ class Rollout:
                         self._on_episode(event)
         finally:
             self._batches.pop(batch, None)
-            if not running.done() and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(batch.stop, "interrupted")
+            if not running.done() and not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(batch.stop, "interrupted")
                 _await_end(running)
             batch.tally.abandoned = self.abandoned_count
 
@@ -186,14 +187,13 @@ class Rollout:
         on_end: Callable[[Episode], None] | None = None,
         sampling: Sampling | None = None,
     ) -> Future[Group]:
-        """Play one task in parallel with all others, for callers that get tasks one by one (samplers, verl's workers).
+        """Play one task in parallel with all others, for callers with tasks one by one (samplers, verl's workers).
 
-        All groups of this method share `max_env_worker`; `on_episode` and `tally` do not cover them.
+        All groups of this method share `max_env_worker`. `on_episode` and `tally` do not cover such groups.
 
         Args:
-            over: Attempts that were played before and are not played again: the group lacks them.
-            on_end: Called with each episode as it ends, before its group closes, on the rollout's loop: it must not
-                wait.
+            over: Attempts of earlier plays. The group is played without these attempts.
+            on_end: Called with each ended episode, before the group closes, on the rollout's loop. Must not block.
             sampling: Default: the sampling of the split.
         """
         if self._closed:
@@ -202,20 +202,20 @@ class Rollout:
         groups: list[InflightGroup] = []
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         played = asyncio.run_coroutine_threadsafe(
-            self._play_single(groups, order, task, remaining, options, on_end), self._loop
+            self._play_single(groups, order, task, remaining, options, on_end), self.loop
         )
         self._single_groups[played] = groups
         played.add_done_callback(lambda played: self._single_groups.pop(played, None))
         return played
 
     def stop_group(self, played: Future[Group]) -> None:
-        """Abort the running episodes of a group of `play_group`: it closes with those that have ended.
+        """Abort the running episodes of a group of `play_group`. The group closes with the ended episodes.
 
-        A group that has closed is left alone.
+        A closed group is not changed.
         """
         groups = self._single_groups.get(played)
-        if groups is not None:  # on the second turn of the loop, when a group that was just requested is made
-            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop_groups, groups)
+        if groups is not None:  # on the second turn of the loop, when a just requested group has been created
+            self.loop.call_soon_threadsafe(self.loop.call_soon, _stop_groups, groups)
 
     def close(self) -> None:
         """Abort running episodes and release threads and processes, promptly. Idempotent."""
@@ -223,17 +223,17 @@ class Rollout:
             return
         self._closed = True
         for batch, running in list(self._batches.items()):
-            self._loop.call_soon_threadsafe(batch.stop, "interrupted")
+            self.loop.call_soon_threadsafe(batch.stop, "interrupted")
             _await_end(running)
         for played in list(self._single_groups):
             self.stop_group(played)
         for played in list(self._single_groups):
             _await_end(played)
-        self._attempts.stop()
-        self._judge_caller.close()
-        self._attempts.close()
+        self.attempts.stop()
+        self.judge_caller.close()
+        self.attempts.close()
         if self._teacher is not None:
-            _await_end(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self._loop))
+            _await_end(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self.loop))
         self._loop_thread.stop(STOP_TIMEOUT)
 
     # The methods below run on the rollout's loop.
@@ -260,7 +260,7 @@ class Rollout:
         options: PlayOptions,
         on_end: Callable[[Episode], None] | None,
     ) -> Group:
-        """Play one group. `groups` gets it once it is made."""
+        """Play one group. The created group is added to `groups`."""
         if self._single_slots is None:
             self._single_slots = Slots(self._settings.rollout.max_env_worker, 0)
         closed: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
@@ -288,7 +288,7 @@ class Rollout:
         deadline, min_group = rollout.group_deadline, rollout.min_group
         group = InflightGroup(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
         key = f"{self._settings.seed}/{order}"
-        group.ranker = self._judge_caller.open_ranker(
+        group.ranker = self.judge_caller.open_ranker(
             repeats, options.split, key, group.note_arrival, of=options.repeats
         )
         return group
@@ -311,7 +311,7 @@ class Rollout:
 
 
 async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all. If one raises, cancel the others."""
+    """Wait for all tasks. If a task raises, cancel the others."""
     try:
         await asyncio.gather(*runs)
     finally:
@@ -322,13 +322,13 @@ async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
 def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Return each task with the repeats that are not over. Tasks without such a repeat are omitted."""
+    """Return each task with the repeats not over. Tasks without a remaining repeat are omitted."""
     remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
     return [each for each in remaining if each[2]]
 
 
 def _end_events(batch: InflightBatch, future: Future[None]) -> None:
-    """End the events of a batch that was cancelled or raised."""
+    """End the events of a batch after a cancellation or an exception."""
     problem = None if future.cancelled() else future.exception()
     if problem is not None:
         batch.events.put(problem)
@@ -342,7 +342,7 @@ def _stop_groups(groups: list[InflightGroup]) -> None:
 
 
 def _await_end(future: Future[Any]) -> None:
-    """Wait STOP_TIMEOUT seconds for a future, then cancel it."""
+    """Wait STOP_TIMEOUT seconds for a future, then cancel the future."""
     try:
         future.exception(timeout=STOP_TIMEOUT)
     except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):

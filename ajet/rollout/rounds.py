@@ -1,10 +1,10 @@
-"""RoundEngine: admits requests in rounds, so that the composition of forward passes does not depend on timing.
+"""RoundEngine: admits requests in rounds, and the composition of forward passes does not depend on timing.
 
-Invariants (DESIGN decision 9b): a play begins with an empty cache. A round opens when every live episode waits for a
-reply, and admits all waiting requests at once, ordered by (task, repeat, call). An engine with a `held()` context,
-within which it begins no forward pass, gets them together. The requests of a round and their order thus depend on what
-the episodes do and not on when they do it, as long as an episode has at most one call in flight; several calls of one
-episode share rounds by arrival.
+Invariants (DESIGN decision 9b): a play starts with an empty cache. A round opens when every live episode waits for a
+reply, and admits all waiting requests at once, ordered by (task, repeat, call). An engine with a `held()` context
+starts no forward pass within the context, and gets the requests together. The requests of a round and their order thus
+depend on the actions of the episodes and not on timing, as long as an episode has at most one call in flight. Several
+calls of one episode share rounds by arrival.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _WaitingRequest:
 
 
 class RoundEngine(EngineWrapper):
-    """A TokenEngine around another one. The rollout reports the number of live episodes."""
+    """Wraps a TokenEngine and admits requests in rounds. The rollout reports the number of live episodes."""
 
     def __init__(self, engine: TokenEngine) -> None:
         super().__init__(engine)
@@ -50,9 +50,9 @@ class RoundEngine(EngineWrapper):
         """(task, repeat, call) of the requests of each round of the current or last play."""
 
     def begin(self) -> None:
-        """Begin a play: empty the inner engine's cache. Blocks until no forward pass runs.
+        """Start a play: empty the inner engine's cache. Blocks until no forward pass runs.
 
-        A resumed run has an empty cache, and a prompt that is computed only in part comes out with other last bits.
+        A resumed run has an empty cache. A prompt computed only in part would differ in the last bits.
         """
         paused: Callable[[], AbstractContextManager[object]] | None = getattr(self._engine, "paused", None)
         if paused is not None:
@@ -89,7 +89,7 @@ class RoundEngine(EngineWrapper):
         self._engine.weights_changed(version)
 
     def close(self) -> None:
-        """Close the inner engine. Requests that wait for a round fail."""
+        """Close the inner engine. Requests waiting for a round fail."""
         self._engine.close()
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -110,12 +110,12 @@ class RoundEngine(EngineWrapper):
         for loop, part in parts.items():
             try:
                 loop.call_soon_threadsafe(arrival.admit, loop, part)
-            except RuntimeError:  # the loop is closed, and its waiting requests ended with it
+            except RuntimeError:  # the loop is closed, and the waiting requests ended with the loop
                 arrival.note_arrival()
 
 
 class _RoundArrival:
-    """Holds the engine until every request of a round has reached it."""
+    """Holds the engine until every request of a round has arrived."""
 
     def __init__(self, engine: TokenEngine, loops: int) -> None:
         self._left = loops
@@ -132,7 +132,7 @@ class _RoundArrival:
         loop.call_soon(self.note_arrival)
 
     def note_arrival(self) -> None:
-        """Note that one loop's requests have arrived."""
+        """Note the arrival of one loop's requests."""
         with self._lock:
             self._left -= 1
             if self._left:

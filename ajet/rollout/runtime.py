@@ -1,8 +1,8 @@
 """The Python runtime under a rollout: event loops in threads, helper threads, code positions, garbage collection.
 
-Invariants: an event loop is closed by its own thread, with the descriptors that it holds. All threads are daemons, so
-that user code which hangs delays neither another episode nor the exit of the program. A position is in the user's
-files, never in the library that their code waits in. Garbage collections are rarer during a rollout, and never off.
+Invariants: an event loop is closed by its own thread, together with the loop's descriptors. All threads are daemons:
+hanging user code delays neither another episode nor the exit of the program. A position is in the user's files, never
+in a library where the user's code waits. Garbage collections are rarer during a rollout, and never off.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from ajet.environment.loop import in_thread
 
 T = TypeVar("T")
 CANCEL_TIMEOUT = 1.0
-"""Seconds that cancelled tasks get to end."""
+"""Seconds for cancelled tasks to end."""
 BLOCKED_S = 1.0
-"""Seconds after which a task that keeps the loop is logged."""
+"""Seconds after which a task blocking the loop is logged."""
 WATCH_INTERVAL_S = 0.25
 """Seconds between two checks of the watchdog."""
 GC_THRESHOLDS = (100_000, 50, 100)
 """Thresholds of `gc` during a rollout.
 
-Ten thousand waiting episodes hold millions of objects, none of them garbage. With Python's own thresholds almost half
-of the CPU time of such a rollout goes into scanning them (benchmarks/bench_rollout.py).
+Ten thousand waiting episodes hold millions of objects, all in use. With Python's own thresholds almost half of the CPU
+time of such a rollout goes into scanning them (benchmarks/bench_rollout.py).
 """
 _LIBRARY_PATHS = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     *map(str, list_package_roots()),
     "<",
 )
-"""Prefixes of paths of code that is not the user's."""
+"""Path prefixes of code that is not the user's."""
 _gc_lock = threading.Lock()
 _gc_users = 0
 _gc_original = gc.get_threshold()
 
 
 class LoopThread:
-    """Runs `loop` in a thread from its creation until `stop`."""
+    """Runs `loop` in a thread from creation until `stop`."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread of this name."""
+        """Start the loop in a thread with this name."""
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self.thread.start()
 
     def stop(self, timeout: float) -> None:
-        """End the loop and wait up to `timeout` seconds for its thread. Idempotent.
+        """End the loop and wait up to `timeout` seconds for the thread. Idempotent.
 
-        Work that blocks the loop for longer ends with this process.
+        Work blocking the loop for longer ends with this process.
         """
         if self.thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -77,7 +77,7 @@ class LoopThread:
 
 
 async def cancel_remaining(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel all tasks of this loop, which must be the running one, and wait up to CANCEL_TIMEOUT for them."""
+    """Cancel all tasks of the loop, which must be running, and wait up to CANCEL_TIMEOUT."""
     rest = asyncio.all_tasks(loop) - {asyncio.current_task()}
     for task in rest:
         task.cancel()
@@ -87,17 +87,17 @@ async def cancel_remaining(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-    """Wait until one of the futures is done, or the time is over."""
+    """Wait until one of the futures is done, or until the timeout."""
     await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """The executor of `asyncio.to_thread` in user code: a daemon thread per call, so that none delays the exit."""
+    """The executor of `asyncio.to_thread` in user code: a daemon thread per call, to never delay the exit."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run the function in a new thread."""
         future: Future[T] = Future()
-        context = copy_context()  # it names the episode: see ajet.workflow.ambient
+        context = copy_context()  # the context names the episode (ajet.workflow.ambient)
 
         def run() -> None:
             if future.set_running_or_notify_cancel():
@@ -108,7 +108,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def call_into_future(future: Future[T], call: Callable[..., T], /, *args: Any, **kwargs: Any) -> None:
-    """Call the function and put its result or its exception into the future."""
+    """Call the function and put the result or the exception into the future."""
     try:
         outcome = call(*args, **kwargs)
     except BaseException as problem:  # noqa: BLE001 - the border where user code runs
@@ -118,67 +118,70 @@ def call_into_future(future: Future[T], call: Callable[..., T], /, *args: Any, *
 
 
 class UserLoop:
-    """An event loop in a daemon thread for user code, with a watchdog that logs what blocks it.
+    """Runs an event loop for user code in a daemon thread, with a watchdog logging blocking tasks.
 
-    A task that keeps the loop for over a second is logged with its file and line. A loop that is busy with many short
-    tasks is not. Coroutines are submitted from any thread.
+    A task that blocks the loop for over a second is logged with file and line. A loop busy with many short tasks is not
+    logged. Coroutines may be submitted from any thread.
     """
 
     def __init__(self, name: str, what: str) -> None:
-        """
+        """Start the thread and the watchdog.
+
         Args:
             name: Name of the thread.
-            what: What runs here, for the log: "execute", "a judge".
+            what: Kind of code run on the loop, for the log: "execute", "a judge".
         """
         self._what = what
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(DaemonThreads())
-        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(DaemonThreads())
+        self.thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._closing = threading.Event()
         self._running_long: tuple[asyncio.Task[Any], float] | None = None
-        self._thread.start()
+        self.thread.start()
         threading.Thread(target=self._watch_tasks, name=f"{name}-watchdog", daemon=True).start()
 
     @property
     def is_blocked(self) -> bool:
-        """True while one task has kept the loop for BLOCKED_S or longer."""
+        """True while one task has blocked the loop for BLOCKED_S or longer."""
         running = self._running_long
         return running is not None and time.monotonic() - running[1] >= BLOCKED_S
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run the coroutine on this loop. Cancelling the future cancels its task."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run the coroutine on this loop. Cancelling the future cancels the task."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def owns_task(self, task: asyncio.Task[Any]) -> bool:
         """True if the task runs on this loop."""
-        return task.get_loop() is self._loop
+        return task.get_loop() is self.loop
 
     def locate_task(self, task: asyncio.Task[Any]) -> str:
-        """Return the line of user code that one of its tasks is at. The running task is where the thread is."""
-        is_running = asyncio.current_task(self._loop) is task
-        return locate_code(self._thread.ident if is_running else None, task)
+        """Return the current line of user code of a task of this loop. For the running task, read the thread's
+        frame.
+        """
+        is_running = asyncio.current_task(self.loop) is task
+        return locate_code(self.thread.ident if is_running else None, task)
 
     def close(self) -> None:
-        """Cancel all tasks and end the loop and its thread, unless it is blocked. Idempotent; does not wait."""
+        """Cancel all tasks and end the loop and thread, unless the loop is blocked. Idempotent, does not wait."""
         if not self._closing.is_set():
             self._closing.set()
-            with contextlib.suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._cancel_all)
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self.loop.call_soon_threadsafe(self._cancel_all)
 
     def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         while not self._closing.is_set():
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by a task that user code made
-                self._loop.run_forever()
-        self._loop.close()
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by a task of user code
+                self.loop.run_forever()
+        self.loop.close()
 
     def _cancel_all(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+        for task in asyncio.all_tasks(self.loop):
             task.cancel()
-        self._loop.call_later(0.1, self._loop.stop)
+        self.loop.call_later(0.1, self.loop.stop)
 
     def _watch_tasks(self) -> None:
-        """Find a task that blocks: the same one at each check, while the loop runs no callback in between."""
+        """Find a blocking task: the same task at each check, while the loop runs no callback in between."""
         sent = received = 0
         logged: asyncio.Task[Any] | None = None
 
@@ -187,12 +190,12 @@ class UserLoop:
             received = sent
 
         while not self._closing.wait(WATCH_INTERVAL_S):
-            running = asyncio.current_task(self._loop)
+            running = asyncio.current_task(self.loop)
             if received == sent:
                 self._running_long = None
                 sent += 1
-                with contextlib.suppress(RuntimeError):  # it has just ended
-                    self._loop.call_soon_threadsafe(beat)
+                with contextlib.suppress(RuntimeError):  # the loop has just ended
+                    self.loop.call_soon_threadsafe(beat)
             elif running is None:
                 self._running_long = None
             elif self._running_long is None or self._running_long[0] is not running:
@@ -202,7 +205,7 @@ class UserLoop:
                 self._log_blocking_line()
 
     def _log_blocking_line(self) -> None:
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None:
             return
         own = _find_user_frame(frame) or frame
@@ -217,7 +220,12 @@ class UserLoop:
 
 
 def locate_code(thread: int | None, task: asyncio.Task[Any] | None) -> str:
-    """Return the line of user code that a thread, by its ident, or else a waiting task is at; "" if none."""
+    """Return the current line of user code, or "".
+
+    Args:
+        thread: The ident of the thread to search.
+        task: A waiting task, searched if the thread runs no user code.
+    """
     frame = sys._current_frames().get(thread or 0)
     found = _find_user_frame(frame) if frame is not None else None
     if found is None and task is not None:
@@ -227,7 +235,7 @@ def locate_code(thread: int | None, task: asyncio.Task[Any] | None) -> str:
 
 
 def _find_user_frame(frame: FrameType) -> FrameType | None:
-    """Return the innermost frame that is neither the standard library's, an installed package's, nor ajet's."""
+    """Return the innermost frame outside the standard library, installed packages and ajet."""
     found: FrameType | None = frame
     while found is not None and found.f_code.co_filename.startswith(_LIBRARY_PATHS):
         found = found.f_back
@@ -239,7 +247,7 @@ def _format_position(frame: FrameType) -> str:
 
 
 def _find_frame_in_thread(waiting: FrameType) -> FrameType | None:
-    """Return the user's frame in the thread that `in_thread` waits for, if `waiting` is a frame of `in_thread`."""
+    """Return the user's frame in the thread awaited by `in_thread`, if `waiting` is a frame of `in_thread`."""
     if waiting.f_code is not in_thread.__code__:
         return None
     thread = waiting.f_locals.get("thread")
@@ -248,7 +256,7 @@ def _find_frame_in_thread(waiting: FrameType) -> FrameType | None:
 
 
 def _walk_awaited_frames(coroutine: Any) -> Iterator[FrameType]:
-    """Yield the frames of a coroutine and of everything that it awaits, the outermost first."""
+    """Yield the frames of a coroutine and of all awaited objects, the outermost first."""
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
         if frame is None:
@@ -259,7 +267,7 @@ def _walk_awaited_frames(coroutine: Any) -> Iterator[FrameType]:
 
 @contextlib.contextmanager
 def reduce_collections() -> Iterator[None]:
-    """Collect reference cycles rarely within the block, and within others that overlap it."""
+    """Collect reference cycles rarely within the block, and within overlapping blocks."""
     global _gc_users, _gc_original
     with _gc_lock:
         if not _gc_users:
@@ -278,11 +286,12 @@ def reduce_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def freeze_start() -> Iterator[None]:
-    """Exclude the objects that exist now from garbage collections within the block.
+    """Exclude all existing objects from garbage collections within the block.
 
-    Modules and parts are half a million objects: a full collection scans them for 0.3 s while no client is answered.
+    Modules and parts are half a million objects. A full collection would scan them for 0.3 s, and no client gets a
+    reply in the meantime.
     """
-    if gc.get_freeze_count():  # a backbone has done so, and undoes it
+    if gc.get_freeze_count():  # a backbone has frozen the objects, and unfreezes them
         yield
         return
     gc.collect()

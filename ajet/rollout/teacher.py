@@ -1,8 +1,8 @@
-"""A teacher's log-probabilities of an attempt's tokens, requested once the attempt has its verdict.
+"""A teacher's log-probabilities of an attempt's tokens, requested once the attempt has a verdict.
 
-Invariant: each sampled token that can be trained is scored in the context in which it was sampled, and the
-log-probabilities are stored with the call, so that credit needs no teacher. An attempt that the teacher cannot score
-has failed: nothing of it is trained.
+Invariant: each trainable sampled token is scored in the context of the sampling, and the log-probabilities are stored
+with the call: credit needs no teacher. If the teacher cannot score an attempt, the attempt has failed and trains no
+tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TeacherModel(Protocol):
-    """A model that computes log-probabilities of tokens. Its token ids are the policy's."""
+    """A model for log-probabilities of tokens. The token ids are the policy's."""
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         """Return an array [T] per line, at temperature 1. Only masked positions are used. Raises TeacherFailure."""
@@ -39,12 +39,12 @@ class TeacherModel(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the teacher, after every loop has left it."""
+        """Close the teacher, after every loop has called `leave`."""
         ...
 
 
 class TeacherScorer:
-    """Stores a teacher's log-probabilities with the attempts that are trained on."""
+    """Stores a teacher's log-probabilities with each trained attempt."""
 
     def __init__(self, teacher: TeacherModel, settings: AjetConfig) -> None:
         self._teacher, self._settings = teacher, settings

@@ -1,7 +1,8 @@
-"""Addresses: parsing, this machine's own addresses, and the rule for servers that others can reach.
+"""Parse addresses, find the machine's own addresses, and protect servers reachable from other machines.
 
-Invariant: this module alone decides which addresses are local, and that a reachable server of ours has a key. An
-invalid address is one ConfigError with its key; the last part of a path decides whether an address is a tool server's.
+Invariant: only this module decides whether an address is local, and whether a reachable ajet server needs a key. An
+invalid address is a single ConfigError with the key. The last part of a path decides whether an address belongs to a
+tool server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OUTSIDE = ("192.0.2.1", 9)
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return True for `localhost`, ::1 and 127.0.0.0/8; False for None and for any other text."""
+    """Return True for `localhost`, ::1 and 127.0.0.0/8, and False for None and any other text."""
     if host is None or host.lower() == "localhost":
         return host is not None
     try:
@@ -35,7 +36,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def parse_netloc(url: str) -> str:
-    """Return host and port of a URL, such as an Origin, to compare with a Host header; "" if there is none."""
+    """Return host and port of a URL, for comparison with a Host header, or "" on failure."""
     try:
         return urlsplit(url).netloc
     except ValueError:
@@ -43,14 +44,16 @@ def parse_netloc(url: str) -> str:
 
 
 def parse_header_host(value: str) -> str | None:
-    """Return the host of a Host header or an Origin; None for text that no client sends there."""
+    """Return the host of a Host header or an Origin, or None for an invalid value."""
     found = _AUTHORITY.fullmatch(value)
     return None if found is None else found["name"] or found["address"]
 
 
 def list_loopback_hosts(host: str, port: int) -> frozenset[str]:
-    """Return the valid Host headers of a server on loopback at `host`; a foreign page's own name for this machine is
-    none of them."""
+    """Return the valid Host headers of a server on loopback at `host`.
+
+    Excluding all other names protects against DNS rebinding by a foreign page.
+    """
     return frozenset(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in {*LOOPBACK, host.lower()})
 
 
@@ -58,21 +61,21 @@ def require_key_or_loopback(host: str, *, keyed: bool, name: str, do: str) -> No
     """Raise UserError for a server without a key that other machines can reach. `do`: how to set a key."""
     if not keyed and not is_loopback(host):
         raise UserError(
-            f"Other machines could reach this {name} at {host}, and it would ask nobody for a key.",
+            f"Other machines could reach this {name} at {host} without a key.",
             where="--host",
-            expected="a key, or an address that this machine alone reaches (127.0.0.1)",
-            do=f"{do}; or leave --host out",
+            expected="a key, or an address that only this machine reaches (127.0.0.1)",
+            do=f"{do}; or drop --host",
         )
 
 
 def find_own_address() -> str:
-    """Return the IPv4 address by which other machines and containers reach this one; sends nothing.
+    """Return the machine's IPv4 address as seen by other machines and containers. Sends no packet.
 
-    The address is of the interface that leads out, else of the first active one; loopback without any other.
+    The address belongs to the interface with the outgoing route, else to the first active interface, else to loopback.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_OUTSIDE)  # it chooses the interface
+            probe.connect(_OUTSIDE)  # selects the outgoing interface
             return str(probe.getsockname()[0])
         except OSError:
             return _find_first_interface() or "127.0.0.1"
@@ -93,7 +96,7 @@ _BY_ENDING: dict[str, ToolKind] = {"mcp": "http", "sse": "sse", "mcpapi": "dock"
 
 
 def parse_address(url: str, schemes: tuple[str, ...] = ("http", "https")) -> SplitResult | None:
-    """Return the parts of a URL; None without one of these schemes, a host and a valid port."""
+    """Return the parts of a URL, or None without an allowed scheme, a host and a valid port."""
     try:
         parts = urlsplit(url)
         named = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
@@ -105,7 +108,7 @@ def parse_address(url: str, schemes: tuple[str, ...] = ("http", "https")) -> Spl
 def require_address(
     url: str, where: str, what: str, expected: str, schemes: tuple[str, ...] = ("http", "https")
 ) -> str:
-    """Return the URL. Raises ConfigError for an invalid one. `what`: the kind of server."""
+    """Return the URL. Raise ConfigError if invalid. `what`: the kind of server."""
     if parse_address(url, schemes) is None:
         raise ConfigError(f"{url!r} is no address of {what}.", where=where, expected=expected)
     return url
@@ -118,6 +121,6 @@ def parse_origin(url: str) -> tuple[str, str, int | None]:
 
 
 def find_tool_kind(url: str) -> ToolKind | None:
-    """Return the protocol of a tool server at an http address; None for other paths."""
+    """Return the protocol of a tool server at an http address, or None for other paths."""
     parts = parse_address(url)
     return None if parts is None else _BY_ENDING.get(parts.path.rstrip("/").rpartition("/")[2])

@@ -31,11 +31,16 @@ _MEANT = {
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})|%\w+%")
 _NAMES_OF_TUNER = ("tuner", "ajet_tuner", "model_tuner")
 MAX_SHOWN_COLUMNS = 12
-"""Limit on listed columns."""
+"""Limit on the number of listed columns."""
 
 
 def advise_on(problem: BaseException, task: Task | None = None, output: WorkflowOutput | None = None) -> str:
-    """Return advice on an exception of an agent or a judge, or "". `task` and `output`: the arguments of that code."""
+    """Return advice on an exception of an agent or a judge, or "".
+
+    Args:
+        task: The task argument of the failing code.
+        output: The output argument of the failing code.
+    """
     if isinstance(problem, KeyError):
         return _advise_on_key(problem, task, output)
     words = str(problem)
@@ -49,7 +54,7 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
 
 
 def _advise_on_renamed_tuner(problem: AttributeError, name: str) -> str:
-    """Return advice on a tuner used as a client under another parameter name; "" for any other error."""
+    """Return advice on a tuner used as a client under another parameter name, or "" for any other error."""
     if name not in _OF_A_CLIENT or type(problem.obj).__name__ != "ModelTuner":
         return ""
     for frame, _ in traceback.walk_tb(problem.__traceback__):

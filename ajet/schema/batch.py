@@ -2,7 +2,7 @@
 
 Invariant (DESIGN decision 8): the loss is the sum over all trained tokens of `weight * loss_t`. Weights are set per
 episode, so row borders do not matter and splitting a timeline changes neither loss nor gradient. Arrays are numpy until
-a backbone reads them.
+a backbone reads the batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ajet.schema.timeline import Timeline
 
 @dataclass(slots=True)
 class Sample:
-    """One timeline to train on, with its advantages."""
+    """A timeline to train on, with advantages."""
 
     timeline: Timeline
     episode: str
     group: int
-    """Samples of a group usually share their prompt; packing keeps them together."""
+    """Index of the group. Packing keeps samples of a group in neighbouring rows, because prompts are usually shared."""
     advantages: Floats
-    """[T] per token; only entries with mask 1 are read."""
+    """[T] per token. Only entries with mask 1 are read."""
     weight: float
     """Weight of each trained token's loss (1 / (E * T_e) for `sequence`, and so on)."""
     reference: Floats | None = None
@@ -32,20 +32,19 @@ class Sample:
     values: Floats | None = None
     """[T] the critic's expected return before each trained token, if there is a critic."""
     returns: Floats | None = None
-    """[T] the critic's target."""
+    """[T] the critic's target returns."""
 
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """The samples of one optimizer step or, split by `mini_batches`, of several."""
+    """The samples of an optimizer step, or of several steps (split by `split_mini_batches`)."""
 
     step: int
     samples: list[Sample]
     temperature: float = 1.0
-    """The rollout's sampling temperature; the trainer's logits are divided by it."""
+    """The rollout's sampling temperature. The trainer divides its logits by the temperature."""
     written: bool = False
-    """True for given replies: no policy sampled them, so there are no log-probabilities to compare and none is
-    stale."""
+    """True for given replies. No policy sampled the replies, so old log-probabilities and staleness do not exist."""
     metrics: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """The outcome of each episode of the batch's groups, by uuid."""

@@ -1,8 +1,8 @@
-"""JSON of a client, bounded by its number of values before any object is built.
+"""Parse JSON of a client with a bounded number of values, checked before any object is built.
 
-Invariant: what `load_json` builds has at most `MAX_NODES` keys and values, none of them an integer of more than
-`MAX_DIGITS` digits, so that parsing and walking it take a bounded time and memory: 57 MiB of `{}` are 3.5 GiB of
-objects, 57 MiB of long integers hold the interpreter's lock for 1.4 s. All servers and clients of servers parse so.
+Invariant: a document parsed by `load_json` has at most `MAX_NODES` keys and values, and no integer above `MAX_DIGITS`
+digits, so parsing and traversal take bounded time and memory. For comparison, 57 MiB of `{}` take 3.5 GiB as objects,
+and 57 MiB of long integers hold the interpreter's lock for 1.4 s. All servers and clients use this parser.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 from ajet.schema.errors import AjetError
 
 MAX_NODES = 500_000
-"""Keys and values of one document, about: its brackets, commas and colons outside of strings."""
+"""Limit on keys and values of a document, estimated by brackets, commas and colons outside of strings."""
 MAX_DIGITS = 400
-"""Digits of an integer: more than a double holds; other readers of JSON read no longer one."""
+"""Limit on the digits of an integer. Doubles hold fewer digits, and other JSON parsers refuse longer integers."""
 LONG_BYTES = 100_000
-"""A body that is longer is parsed and read on a thread: on the loop it would take a millisecond and more."""
+"""Bodies above this size are parsed on a thread, because parsing on the event loop would take over a millisecond."""
 _MARKS = (b"[", b"{", b",", b":")
 _CHUNK_BYTES = 256 << 10
 
 
 class TooManyNodesError(AjetError, ValueError):
-    """A document has more keys and values than its reader takes."""
+    """A document exceeds the reader's limit on keys and values."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"it has more than {most:,} keys and values")
 
 
 def parse_int(digits: str) -> int:
-    """Raises ValueError for an integer that takes long to read and to write; a number of a document's decoder."""
+    """Parse an integer of a document. Raise ValueError above `MAX_DIGITS`, because long integers parse slowly."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"an integer has more than {MAX_DIGITS:,} digits")
     return int(digits)
@@ -45,9 +45,9 @@ def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DEC
 
     Raises:
         TooManyNodesError: The document has more keys and values.
-        ValueError: The document is nested too deeply, or is no JSON.
+        ValueError: The document is nested too deeply, or is not JSON.
     """
-    if len(data) > most:  # a shorter one cannot have more
+    if len(data) > most:  # each node takes at least one byte
         _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"), most)
     try:
         return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
@@ -56,7 +56,7 @@ def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DEC
 
 
 def _check_nodes(data: bytes | bytearray, most: int) -> None:
-    """Raises TooManyNodesError."""
+    """Raise TooManyNodesError if the document has more than `most` nodes."""
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
@@ -68,7 +68,7 @@ def _check_nodes(data: bytes | bytearray, most: int) -> None:
     for start in starts:
         chunk = carried + bytes(data[start : start + _CHUNK_BYTES])
         backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
-        carried = b"\\" * (backslashes % 2)  # it escapes what comes next
+        carried = b"\\" * (backslashes % 2)  # an odd backslash escapes the first byte of the next chunk
         chunk = chunk[: len(chunk) - len(carried)]
         pieces = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[inside::2])
@@ -79,7 +79,7 @@ def _check_nodes(data: bytes | bytearray, most: int) -> None:
 
 
 def may_hold_surrogates(data: bytes | bytearray) -> bool:
-    """False if no text of the document can hold half of a letter: neither an escape nor its bytes are in it."""
+    """Return False if no text of the document can contain a lone surrogate, as an escape or as bytes."""
     if json.detect_encoding(data) not in ("utf-8", "utf-8-sig"):
         return True
     starts = range(0, len(data), _CHUNK_BYTES)

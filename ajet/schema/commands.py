@@ -1,7 +1,7 @@
-"""Commands to paste: ajet's own command line here, and commands that install packages.
+"""Format commands for pasting: ajet's own command line, and commands for installing packages.
 
-Invariant: this module makes every printed command of ajet, so that the command works in a clone, with an installed
-wheel, and with an environment that is not activated.
+Invariant: all printed ajet commands come from this module, so that the commands work in a clone, with an installed
+wheel, and with an inactive environment.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 HOME = Path(__file__).parents[2]
 """The clone, or the folder of installed packages."""
 FRESH_ADVICE = "the launch of the run with --fresh (in Python fresh=True) begins a new one and keeps the old folder"
-"""Advice for a run that cannot continue; not every command that reads runs has the option."""
+"""Advice for a run that cannot continue. Not every command on runs has the option."""
 
 
 def format_command(*words: object) -> str:
-    """Return `ajet WORDS` for the shell that started this program."""
+    """Return `ajet WORDS` for the user's shell."""
     return " ".join([find_program(), *(shlex.quote(str(word)) for word in words)])
 
 
 def find_program() -> str:
-    """Return the call of ajet: `ajet` if the PATH has this one, else a path, else `python -m ajet`."""
+    """Return the call of ajet: `ajet` if the PATH leads to the current program, else a path, else `python -m ajet`."""
     script = Path(sys.executable).parent / "ajet"
     found = shutil.which("ajet")
     if found is not None and (not script.exists() or _is_same_file(Path(found), script)):
@@ -34,7 +34,7 @@ def find_program() -> str:
 
 
 def find_python() -> str:
-    """Return the word that starts this interpreter."""
+    """Return the word to start the current interpreter."""
     found = shutil.which("python")
     if found is not None and Path(found) == Path(sys.executable):
         return "python"
@@ -42,33 +42,33 @@ def find_python() -> str:
 
 
 def format_install(*packages: str) -> str:
-    """Return the command that installs packages into this interpreter's environment."""
+    """Return the command to install packages into the current interpreter's environment."""
     listed = " ".join(f'"{package}"' if not package.isidentifier() else package for package in packages)
     return f"{_find_installer()} {listed}"
 
 
 def format_extra_install(extra: str) -> str:
-    """Return the command that installs an extra of ajet, from the clone or the wheel's origin."""
+    """Return the command to install an extra of ajet, from the clone or the wheel's origin."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}[{extra}]"'
-    origin = _find_origin()
+    origin = find_origin()
     return f'{_find_installer()} "ajet[{extra}] @ {origin}"' if origin else f'{_find_installer()} "ajet[{extra}]"'
 
 
 def format_own_install() -> str:
-    """Return the command that reinstalls ajet with its requirements."""
+    """Return the command to reinstall ajet with its requirements."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}"'
-    return f'{_find_installer()} --force-reinstall "{_find_origin() or "ajet"}"'
+    return f'{_find_installer()} --force-reinstall "{find_origin() or "ajet"}"'
 
 
 def format_run_name(folder: Path, name: str) -> str:
-    """Return the run as commands take it: a name, or a folder outside of the default one."""
+    """Return the run as an argument of commands: a name, or a folder outside of the default folder."""
     return name if Path("launcher_record", name).resolve() == folder.resolve() else shorten_path(folder)
 
 
 def format_list_command(root: Path) -> str:
-    """Return the command that lists the runs of `root`."""
+    """Return the command to list the runs of `root`."""
     usual = Path("launcher_record").resolve() == root.resolve()
     return format_command("runs") if usual else format_command("runs", "--exp-dir", shorten_path(root))
 
@@ -85,7 +85,7 @@ def _find_installer() -> str:
     return f"{find_python()} -m ensurepip && {find_python()} -m pip install"
 
 
-def _find_origin() -> str | None:
+def find_origin() -> str | None:
     """Return the source of the installed ajet, unless it was an index."""
     from importlib.metadata import PackageNotFoundError, distribution
 

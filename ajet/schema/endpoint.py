@@ -1,7 +1,8 @@
-"""Endpoint: a client's access to the gateway for one (episode, agent, target).
+"""Endpoint: a client's access to the gateway for a triple (episode, agent, target).
 
-Invariant: the key is a random token that only the server can look up; it encodes nothing, is revoked with the episode
-and never printed. The rollout hands endpoints to the tuner, which imports neither gateway nor engine.
+Invariant: the key is a random token without encoded information. Only the server can look up the key. It is revoked
+with the episode and never printed. The rollout hands endpoints to the tuner. The tuner imports neither gateway nor
+engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 FOREIGN_KEY = "the-key-of-another-attempt"
-"""Replaces another attempt's key in a recorded request; opens nothing."""
+"""Replaces another attempt's key in a recorded request. The placeholder is not a valid key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Endpoint:
     api_key: str = field(repr=False)
     model: str = "ajet"
     transport: Callable[[], httpx.AsyncBaseTransport] | None = field(default=None, repr=False, compare=False)
-    """Makes an in-process transport for httpx, usable from any event loop; None: use the network."""
+    """Makes an in-process transport for httpx, usable from any event loop. None: use the network."""
 
     @property
     def for_anthropic(self) -> Endpoint:
@@ -63,6 +64,10 @@ class Endpoints(Protocol):
         ...
 
     def tool_used(self, use: ToolUse) -> None:
-        """Record a use of a tool; no effect after the episode's end. Raises TypeError or ValueError for an invalid
-        use."""
+        """Record a use of a tool. Has no effect after the episode's end.
+
+        Raises:
+            TypeError: the use has a value of a wrong type.
+            ValueError: the use is invalid.
+        """
         ...

@@ -1,9 +1,9 @@
-"""Episode: one attempt at one task, as a value. Outcome: its use in a step. Group: the episodes of one task.
+"""Episode: an attempt at a task, as a value. Outcome: the use of an episode in a step. Group: the episodes of a task.
 
-Invariant: one schema in memory, run directory, store, viewer and trainer; `SCHEMA` grows by one with a change, and
-readers accept older numbers. An episode is immutable once its group has closed; its use in a step is an `Outcome`,
-written with the step. Failures are data: `status` and `failure` record them. Only an episode with a reward is trained
-on: judged after completion, or failed by the policy if the configuration gives such failures a reward.
+Invariant: the schema is the same in memory, run directory, store, viewer and trainer. Each change raises `SCHEMA` by 1,
+and readers accept older numbers. An episode is immutable once its group has finished; the use in a step is an
+`Outcome`, written with the step. Failures are data: `status` and `failure` record them. Only episodes with a reward are
+trained: judged after completion, or failed by the policy if the configuration assigns a reward to policy failures.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from ajet.schema.tool_use import ToolUse
 SCHEMA = 3
 
 Status = Literal["completed", "failed", "aborted"]
-"""completed: the workflow returned; failed: `failure` says at which boundary it ended; aborted: ajet stopped it
-(deadline of its group, interruption)."""
+"""How an episode ended.
+
+completed: the workflow returned. failed: `failure` names the boundary. aborted: ajet stopped the attempt (group
+deadline, interruption).
+"""
 Split = Literal["train", "validation", "debug"]
 UntrainedReason = Literal[
     "failed",
@@ -54,11 +57,13 @@ class Failure:
     retryable: bool = False
     traceback: str = ""
     own: bool = False
-    """True for failures in ajet's own code (engine, judge, ajet) without user code; only these are left out of
-    averages."""
+    """True for failures in ajet's own code (engine, judge, ajet) without user code. Averages exclude only own failures.
+    """
     policy: bool = False
-    """True if the agent's code raised at, or lost its time over, the policy's text; `rollout.policy_failure_reward`
-    scores such episodes."""
+    """True if the agent's code failed or timed out because of the policy's text.
+
+    `rollout.policy_failure_reward` scores policy failures.
+    """
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class Verdict:
     success: bool | None = None
     reason: str = ""
     turns: tuple[float, ...] = ()
-    """Rewards of the turns or agents that `reward` sums up; for a judged episode they are in `process`."""
+    """Rewards of turns or agents, summed in `reward`. For a judged episode the values are in `process`."""
     process: tuple[ProcessReward, ...] = ()
     """Rewards of parts of the attempt."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -77,9 +82,9 @@ class Verdict:
     details: dict[str, Any] = field(default_factory=dict)
     """The judge's inputs and their sources, as JSON."""
     scorer: str = ""
-    """Names of the chosen scorers ("exact+f1"); "" without scorers."""
+    """Names of the chosen scorers ("exact+f1"), or "" without scorers."""
     parts: dict[str, float | None] = field(default_factory=dict)
-    """Score of each scorer by name; None: no score."""
+    """Score of each scorer by name. None: no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +92,17 @@ class Outcome:
     """The use of an episode in a training step."""
 
     step: int | None = None
-    """Training step whose update contains the episode; None: no step."""
+    """Training step with the episode in its update, or None."""
     advantage: float | None = None
-    """Mean over the trained tokens; None without any."""
+    """Mean over the trained tokens, or None without trained tokens."""
     untrained: Mapping[str, int] = field(default_factory=dict)
     """Untrained tokens of the timelines, by `UntrainedReason`."""
     discarded: UntrainedReason | None = None
     """Reason why the whole group is in no batch."""
     values: Floats | None = field(default=None, compare=False, repr=False)
-    """[T] the critic's expected return before each trained token, in sampled order; None without a critic."""
+    """[T] the critic's expected return before each trained token, in sampled order. None without a critic."""
     reference_gap: Floats | None = field(default=None, compare=False, repr=False)
-    """[T] log p - log p_ref of these tokens by policy and reference model; None without a reference model."""
+    """[T] log p - log p_ref of the trained tokens by policy and reference model. None without a reference model."""
 
 
 def collect_advantages(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
@@ -106,36 +111,36 @@ def collect_advantages(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
 
 
 NO_OUTCOME = Outcome()
-"""The outcome of an episode that no step has used."""
+"""The outcome of an episode not used by any step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One attempt at one task."""
+    """An attempt at a task."""
 
     uuid: str
     task: Task
     repeat: int
-    """Index within the group."""
+    """Index of the attempt within the group."""
     step: int
-    """Training step of the attempt; for validation, the step before."""
+    """Training step of the attempt. For validation, the preceding step."""
     split: Split
     group: str = ""
     """Name of the group, unchanged on a replay."""
     order: int = -1
-    """Position of the task in the training order or its validation; negative: a client's own task."""
+    """Position of the task in the training or validation order. Negative for a client's own task."""
     run: str = ""
-    """Identity of the run whose policy versions the calls have."""
+    """Identity of the run that owns the calls' policy versions."""
     sampler: str = ""
-    """Name of the sampler; "" for the run's own processes."""
+    """Name of the sampler, or "" for the run's own processes."""
     status: Status = "completed"
     ending: str = ""
-    """Reason of an abort ("group_deadline", "interrupted"); "" for other endings."""
+    """Reason of an abort ("group_deadline", "interrupted"), or "" for other endings."""
     failure: Failure | None = None
     verdict: Verdict | None = None
     calls: list[Call] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """Distinct messages of all calls, in order of first use; calls refer to them by index."""
+    """Distinct messages of all calls, in order of first use. Calls refer to messages by index."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     tool_uses: list[ToolUse] = field(default_factory=list)
     """Uses of tools in the order of their results, as far as reported."""
@@ -163,12 +168,12 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """The verdict's reward; None without a verdict or a score."""
+        """The verdict's reward, or None without a verdict or a score."""
         return self.verdict.reward if self.verdict else None
 
     @property
     def scored(self) -> bool:
-        """True if trainable: ended by itself with a reward.
+        """True if trainable: the attempt ended without an abort and has a reward.
 
         A failed episode has a reward only for a policy failure under `rollout.policy_failure_reward`.
         """
@@ -177,7 +182,7 @@ class Episode:
 
     @property
     def left_out(self) -> bool:
-        """True if ajet failed or stopped the episode, so that the result says nothing about the policy.
+        """True if ajet failed or stopped the episode. The result then carries no information about the policy.
 
         An attempt beyond its group's deadline does count.
         """
@@ -197,7 +202,7 @@ class Episode:
 
     @property
     def policy(self) -> PolicySpan | None:
-        """The policy versions that sampled the calls; None without any."""
+        """The policy versions of the sampled calls, or None without versions."""
         return PolicySpan.of(run for call in self.calls for run in call.versions)
 
     @property
@@ -212,7 +217,10 @@ class Episode:
 
 @dataclass(slots=True)
 class Group:
-    """The episodes of one task for one step. `order`: position in the training order, negative for a client's task."""
+    """The episodes of a task for a training step.
+
+    `order` is the position in the training order, negative for a client's task.
+    """
 
     task: Task
     order: int

@@ -1,8 +1,8 @@
-"""Errors, classified once, at the boundary where they enter.
+"""Errors, classified once at the boundary of their origin.
 
-Two families. `UserError`: the person can mend it; the CLI shows one screen (what, where, expected, do) and exits 2.
-`BoundaryError`: something outside failed during an episode; the rollout turns it into a `Failure` (data) and the
-episode is never trained on. Anything else is a bug in ajet: exit 1 with the traceback in the log.
+Two families. `UserError`: the user can fix the problem; the CLI shows a screen (what, where, expected, do) and exits
+with 2. `BoundaryError`: an external component failed during an episode; the rollout records a `Failure` (data), and the
+episode is never trained. Any other exception is a bug in ajet: exit 1 with the traceback in the log.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge",
 class AjetError(Exception):
     """Root of all errors of ajet.
 
-    Code that runs without ajet has its own: the client (`ajet.client`), the inside of a sandbox, GAIA's tool servers.
+    Code that runs without ajet has separate errors: the client (`ajet.client`), the inside of a sandbox, GAIA's tool
+    servers.
     """
 
 
 class UserError(AjetError):
-    """A mistake of the user: one screen without a traceback, exit code 2.
+    """A mistake of the user: a single screen without a traceback, exit code 2.
 
-    `what` is one sentence; `where` is file:line:column, a key, a task id or a reference; `expected` is the correct
-    form; `do` is the next step.
+    `what` is a sentence; `where` is file:line:column, a key, a task id or a reference; `expected` is the correct form;
+    `do` is the next step.
     """
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", do: str = "") -> None:
@@ -49,8 +50,7 @@ class RunFailed(UserError):
 
 
 class ServiceUnreachableError(RunFailed):
-    """A required service was out of reach for too long: one screen, exit code 75; the same command continues the
-    run."""
+    """A required service was out of reach for too long: exit code 75, and the same command resumes the run."""
 
 
 class ConfigError(UserError):
@@ -66,7 +66,7 @@ class TaskError(UserError):
 
 
 class MissingExtraError(UserError):
-    """An optional package is not installed; the message names its extra."""
+    """An optional package is not installed. The message names the extra to install."""
 
     def __init__(self, package: str, extra: str, *, needed_for: str) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class BoundaryError(AjetError):
     boundary: Boundary = "ajet"
     retryable: bool = False
     own: bool = False
-    """True if raised by ajet's own side of the boundary; see `Failure.own`."""
+    """True if raised by ajet's own side of the boundary (`Failure.own`)."""
 
     def __init__(self, message: str, *, retryable: bool | None = None, own: bool = False) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class EngineFailure(BoundaryError):
 
 
 class EngineHangs(EngineFailure):
-    """A server accepted a request and sent nothing until the timeout; a retry would wait as long again."""
+    """A server accepted a request and sent no data until the timeout. A retry would wait equally long."""
 
 
 class AgentFailure(BoundaryError):

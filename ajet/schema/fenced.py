@@ -1,8 +1,8 @@
-"""Fenced code blocks in a model's reply, by CommonMark's rules.
+"""Parse fenced code blocks in a model's reply by CommonMark's rules.
 
 Invariant: all readers of fenced replies use this module, so languages, attributes, CRLF, `~~~`, list items and longer
-fences mean the same everywhere. Two departures from CommonMark: a line with HTML does not hide a block below
-(`<answer>` is such a line), and incomplete blocks may be repaired, because models forget closing fences.
+fences mean the same everywhere. Two departures from CommonMark: a line with HTML (for example `<answer>`) does not hide
+a block below, and incomplete blocks may be repaired, because models forget closing fences.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 MAX_REPAIRS = 8
-"""Limit on repaired blocks of a reply; each repair may read the rest of the reply."""
+"""Limit on repaired blocks of a reply, because each repair may read the rest of the reply."""
 MAX_ENDS = 16
 """Limit on tried ends of an incomplete block."""
 _PYTHON = re.compile(r"(?:i|c)?python[\d.]*|py[23]?|pypy3?", re.IGNORECASE)
 _GLUED_OPENING = re.compile(r"(?<![`~])(?:(?:`{3,}|~{3,})[A-Za-z][\w+.#-]*|(?<=>)`{3,})[ \t]*$")
-"""A fence that opens at the end of a line of text, or after a tag. Models write so; CommonMark has no block there."""
+"""A fence opening at the end of a text line or after a tag. Models write such fences; CommonMark ignores them."""
 _GLUED_CLOSING = re.compile(r"[ \t]*(?:`{3,}|~{3,})[ \t]*(?=</\w+>)")
 _DEEP_FENCE = re.compile(r"^([ \t]{4,}|[ \t]*\t)(?:`{3,}|~{3,})", re.MULTILINE)
 _LIST_MARKS = " \t>*+-.)0123456789"
@@ -40,7 +40,7 @@ class FencedBlock:
     """A fenced block with its language and lines."""
 
     language: str
-    """First word of its info string, in lower case and without braces; "" if it has none."""
+    """First word of the info string, in lower case and without braces, or ""."""
     content: str
     start: int
     """Line of the opening fence, from 0."""
@@ -49,7 +49,7 @@ class FencedBlock:
 
     @property
     def is_python(self) -> bool:
-        """True if it is labelled as Python."""
+        """True if the block is labelled as Python."""
         return _PYTHON.fullmatch(self.language) is not None
 
 
@@ -58,8 +58,8 @@ def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = No
 
     Args:
         text: The reply.
-        is_complete: If a block's content fails this check, the block ends at the first later fence that passes. A block
-            that never passes ends before the next opening fence inside.
+        is_complete: If a block's content fails this check, the block ends at the first later fence with passing
+            content. A block that never passes ends before the next opening fence inside.
     """
     lines = _split_lines(text)
     blocks: list[FencedBlock] = []
@@ -79,18 +79,18 @@ def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = No
 
 
 def unfence(text: str, is_complete: Callable[[str], bool] | None = None) -> str:
-    """Return the content of the one fenced block that a text is, or the text itself."""
+    """Return the content if the text is a single fenced block, else the text itself."""
     text = text.strip()
     blocks = read_fenced_blocks(text, is_complete)
     return blocks[0].content.strip() if len(blocks) == 1 and _is_around(blocks[0], text) else text
 
 
 def read_program(reply: str) -> str:
-    """Return the Python program in a reply; the whole reply without a fenced block.
+    """Return the Python program in a reply, or the complete reply without a fenced block.
 
-    The program is the last block labelled as Python, else the last without a label, else the last. Blocks that only
-    state a value, such as sample output, count as a last resort. Earlier Python blocks with needed definitions are put
-    before: models split programs.
+    The program is the last block labelled as Python, else the last without a label, else the last. Blocks with only a
+    value, for example sample output, are the last resort. Earlier Python blocks with needed definitions are prepended,
+    because models split programs.
     """
     blocks = [block for block in read_fenced_blocks(reply, is_python_source) if block.content.strip()]
     if not blocks:
@@ -113,13 +113,13 @@ def is_python_source(text: str) -> bool:
 
 
 def has_huge_number(text: str) -> bool:
-    """Return True if a text has a number of over 4,300 digits, which Python does not read by default."""
+    """Return True if a text has a number of over 4,300 digits, beyond Python's default limit."""
     return _HUGE_NUMBER.search(text) is not None
 
 
 @lru_cache(maxsize=64)
 def parse_python(text: str) -> ast.Module | None:
-    """Return the syntax tree of a text, or None if it is no Python. Numbers of over 4,300 digits are read as 0."""
+    """Return the syntax tree of a text, or None for invalid Python. Numbers of over 4,300 digits are read as 0."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a program's own invalid escapes
@@ -176,7 +176,7 @@ def _is_around(block: FencedBlock, text: str) -> bool:
 def _repair_block(
     block: FencedBlock, markup: str, lines: list[str], is_complete: Callable[[str], bool]
 ) -> FencedBlock | None:
-    """Return the block with another end, or None if no end makes it better."""
+    """Return the block with another end, or None if no end is better."""
     ends = 0
     cut: FencedBlock | None = None
     for number in range(block.start + 1, len(lines)):
@@ -198,7 +198,7 @@ def _repair_block(
 
 
 def _is_program(block: FencedBlock) -> bool:
-    """Return True for a program; False for a value, a comment or a prompt session."""
+    """Return True for a program, and False for a value, a comment or a prompt session."""
     tree = parse_python(block.content)
     if tree is None:
         return block.is_python and not block.content.lstrip().startswith((">>> ", "$ "))
@@ -217,7 +217,7 @@ def _join_parts(parts: list[str]) -> str:
 
 
 def _find_free_names(text: str) -> set[str]:
-    """Return names that a program reads and does not bind."""
+    """Return the names read but not bound by a program."""
     tree = parse_python(text)
     if tree is None:
         return set()
@@ -238,7 +238,7 @@ def _find_free_names(text: str) -> set[str]:
 
 
 def _find_defined_names(text: str) -> set[str]:
-    """Return names that a program binds at its top level."""
+    """Return the names bound at the top level of a program."""
     tree = parse_python(text)
     found: set[str] = set()
     for node in tree.body if tree is not None else []:

@@ -1,8 +1,8 @@
-"""Frames: a JSON object and byte strings over a stream; both sides run this code.
+"""Frames: a JSON object and byte strings over a stream. Both sides run the same code.
 
-Invariant: sizes are checked before a byte is stored; data is never executed or unpickled. Layout: eight bytes of
-lengths (of the JSON, of all bytes), the JSON, the bytes; `blobs` in the JSON gives the split. Sandboxes run this file
-on other Pythons, so it imports the standard library only.
+Invariant: sizes are checked before a byte is stored. Data is never executed or unpickled. Layout: eight bytes of
+lengths (of the JSON, of all bytes), the JSON, the bytes; `blobs` in the JSON gives the split. Sandboxes run the file on
+other Pythons, so only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 MAX_HEAD_BYTES = 1 << 20
-"""Limit on the JSON of one frame."""
+"""Limit on the JSON of a frame."""
 
 
 class FrameError(ValueError):
@@ -29,7 +29,9 @@ class FrameReader:
     """Collects bytes of a stream and returns complete frames."""
 
     def __init__(self, longest: int) -> None:
-        """`longest`: limit on the bytes of a frame beside its JSON."""
+        """Args:
+        longest: limit on the bytes of a frame, not counting the JSON.
+        """
         self._longest = longest
         self._buffer = bytearray()
 
@@ -38,7 +40,7 @@ class FrameReader:
         self._buffer += more
 
     def take_frame(self) -> tuple[dict, list[bytes]] | None:
-        """Return the next frame; None while incomplete. Raises FrameError."""
+        """Return the next frame, or None while incomplete. Raise FrameError for an invalid frame."""
         if len(self._buffer) < 8:
             return None
         text, rest = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")

@@ -1,8 +1,8 @@
-"""JSON schemas: checks of schemas, and of a model's replies and tool arguments against them.
+"""Check JSON schemas, and a model's replies and tool arguments against schemas.
 
-Invariant: nothing is fetched, and no schema can block its reader. References stay inside the schema, patterns have a
-timeout, and each applied keyword is charged to a budget, so exponentially many paths end after about a second. A check
-may take that long, a check of a large schema two seconds: event loops run both in a thread.
+Invariant: no reference is fetched, and no schema can block its reader. References stay inside the schema, patterns have
+a timeout, and each applied keyword is charged to a budget. Exponentially many paths therefore end after about a second.
+A check may take a second, or two seconds for a large schema, so event loops run checks in a thread.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from ajet.schema.errors import AjetError
 MAX_SCHEMA_CHARS = 256 << 10
 """Limit on the characters of a schema as JSON."""
 MAX_CHECK_COST = 400_000
-"""Charges per check; one is about a microsecond."""
+"""Budget of a check. A charge takes about a microsecond."""
 MAX_SCHEMA_COST = 2_000_000
 """Charges for checking a schema: about 350 per subschema, so 5,000 properties pass."""
 _REFERENCE_COST = 20
-"""Charges for a reference, which takes longer than another keyword. An anchor is searched in the whole schema and costs
-more for each part."""
+"""Charges for a reference, slower than other keywords. An anchor is searched in the complete schema and costs more per
+part.
+"""
 _ANCHOR_PART_COST = 5
 _CHARS_PER_ERROR_COST = 100
 """Characters of an error message, which spells the value, per additional charge."""
@@ -55,7 +56,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 
 
 def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
-    """Return why `schema` is not supported; None if it is."""
+    """Return the reason why `schema` is not supported, or None."""
     try:
         return _load_validator(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:
@@ -65,13 +66,15 @@ def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
 
 
 def find_value_problem(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return why a value, such as a tool's arguments, violates `schema`; None if valid, or if the schema cannot be
-    checked."""
+    """Return why a value (for example a tool's arguments) violates `schema`.
+
+    Returns None for a valid value, or if the schema cannot be checked.
+    """
     return None if find_schema_problem(schema) is not None else find_reply_problem(json.dumps(value), schema)
 
 
 def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Return why `text` is no JSON that `schema` admits; None if it is. An empty schema admits any JSON object."""
+    """Return why `text` is not JSON admitted by `schema`, or None if valid. An empty schema admits any JSON object."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         if not schema:
@@ -145,7 +148,7 @@ def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: 
 
 
 def _charging_validator(kind: Any, parts: int) -> Any:
-    """Return the validator class with charged keywords; two keywords have our own implementation."""
+    """Return the validator class with charged keywords. Two keywords have a custom implementation."""
     import attrs
     from jsonschema import validators
 
@@ -181,7 +184,7 @@ def _estimate_reference_cost(reference: Any, parts: int) -> int:
 
 
 def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """Check in linear time; jsonschema compares every pair of objects."""
+    """Check in linear time, unlike jsonschema's comparison of every pair."""
     from jsonschema import ValidationError
 
     if wanted and isinstance(instance, list) and len({_make_hashable(item) for item in instance}) < len(instance):
@@ -207,7 +210,7 @@ def _walk_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
         for name, value in schema.items():
             if name in NAMED_SUBSCHEMAS and isinstance(
                 value, dict
-            ):  # anything else is no schema, which is told elsewhere
+            ):  # other values are invalid, and the check against the meta-schema reports them
                 yield from _walk_schemas(list(value.values()))
             elif name not in DATA_KEYWORDS:
                 yield from _walk_schemas(value)
@@ -219,7 +222,7 @@ def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> 
 
     try:
         matches = not isinstance(instance, str) or regex.search(pattern, instance, timeout=_PATTERN_SECONDS)
-    except regex.error as error:  # what one kind of regular expressions allows and another does not
+    except regex.error as error:  # dialects of regular expressions differ
         yield ValidationError(f"{pattern!r} cannot be matched: {error}")
         return
     if not matches:

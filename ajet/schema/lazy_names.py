@@ -1,4 +1,4 @@
-"""Lazy names of a package, loaded at first use, so that a run imports only what it needs."""
+"""Load names of a package at first use, so that a run imports only the needed modules."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`, which imports these names for type checkers only.
+    """Return the `__getattr__` of `package`, for names imported only for type checkers.
 
     Args:
         package: The package's name.
-        modules: A module of the package, and its names separated by commas; `NAME:OTHER` is offered as OTHER.
+        modules: A module of the package, and its names separated by commas; `NAME:OTHER` is exported as OTHER.
     """
     places = {
         each.rpartition(":")[2]: (module, each) for module, names in modules.items() for each in names.split(", ")

@@ -1,4 +1,4 @@
-"""The text of a message in any client's form."""
+"""Extract the text of a message in any client's format."""
 
 from __future__ import annotations
 

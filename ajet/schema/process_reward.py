@@ -1,7 +1,8 @@
-"""ProcessReward: the reward of one part of an attempt, in addition to the attempt's reward.
+"""ProcessReward: the reward of a part of an attempt, in addition to the attempt's reward.
 
-Invariant: a ProcessReward names exactly one part: a step, an agent, a use of a tool, or a piece of text; the reward is
-finite. Only ajet sets `tokens`, the part's sampled tokens, after the attempt's end, so credit needs no tokenizer.
+Invariant: a ProcessReward names exactly a single part: a step, an agent, a use of a tool, or a piece of text. The
+reward is finite. Only ajet sets `tokens`, the part's sampled tokens, after the attempt's end, so credit needs no
+tokenizer.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ class ReplySpan(NamedTuple):
 
 
 class ProcessReward(BaseModel):
-    """A reward of a part: `ProcessReward(reward=1.0, step=2)`. Raises pydantic's ValidationError, a ValueError, for
-    none or several parts, or for a reward that is no finite number."""
+    """A reward of a part: `ProcessReward(reward=1.0, step=2)`.
+
+    Raises pydantic's ValidationError, a ValueError, for zero or several parts, and for a reward that is not finite.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,9 +35,7 @@ class ProcessReward(BaseModel):
         "that stands.",
     )
     agent: str = Field(default="", description="All calls under this target tag.")
-    tool_use: int | None = Field(
-        default=None, description="The call that asked for this use of a tool: 0 is the first of the episode."
-    )
+    tool_use: int | None = Field(default=None, description="Index of a use of a tool: 0 is the first of the episode.")
     text: str = Field(default="", description="The tokens of this text, where it stands in a reply first.")
     name: str = Field(
         default="",

@@ -1,7 +1,7 @@
-"""The sandbox protocol: a place with limits for unknown code; its end ends all processes inside.
+"""The sandbox protocol: a confined environment for unknown code. Closing a sandbox ends all processes inside.
 
-Invariant: the end of a call is data; only a sandbox that could not be made or was lost raises SandboxFailure. One test
-suite runs over all implementations.
+Invariant: the end of a call is data. Only a sandbox that could not be created or was lost raises SandboxFailure. A
+single test suite runs over all implementations.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one call. Sizes in bytes, times in seconds."""
+    """The limits of a call. Sizes in bytes, times in seconds."""
 
     wall: float = 30.0
     cpu: int = 30
-    """Seconds per process."""
+    """CPU seconds of each process."""
     memory: int = 512 * 2**20
-    """Bytes of all processes of the sandbox together, and of each one's addresses."""
+    """Bytes of all processes of the sandbox together, and of each process's address space."""
     processes: int = 64
     files: int = 256
-    """Open files per process."""
+    """Number of open files per process."""
     disk: int = 256 * 2**20
     """Bytes in the working folder, and in /tmp."""
     output: int = 2**20
-    """Bytes of standard output and error together; beyond them the call is ended."""
+    """Bytes of standard output and error together. Exceeding the limit ends the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Result:
 
 
 class Sandbox(Protocol):
-    """An episode's own sandbox. Thread-safe; calls wait for each other."""
+    """A sandbox owned by an episode. Thread-safe; concurrent calls run one after the other."""
 
     mechanism: str
-    """Name of the mechanism; see `environment.sandbox`."""
+    """Name of the mechanism, as in `environment.sandbox`."""
     folder: str
     """The working folder as seen from inside."""
     lost: str
-    """Why no code can run any more; "" while it can."""
+    """The reason for the loss of the sandbox, or "" while usable."""
 
     def run(
         self,
@@ -90,8 +90,8 @@ class Sandbox(Protocol):
         """Run code in a fork of a warm interpreter. Raises SandboxFailure.
 
         Args:
-            keep: Run in one process with earlier calls with `keep`, sharing names; a call that does not end by itself
-                discards their state.
+            keep: Share a process and names with earlier calls with `keep`. A call ended by a limit or signal discards
+                the shared state.
         """
         ...
 
@@ -116,13 +116,17 @@ class SandboxFactory(Protocol):
     """Opens the sandboxes of an experiment, for a value of `environment.sandbox`."""
 
     mechanism: str
-    """Name of the mechanism; `none` without confinement."""
+    """Name of the mechanism, `none` without confinement."""
     limits: Limits
     """Limits of a call without its own."""
 
     @classmethod
     def of(cls, config: Any, base: Path) -> SandboxFactory:
-        """Return one for the section `environment`; `base`: where relative paths begin. Raises ConfigError."""
+        """Return a factory for the section `environment`. Raise ConfigError for invalid settings.
+
+        Args:
+            base: The folder to resolve relative paths against.
+        """
         ...
 
     def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
@@ -131,6 +135,6 @@ class SandboxFactory(Protocol):
 
 
 class UnsafePathError(SandboxFailure):
-    """A path that leads out of the working folder: absolute, with .., or over a link."""
+    """A path leading out of the working folder: absolute, with .., or over a link."""
 
     retryable = False

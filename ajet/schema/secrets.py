@@ -1,6 +1,6 @@
-"""Detection of secrets, shared by record, configuration and commands (DESIGN decision 16).
+"""Detect secrets, for record, configuration and commands (DESIGN decision 16).
 
-Invariant: a secret is detected by its name or by its shape, here only. Names are split into words, so `accessToken`,
+Invariant: a secret is detected by name or by shape, only in this module. Names are split into words, so `accessToken`,
 `DB_PASS`, `x-api-key` and `PGPASSWORD` match. Shapes are user information in URLs (`https://user:password@host`) and
 keys of well-known services.
 """
@@ -33,7 +33,7 @@ _KEYS_OF = _split_words(
     "access account admin api app auth client crypt deploy encryption license licence master private secret "
     "service session signing ssh storage subscription x"
 )
-"""Words before `key` that make it a secret; `prompt_key` and `answer_key` are column names."""
+"""Words before `key` in names of secrets. `prompt_key` and `answer_key` are column names."""
 _NO_TOKENS_OF = _split_words(
     "bos eos pad unk sep cls mask special stop end start begin image video audio vision tool think max min num "
     "per first last next new total"
@@ -43,14 +43,14 @@ _ABOUT = _split_words(
     "path paths file files dir directory folder env name names type kind mode method count level limit len length "
     "size max min n k rate at ttl timeout expiry sock socket host port"
 )
-"""Last words of names that describe a secret without holding one."""
+"""Last words of names describing a secret without holding a value."""
 _NO_SECRETS = frozenset({"PWD", "OLDPWD", "XAUTHORITY", "XMODIFIERS", "GIT_ASKPASS", "SSH_ASKPASS"})
 
 _USER_INFORMATION = (
     r"://(?:[^\s/?#@:\"'<>\\\[\]]{0,256}:(?!\$?\{[^\s{}]*\}@|\*+@)[^\s/?#@\"'<>\\\[\]]{1,512}"
     r"|(?!\$?\{)[^\s/?#@:\"'<>\\\[\]]{20,512})(?=@)"
 )
-# Each in linear time, whatever text a client sends: a place where one may begin is read once, and never given back.
+# Each shape matches in linear time on any text: possessive and atomic groups prevent backtracking.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("://",), _USER_INFORMATION),
     (("sk-", "pk-", "rk-"), r"(?<![\w-])(?:sk|rk|pk)-(?=[\w-]{0,256}\d)[\w-]{20,512}"),
@@ -75,7 +75,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
 )
 _RARE_CHARACTERS = "_-/JI"
-"""Each mark has one of these; splitting a text at them gives few parts."""
+"""Each mark has at least one of the characters. Splitting a text at rare characters gives few parts."""
 
 
 def _index_marks_by_character() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -90,7 +90,7 @@ def _index_marks_by_character() -> dict[str, tuple[tuple[str, ...], tuple[str, .
 
 _MARKS_BY_CHARACTER = _index_marks_by_character()
 _LONG_CHARS, _LONGEST_MARK = 1 << 20, 32
-"""A longer text is looked through in pieces, and without the interpreter's lock: other threads run meanwhile."""
+"""Longer texts are searched in pieces without the interpreter's lock, so that other threads run meanwhile."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -120,7 +120,7 @@ def is_secret_name(name: str) -> bool:
 
 def has_secret_shape(text: str) -> bool:
     """Return True if a text holds user information of a URL, or a key of a known service."""
-    return _has_mark(text) and any(
+    return has_mark(text) and any(
         _compile_shape(shape).search(text, concurrent=len(text) > _LONG_CHARS)
         for marks, shape in _SHAPES
         if any(mark in text for mark in marks)
@@ -128,8 +128,11 @@ def has_secret_shape(text: str) -> bool:
 
 
 def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
-    """Return the text with each secret shape replaced by `put` or its result; the same object without any."""
-    if not _has_mark(text):
+    """Return the text with each secret shape replaced by `put` or its result.
+
+    Returns the same object without a match.
+    """
+    if not has_mark(text):
         return text
     for marks, shape in _SHAPES:
         if any(mark in text for mark in marks):
@@ -150,7 +153,7 @@ def list_secret_parts(text: str) -> list[str]:
     return found
 
 
-def _has_mark(text: str) -> bool:
+def has_mark(text: str) -> bool:
     """Return True if any mark is in the text. Searching each mark separately takes three times as long."""
     starts = range(0, len(text), _LONG_CHARS)
     return any(_holds_mark(text[start : start + _LONG_CHARS + _LONGEST_MARK]) for start in starts)

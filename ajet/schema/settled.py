@@ -1,7 +1,7 @@
-"""Storable JSON from other programs.
+"""Convert data of other programs into storable JSON.
 
 Invariant: the result can be written to a file and traversed: no lone surrogates, no nesting beyond any reader's depth.
-Input that is no such JSON is stored as text.
+Input without a JSON form is stored as text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 
 MAX_LEVELS = 100
-"""Limit on nesting; deeper values are stored as text."""
+"""Limit on nesting. Deeper values are stored as text."""
 
 
 def parse_storable_json(data: bytes) -> Any:
-    """Return a body as JSON; else as text; the first bytes of a body with too many values."""
+    """Return a body as JSON, else as text. A body with too many values is cut to its first bytes."""
     try:
         value = load_json(data)
         return make_storable(value) if may_hold_surrogates(data) else _require_shallow(value)
@@ -50,7 +50,7 @@ def repair_surrogates(value: Any) -> Any:
 
 
 def repair_text(text: str) -> str:
-    """Return the text without lone surrogates; the same object if there are none."""
+    """Return the text without lone surrogates, or the same object if already clean."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Task, WorkflowTask and WorkflowOutput: the models that users' workflows see.
+"""Task, WorkflowTask and WorkflowOutput: the models used by users' workflows.
 
-Invariant: a `Task` is an unchanged value of its reader, and `task_id` names it in every record. Its numbers are finite,
-so that a task can be recorded, sent and rebuilt.
+Invariant: a `Task` is an unchanged value of the task reader. `task_id` names the task in every record. All numbers are
+finite, because records and requests are JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.schema.process_reward import ProcessReward
 
 
 class Task(BaseModel):
-    """One task to solve. Further fields are allowed. Raises TaskError for a number that is not finite."""
+    """A task to solve. Further fields are allowed. Raises TaskError for a number that is not finite."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -37,8 +37,8 @@ class Task(BaseModel):
             raise TaskError(
                 f"A task holds a number that is not finite: {field} is {json.dumps(number)}.",
                 where=f"task {self.task_id or self.main_query[:80]!r}, {field}",
-                expected="a finite number, or None where there is none: JSON has no word for others",
-                do="mend it where the task is made (in a table that pandas or numpy read, an empty cell is NaN)",
+                expected="a finite number, or None for a missing value: JSON has no NaN or infinity",
+                do="fix the value in the task's source (pandas and numpy read an empty table cell as NaN)",
             )
         return self
 
@@ -47,7 +47,7 @@ _REFUSED_NAMES = ("tokenizer", "llm_inference_fn", "observation_window")
 
 
 class WorkflowTask(BaseModel):
-    """One attempt at a task, as `Workflow.execute` receives it."""
+    """An attempt at a task, as received by `Workflow.execute`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -65,7 +65,7 @@ class WorkflowTask(BaseModel):
     )
 
     def __getattr__(self, name: str) -> Any:
-        """For what AgentJet's has beside these. Raises AttributeError."""
+        """Explain missing AgentJet attributes. Raise AttributeError."""
         if name in _REFUSED_NAMES:
             raise AttributeError(f"a WorkflowTask has no {name}: the tuner is the one way to the model")
         return super().__getattr__(name)  # type: ignore[misc] # which pydantic hides from type checkers
@@ -74,9 +74,9 @@ class WorkflowTask(BaseModel):
 class WorkflowOutput(BaseModel):
     """The result of `Workflow.execute`.
 
-    A set `reward` wins; None calls the judge. A list is one reward per model call or per agent: the episode's reward is
-    their sum, discounted by `rollout.gamma`, and each credits its own tokens. Further fields are recorded with the
-    metadata. Raises TypeError for a reward that is no number.
+    A set `reward` is final; None calls the judge. A list holds a reward per model call or per agent: the episode's
+    reward is the sum, discounted by `rollout.gamma`, and each entry credits the tokens of its call or agent. Further
+    fields are recorded with the metadata. Raises TypeError for a non-numeric reward.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -84,10 +84,10 @@ class WorkflowOutput(BaseModel):
     reward: float | list[float] | None = None
     is_success: bool | None = None
     undecided: bool = Field(
-        default=False, description="Its own code judged it and could not decide: no score, and no judge is asked."
+        default=False, description="True if the workflow's own code could not decide: no score, and no judge is called."
     )
     process: list[ProcessReward] = Field(
-        default_factory=list, description="What parts of the attempt are worth by themselves, beside `reward`."
+        default_factory=list, description="Rewards of parts of the attempt, in addition to `reward`."
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
     log_metrics: dict[str, Any] = Field(
@@ -108,8 +108,10 @@ class WorkflowOutput(BaseModel):
 
 
 def find_non_finite(value: Any) -> tuple[str, float] | None:
-    """Return place and value of the first NaN or infinite number (`scores.2`, "" for the value itself); None without
-    any. Other types are ignored."""
+    """Return place and value of the first NaN or infinite number, or None.
+
+    The place is a path (`scores.2`), or "" for the value itself. Other types are ignored.
+    """
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         place, each = waiting.pop()

@@ -1,6 +1,6 @@
-"""Text files of users in any editor's encoding.
+"""Read users' text files in any editor's encoding.
 
-Invariant: UTF-8 and encodings with a byte order mark are read; any other is refused by name, never guessed.
+Invariant: UTF-8 and encodings with a byte order mark are read. Any other encoding is refused by name, never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARKS = (
 
 
 def guess_encoding(data: bytes) -> str:
-    """Return the likely encoding of data that is no UTF-8, by iconv's name."""
+    """Return the likely encoding of non-UTF-8 data, by iconv's name."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return "utf-16" if encoding.startswith("utf-16") else encoding
@@ -34,7 +34,7 @@ def guess_encoding(data: bytes) -> str:
 
 
 def read_marked_encoding(path: Path) -> str:
-    """Return the encoding of the file's byte order mark by Python's name; "utf-8" without a mark."""
+    """Return the encoding of the file's byte order mark by Python's name, or "utf-8" without a mark."""
     with path.open("rb") as stream:
         head = stream.read(4)
     found = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), "utf-8")
@@ -42,12 +42,12 @@ def read_marked_encoding(path: Path) -> str:
 
 
 def format_convert_command(path: Path, encoding: str) -> str:
-    """Return a command line that writes the file as UTF-8 under another name."""
+    """Return a command line to write the file as UTF-8 under another name."""
     return f"iconv -f {encoding} -t utf-8 {path.name} > {path.stem}.utf8{path.suffix}"
 
 
 def read_text(path: Path) -> str:
-    """Read a file in UTF-8 or in the encoding that its byte order mark names. Raises UserError."""
+    """Read a file in UTF-8 or in the encoding of its byte order mark. Raise UserError for other encodings."""
     data = path.read_bytes()
     mark, encoding = next(((mark, each) for mark, each in _MARKS if data.startswith(mark)), (b"", "utf-8"))
     try:

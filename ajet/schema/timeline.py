@@ -35,14 +35,14 @@ class Timeline:
     mask: npt.NDArray[np.bool_]
     """[T] True where the policy sampled the token for training in this timeline."""
     logprobs: Floats
-    """[T] of the distribution sampled from; 0 where mask is False."""
+    """[T] of the sampling distribution, 0 where mask is False."""
     logprobs_unit: Floats
-    """[T] at temperature 1; 0 where mask is False."""
+    """[T] at temperature 1, 0 where mask is False."""
     versions: Ids
-    """[T] lowest policy step that sampled the token; -1 where mask is False."""
+    """[T] lowest policy step of the sampled token, -1 where mask is False."""
     spans: tuple[SampledSpan, ...]
     adapter: str | None = None
-    """The only adapter that the sampled tokens use and train; see `Terms.adapter`."""
+    """The only adapter used and trained by the sampled tokens, as in `Terms.adapter`."""
 
     @property
     def sampled(self) -> int:

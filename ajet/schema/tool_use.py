@@ -1,7 +1,7 @@
-"""ToolUse: one use of a tool by an attempt, as a value.
+"""ToolUse: a use of a tool by an attempt, as a value.
 
-Invariant: the tool's caller makes the value once, after result or failure. Both times come from one clock. `digest`
-covers the whole result, even if the model saw, or the record keeps, only a part. Failures are data: `error` names the
+Invariant: the tool's caller makes the value once, after result or failure. Both times come from the same clock.
+`digest` covers the complete result, even if model or record hold only a part. Failures are data: `error` names the
 source.
 """
 
@@ -15,18 +15,21 @@ from typing import Any, Literal
 ToolError = Literal[
     "", "tool", "unknown_tool", "arguments", "too_large", "timeout", "transport", "environment", "sandbox"
 ]
-"""Reason of a missing result. The model's mistake: "unknown_tool" and "arguments" (checked before sending). The tool's
-answer: "tool" (a reported failure), "too_large". All others say nothing about the policy."""
+"""Reason of a missing result.
+
+The model's mistake: "unknown_tool" and "arguments" (checked before sending). The tool's answer: "tool" (a reported
+failure), "too_large". All other errors carry no information about the policy.
+"""
 BROWSE_AGENT = "browse_agent"
-"""Name under which questions to a browse agent are recorded; its answers are in the tool's result."""
+"""Recorded name of questions to a browse agent. The answers are in the tool's result."""
 POLICY_ERRORS: frozenset[ToolError] = frozenset({"unknown_tool", "arguments"})
 EXTERNAL_ERRORS: frozenset[ToolError] = frozenset({"timeout", "transport", "environment", "sandbox"})
-"""Errors that say nothing about the model; an episode ended by one is no outcome."""
+"""Errors without information about the model. An episode ended by such an error is no outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One use of a tool: name, arguments and result."""
+    """A use of a tool: name, arguments and result."""
 
     name: str
     """The tool's name as the model knows it."""
@@ -34,25 +37,25 @@ class ToolUse:
     result: str
     """The text shown to the model, without the last `cut` characters."""
     digest: str
-    """`compute_digest` of the whole result."""
+    """`compute_digest` of the complete result text."""
     started: float
     """Seconds since the epoch, as `ended`."""
     ended: float
     error: ToolError = ""
     server: str = ""
-    """Server or environment of the tool; "" for a function of the workflow."""
+    """Server or environment of the tool, or "" for a function of the workflow."""
     call_id: str = ""
-    """The model's id of the tool call; "" for calls by the code."""
+    """The model's id of the tool call, or "" for calls by the code."""
     whole: int = -1
-    """Characters of the whole result; -1: the model saw all."""
+    """Characters of the complete result. -1: the model saw all."""
     json: bool = False
     """True if a returned value is shown as JSON."""
     cut: int = 0
-    """Characters at the end of the shown text that the record omits; only the record sets it."""
+    """Characters omitted from the end of the shown text by the record. Only the record sets the value."""
     images: int = 0
-    """Images shown to the model with the text; they are not stored here."""
+    """Number of images shown to the model with the text. The images are not stored."""
     chain: str = ""
-    """Digest of this use and all earlier ones, which identifies the world's state; only the record sets it."""
+    """Digest of all uses up to this one, identifying the world's state. Only the record sets the value."""
 
     @property
     def shown(self) -> int:

@@ -38,24 +38,24 @@ class Kept:
 
     episode: Episode
     alone: bool = False
-    """Part of no group: recorded only."""
+    """True if the episode belongs to no group and is recorded only."""
     ended_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A leased position. `order`: place in the training order; negative for a client's own task."""
+    """A leased position. `order` is the place in the training order; negative for a client's own task."""
 
     order: int
     fence: int
     """Number of the lease; only the latest lease of a position is valid."""
-    kept: tuple[Kept, ...] = field(default=(), compare=False)  # episodes already put
+    attempts: tuple[Kept, ...] = field(default=(), compare=False)  # episodes already put
     used: tuple[int, ...] = field(default=(), compare=False)
     """Steps that have used the group, in order, if the position stays closed for reuse."""
 
 
 class LeaseLostError(AjetError):
-    """The position is another's by now, or over."""
+    """The position is leased by another process by now, or over."""
 
 
 class Store(Protocol):
@@ -85,7 +85,7 @@ class Store(Protocol):
         ...
 
     def closed(self) -> list[Lease]:
-        """The positions that are closed and not over, in order."""
+        """Return the positions that are closed and not over, in order."""
         ...
 
     def begun(self) -> list[int]:
@@ -113,8 +113,10 @@ class Store(Protocol):
         ...
 
     def commit(self) -> dict[str, Any]:
-        """Return the state for the next checkpoint as JSON values: all uses so far. A store is opened `at` this
-        state."""
+        """Return the state for the next checkpoint as JSON values, with all uses so far.
+
+        A store is opened `at` this state.
+        """
         ...
 
     def forget(self, step: int) -> None:

@@ -19,7 +19,7 @@ from ajet.store.group_check import UNREADABLE, kind_of
 from ajet.store.shared import DeadLetter
 
 LONGEST_REASON = 300
-"""Characters of why an attempt failed."""
+"""Characters of a failed attempt's reason in the log."""
 
 
 class TaskNamer(Protocol):
@@ -48,21 +48,21 @@ class DeadLetterLog:
 
     @property
     def quarantined(self) -> Counter[str]:
-        """The number of groups that could not be trained on, by kind, as of the last look."""
+        """The number of groups that could not be trained on, by kind, as of the last read."""
         return Counter(self._kinds)
 
     def read_dead_letters(self) -> dict[int, tuple[str, ...]]:
-        """Read the dead letters. Answers the reasons of each, by position."""
+        """Read the dead letters. Return the reasons of each, by position."""
         dead = {each.order: each.reasons for each in list_dead_letters(self._store)}
         self._kinds = Counter(kind for reasons in dead.values() if (kind := _kind_of_letter(reasons)))
         return dead
 
     def log_new(self, tasks: TaskNamer | None) -> dict[int, list[str]]:
-        """Log new dead letters; return their reasons by position. `tasks`: source of task names."""
+        """Log new dead letters and return their reasons by position. `tasks` gives the names of tasks."""
         dead = self.read_dead_letters()
         new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._logged)}
         for order, why in new.items():
-            if kind_of(why[-1]):  # was logged when the group was refused
+            if kind_of(why[-1]):  # logged when the group was refused
                 continue
             name = f"task {tasks.task(order).task_id} (position {order})" if tasks and order >= 0 else f"task {order}"
             times = f" after {len(why)} attempt{'' if len(why) == 1 else 's'}"

@@ -31,15 +31,15 @@ class AlteredEpisodeError(AjetError):
 
 
 def digest_episode(order: int, uuid: str, alone: bool, ended_by: str, line: bytes, arrays: bytes) -> str:
-    """Return the digest of an episode at the position `order`. `line`: the episode without its arrays, as stored."""
-    head = json.dumps([order, uuid, alone, ended_by, len(line)]).encode()  # with the length, no two bodies are equal
+    """Return the digest of an episode at the position `order`. `line` is the episode without its arrays, as stored."""
+    head = json.dumps([order, uuid, alone, ended_by, len(line)]).encode()  # the length separates line and arrays
     digest = hashlib.sha256(b"\n".join((head, line, arrays))).hexdigest()
-    return f":{digest}"  # with the colon that it has in the stores of commits that scripts/same_as compares with
+    return f":{digest}"  # the colon matches the stores of earlier commits, which scripts/same_as compares with
 
 
 @contextmanager
 def explain_alteration(order: int | None, uuid: str, store: str, sampler: object = "") -> Iterator[None]:
-    """Name episode, position, sampler and store of an episode that was altered or cannot be read within the block.
+    """Add episode, position, sampler and store to the error of an altered or unreadable episode.
 
     Raises:
         AlteredEpisodeError: the episode was altered or cannot be read.

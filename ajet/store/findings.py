@@ -12,7 +12,7 @@ SILENT = 300.0
 
 
 def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
-    """`states`: how many positions are in which; `size`: bytes."""
+    """Report positions and size. `states` maps a state to its number of positions, `size` is in bytes."""
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
     return Finding("positions", "ok", f"{counts}; {ends:,} episodes, {size / 1e6:,.1f} MB")
 
@@ -35,12 +35,12 @@ def report_member(role: str, name: str, age: float, leases: int) -> Finding:
 
 
 def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
-    """The policy to play with."""
+    """Report the policy announced for samplers."""
     return Finding("policy", "ok", f"step {policy['step']}, {age:.0f} s ago, weights at {policy['weights']}")
 
 
 def report_schema_version(found: int, known: int) -> Finding:
-    """The finding about the version of the store's schema."""
+    """Compare the store's schema version with this ajet's."""
     if found == known:
         return Finding("schema", "ok", f"version {found}")
     do = "update ajet here" if found > known else "name an empty store, or use the ajet that made this one"

@@ -47,13 +47,13 @@ class GroupRefusedError(AjetError):
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
-    """Requirements of a trainer on a group. None: any value."""
+    """Requirements of a trainer on a group. `None` admits any value."""
 
     run: str
     repeats: int
-    """Attempts of a group (`rollout.num_repeat`)."""
+    """Attempts per group (`rollout.num_repeat`)."""
     longest: int
-    """Tokens of a timeline (`data.max_prompt_length` and `max_response_length` together)."""
+    """Limit on the tokens of a timeline (`data.max_prompt_length` plus `max_response_length`)."""
     vocabulary: int | None = None
     """Number of token ids of the model."""
     adapters: frozenset[str] | None = None  # names of trained adapters
@@ -75,20 +75,20 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
     Raises:
         GroupRefusedError: the group cannot be trained on; the message names attempt and sampler.
     """
-    for one in lease.kept:
+    for one in lease.attempts:
         try:
             _check_parts(one.episode)
             _check_against_terms(one, lease.order, task_id, version, terms)
             _check_timelines(one.episode)
         except GroupRefusedError as refused:
             raise GroupRefusedError(refused.kind, f"{name_attempt(one)}: {refused}") from refused
-    repeats = sorted(one.episode.repeat for one in lease.kept)
+    repeats = sorted(one.episode.repeat for one in lease.attempts)
     if repeats != list(range(terms.repeats)):
-        samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.kept})[:5])
+        samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.attempts})[:5])
         found = f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} from 0"
         raise GroupRefusedError("attempts", f"{found} (sampler {samplers or 'unknown'})")
-    if len({one.episode.group for one in lease.kept}) > 1:
-        raise GroupRefusedError("task", f"its attempts are of different groups ({name_attempt(lease.kept[0])})")
+    if len({one.episode.group for one in lease.attempts}) > 1:
+        raise GroupRefusedError("task", f"its attempts are of different groups ({name_attempt(lease.attempts[0])})")
 
 
 def check_values(episode: Episode) -> None:
@@ -207,7 +207,7 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
 
 
 def _check_call(call: Call, at: int) -> None:
-    """The parts of a call that credit, loss, proof and metrics read."""
+    """Check the parts of a call that credit, loss, proof and metrics read."""
     replied = len(call.response_ids)
     _require_valid(
         call.index == at and isinstance(call.trained, bool), "call", f"call {at} has the index {call.index!r:.20}"
@@ -277,13 +277,13 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
 
 
 def _reply_part(span: SampledSpan, call: Call) -> slice:
-    """The tokens of the call's reply that a span of a timeline covers."""
+    """Return the part of the call's reply covered by a span of a timeline."""
     begin = span.start - call.prefix - len(call.suffix_ids)
     return slice(begin, begin + span.stop - span.start)
 
 
 def _begins_with(values: np.ndarray, part: np.ndarray) -> bool:
-    """True if `part` is a prefix of `whole`, bit for bit. A timeline may be cut at its end."""
+    """Return True if `part` is a prefix of `values`, bit for bit. A timeline may be cut at its end."""
     return len(part) <= len(values) and values[: len(part)].tobytes() == part.tobytes()
 
 
@@ -302,7 +302,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    """True for a number that stays finite as float32."""
+    """Return True for a number that stays finite as float32."""
     if not isinstance(value, (int, float)):
         return False
     try:

@@ -33,10 +33,10 @@ USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The place of a store: a file of SQLite, or a database of a server such as MongoDB."""
+    """The place of a store: a SQLite file, or a database of a server such as MongoDB."""
 
     path: Path | None = None
-    """Of a file of SQLite."""
+    """Path of a SQLite file; `None` for a server."""
     uri: str = ""  # of a server
     database: str = ""  # database on the server
 
@@ -86,13 +86,13 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class StoreLeftovers:
-    """The leftovers of killed puts."""
+    """The leftovers of killed puts in a store."""
 
     count: int = 0
     """Number of episodes or parts of episodes."""
     size: int = 0  # bytes
     why_not: str = ""
-    """Why the store could not be looked at."""
+    """Why the store could not be examined."""
 
 
 class StoreDriver(Protocol):
@@ -102,12 +102,12 @@ class StoreDriver(Protocol):
     """
 
     form: str
-    """How an address is written, for error screens."""
+    """The form of an address, for error screens."""
     default: str
-    """The address where `store.uri` is null."""
+    """The address used if `store.uri` is null."""
 
     def open(self, address: Address, opener: StoreOptions) -> SharedStore:
-        """Open the store; create a missing one."""
+        """Open the store, and create a missing store."""
         ...
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
@@ -135,7 +135,7 @@ def find_driver(address: Address) -> StoreDriver:
 
 
 def list_forms(separator: str = ", or ") -> str:
-    """Return how the addresses of stores are written, for an error screen."""
+    """Return the forms of store addresses, for an error screen."""
     return separator.join(load_code(part.code).form for part in find_parts("store").values() if part.schemes)
 
 
@@ -160,12 +160,12 @@ def recorded_settings(folder: Path) -> str:
 
 
 def database_name(run: str) -> str:
-    """The name of a run's database: MongoDB allows no blanks, dots and slashes in one, and 63 bytes."""
+    """Return the name of a run's database. MongoDB admits 63 bytes without blanks, dots and slashes."""
     return re.sub(r"[^\w-]+", "_", run, flags=re.ASCII)[:60]
 
 
 def credentials(environment: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """Return user and password of the server; None without both. Raises ConfigError if only one is set."""
+    """Return user and password of the server; `None` without both. Raises ConfigError if only one is set."""
     found = os.environ if environment is None else environment
     user, password = found.get(USER, ""), found.get(PASSWORD, "")
     if bool(user) != bool(password):
@@ -220,7 +220,7 @@ def check_store(address: Address, *, made: Path | None = None) -> None:
 
 
 def survey(text: str, *, base: Path | None = None) -> list[Finding]:
-    """Return the findings about the store at an address. Raises UserError for what is no address."""
+    """Return the findings about the store at an address. Raises UserError for an invalid address."""
     address = Address.of(text, base=base)
     return find_driver(address).survey(address)
 
@@ -229,7 +229,7 @@ def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftover
     """Find leftovers in the store of the run in `folder`; `remove` deletes them."""
     named = folder / ADDRESS_FILE
     address = named.read_text().strip() if named.exists() else ""
-    if find_shared_store(address.partition(":")[0]) is None:  # the user's own store, or none
+    if find_shared_store(address.partition(":")[0]) is None:  # a store class of the user, or no store
         return StoreLeftovers()
     try:
         found = Address.of(address)

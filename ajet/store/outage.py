@@ -20,9 +20,9 @@ from ajet.store.contract import StoreUnreachableError
 
 UNREACHABLE_TIMEOUT = 600.0  # default of `store.unreachable_timeout` in seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two tries; each pause doubles the previous one."""
+"""Seconds between two tries; each pause doubles the previous pause."""
 GLANCE = 0.1
-"""Seconds between two looks whether the wait is interrupted."""
+"""Seconds between two checks for an interrupt of the wait."""
 LOGGED_AFTER = 3.0
 """Shorter outages in seconds, such as the election of a primary, are not logged."""
 _limit: ContextVar[float | None] = ContextVar("store_patience", default=None)
@@ -54,15 +54,20 @@ def limited_patience(seconds: float) -> Iterator[None]:
 
 
 def patience_limit() -> float | None:
-    """Return the caller's limit on waiting in seconds; None: the store's own patience."""
+    """Return the caller's limit on waiting in seconds; `None` for the store's own patience."""
     return _limit.get()
 
 
 class Outage:
-    """The outage of one process' store, if any. Thread-safe."""
+    """The outage of one process's store, if any. Thread-safe."""
 
     def __init__(self, shown: str, patience: float) -> None:
-        """`shown`: the store's address in messages. `patience`: seconds, may be changed later."""
+        """Track one store.
+
+        Args:
+            shown: The store's address in messages.
+            patience: Seconds to wait; may be changed later.
+        """
         self.patience = patience
         self._shown = shown
         self._lock, self._closing = threading.Lock(), threading.Event()
@@ -80,9 +85,9 @@ class Outage:
         self._closing.set()
 
     def ended_within(self, seconds: float) -> bool:
-        """True if a logged outage ended in the last `seconds`, or ends with the calling operation.
+        """Return True if a logged outage ended in the last `seconds`, or ends with the calling operation.
 
-        Leases could not be renewed while it lasted.
+        Leases could not be renewed during the outage.
         """
         return self._is_logged or time.monotonic() - self._ended < seconds
 
@@ -102,7 +107,7 @@ class Outage:
                 return result
 
     def _wait_for_retry(self, seconds: float) -> bool:
-        """Wait until the next try; True if the store was closed."""
+        """Wait until the next try. Return True if the store was closed."""
         raise_interrupt, until = _raise_interrupt.get(), time.monotonic() + seconds
         while True:
             if raise_interrupt is not None:

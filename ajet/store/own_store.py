@@ -52,8 +52,11 @@ def require_own_store(experiment: Experiment, folder: Path) -> None:
 
 
 def check_own_store(experiment: Experiment, folder: Path) -> Address | None:
-    """Check a run's shared store without creating or changing anything; return its address. `folder`: folder of the
-    start."""
+    """Check a run's shared store without creating or changing anything, and return its address.
+
+    Args:
+        folder: The folder of the start.
+    """
     if (address := store_address(experiment, folder)) is not None:
         check_store(address, made=folder)
     return address
@@ -69,7 +72,10 @@ def open_store(
     redact: Redactor | None = None,
     usable: Callable[[Sequence[Kept]], bool] | None = None,
 ) -> Store:
-    """Open the store of the run in `folder` for the training process. Arguments as in `RunStore`. Raises UserError."""
+    """Open the store of the run in `folder` for the training process. Raises UserError.
+
+    The arguments are the same as in `RunStore`.
+    """
     if (address := store_address(experiment, folder)) is not None:
         chosen = experiment.ajet.store
         shared = open_shared(
@@ -88,7 +94,7 @@ def open_store(
         return shared
     more: dict[str, Any] = {"usable": usable} if usable is not None else {}
     opened: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
-    if not isinstance(opened, RunStore):  # nobody knows where it keeps what was put
+    if not isinstance(opened, RunStore):  # ajet does not know where a custom store keeps its episodes
         write_store_address(folder, experiment.ajet.store.type)
     return opened
 
@@ -99,13 +105,15 @@ def open_reader(address: Address) -> StoreReader:
 
 
 def is_shared(store: Store) -> TypeGuard[SharedStore]:
-    """Whether the store promises what a store of several processes does."""
+    """Return True if the store has the interface of a store for several processes."""
     return hasattr(store, "announce")
 
 
 def store_class(experiment: Experiment) -> type[Any]:
-    """Return the class named by `store.type` for a private store, constructed as `RunStore`. Raises
-    UnresolvedReferenceError."""
+    """Return the class named by `store.type` for a private store. Raises UnresolvedReferenceError.
+
+    It is constructed like `RunStore`.
+    """
     from ajet.config.references import resolve_class
 
     does = ("lease", "put", "close", "use", "commit", "forget")

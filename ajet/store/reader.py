@@ -23,9 +23,9 @@ class StoredPosition:
 
     order: int
     state: State
-    kept: tuple[Kept, ...] = ()  # unchanged episodes
+    attempts: tuple[Kept, ...] = ()  # unchanged episodes
     altered: tuple[str, ...] = ()
-    """How each of the others was changed."""
+    """For each changed episode, a description of the change."""
     used: tuple[int, ...] = ()
     """Steps that used the position, in order."""
     left: str = ""

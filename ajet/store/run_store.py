@@ -92,7 +92,7 @@ class PositionQueue:
         self._waiting.add(lease.order)
 
     def begun(self) -> list[int]:
-        """The positions of the order that are leased, or wait."""
+        """Return the positions of the order that are leased, or wait."""
         return sorted(order for order in self._leased.keys() | self._waiting if order >= 0)
 
     def state(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class RunStore:
         self._used: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
         """Used files by the uuid of their first episode, with the step."""
         self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
-        """Files that stay closed after a use, by the same uuid, with the steps that used them."""
+        """Files that stay closed after a use, by the same uuid, with the steps of their uses."""
         self._steps: dict[int, list[int]] = {}  # the same, by position
         self._over: dict[str, int] = {}
         """File numbers of used files still on disk."""
@@ -215,7 +215,7 @@ class RunStore:
                     self._used[name], self._over[name] = step, self._numbers.pop(order)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """The reason stands in the outcomes that are recorded with the step."""
+        """Use without training; the reason is recorded in the step's outcomes."""
         self.use(orders, step)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
@@ -244,7 +244,7 @@ class RunStore:
                 del self._used[name]
 
     def _read_pending(self, files: EpisodeFiles) -> None:
-        """Read what earlier processes put and the checkpoint does not know as used."""
+        """Read the episodes of earlier processes that the checkpoint does not know as used."""
         for number in files.steps():
             self._last = max(self._last, number)
             lines = list(read_lines(files.path(number)))
@@ -274,7 +274,7 @@ class RunStore:
             )
 
     def _add_pending(self, number: int, order: int, ends: list[Kept], used: list[int] | None) -> None:
-        if not self._positions.offer(order):  # the checkpoint has it as over
+        if not self._positions.offer(order):  # over according to the checkpoint
             lease = self._positions.bring()
             self._positions.give_back(lease)
             order = lease.order
@@ -308,7 +308,7 @@ def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpis
         try:
             yield from ((path, at, altered) for at, altered in _find_changed(path, lines))
         except UserError:
-            if path.exists():  # else a live run removed it meanwhile, as what no checkpoint goes back to
+            if path.exists():  # otherwise a live run has removed the file meanwhile, because no checkpoint needs it
                 raise
 
 

@@ -43,7 +43,7 @@ def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedErro
 
 
 def other_run_error(where: str) -> UserError:
-    """The error for a trainer that opens the store of another run."""
+    """Return the error for a trainer that opens the store of another run."""
     return UserError(
         "The store belongs to another run.",
         where=where,
@@ -89,17 +89,17 @@ class StoreOptions:
     run: str = ""
     """Identity of the run, set by the first trainer."""
     settings: str = ""
-    """Resolved YAML stored by the trainer for readers; "" keeps the stored one."""
+    """Resolved YAML stored by the trainer for readers; "" keeps the stored YAML."""
     redact: Redactor | None = None  # none: no redaction
     unreachable_timeout: float = UNREACHABLE_TIMEOUT
     """Seconds an operation waits for an unreachable store, after the store was opened."""
     usable: Usable | None = None
-    """True if put episodes may be used at the checkpoint; unusable ones are removed and the position is played again.
-    None: all usable."""
+    """Returns True if put episodes may be used at the checkpoint. Unusable episodes are removed and the position is
+    played again. `None` admits all."""
 
 
 TASKS_KEY = "count"
-"""Announced with a policy: number of tasks per epoch."""
+"""Key announced with a policy: number of tasks per epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class Policy:
     weights: str
     """Folder or address of the weights."""
     lineage: str = ""
-    """Fingerprints of the base weights, the tokenizer and the chat template; samplers with other ones are refused."""
+    """Fingerprints of the base weights, tokenizer and chat template. Samplers with other fingerprints are refused."""
     tokenizer: str = ""
     template: str = ""
     below: int | None = None
-    """First position not to be played yet; None: no limit."""
+    """First position not to be played yet; `None` for no limit."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """Further announcements of the trainer, as JSON values."""
 
@@ -126,12 +126,12 @@ class AnnouncedPolicy:
     trainer: int
     """Number of the trainer on this store, from 1."""
     age: float
-    """Seconds since, by the clock of the store."""
+    """Seconds since the announcement, by the clock of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMember:
-    """A process that takes part."""
+    """A process that takes part in the run."""
 
     role: Role
     name: str
@@ -145,7 +145,7 @@ class StoreMember:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A position that is leased no more."""
+    """A position that is not leased any more, with its reasons."""
 
     order: int
     reasons: tuple[str, ...]
@@ -168,19 +168,22 @@ class StoreDepths:
     oldest_lease: float | None = None
     """Age of the oldest lease in seconds, by the store's clock; None without leases."""
     oldest_closed: float | None = None
-    """The same of `closed`: since the group closed that waits longest."""
+    """Seconds since the closing of the group that waits longest; `None` without closed groups."""
 
 
 class SharedStore(Store, Protocol):
-    """Thread-safe. Every method raises StoreUnavailableError where the store cannot be reached. `use`, `discard`,
-    `commit` and `forget` are the trainer's: they raise TrainerFencedError."""
+    """The store of several processes. Thread-safe.
+
+    Every method raises StoreUnavailableError for an unreachable store. `use`, `discard`, `commit` and `forget` belong
+    to the trainer: other processes get a TrainerFencedError.
+    """
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """Lease as in `Store`. `below`: limit for positions never leased before."""
         ...
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """The first `count` positions that are closed and not over, without `but`, in order."""
+        """Return the first `count` positions that are closed and not over, without `but`, in order."""
         ...
 
     def use(
@@ -207,12 +210,14 @@ class SharedStore(Store, Protocol):
         ...
 
     def dead(self) -> list[DeadLetter]:
-        """The dead letters, in order."""
+        """Return the dead letters, in order."""
         ...
 
     def revive(self, order: int) -> None:
-        """Free a dead position and clear its reasons; changed episodes are removed. Raises LeaseLostError if not
-        dead."""
+        """Free a dead position and clear its reasons. Changed episodes are removed.
+
+        Raises LeaseLostError if the position is not dead.
+        """
         ...
 
     def announce(self, policy: Policy) -> None:

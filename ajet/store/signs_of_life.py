@@ -25,7 +25,7 @@ def signs_of_life(
 ) -> Iterator[None]:
     """Call `say` in a thread every `every` seconds within the block, for at most `longest`; then log `silent`.
 
-    Lost leases and store errors are ignored; the code after the block meets them again.
+    Lost leases and store errors are ignored, because the code after the block meets the same errors.
     """
     over, until = threading.Event(), time.monotonic() + longest
 
@@ -43,4 +43,4 @@ def signs_of_life(
         yield
     finally:
         over.set()
-        thread.join(timeout=LONGEST_JOIN)  # it may wait for a store that is out of reach
+        thread.join(timeout=LONGEST_JOIN)  # the thread may wait for an unreachable store

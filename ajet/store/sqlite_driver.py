@@ -77,54 +77,54 @@ class SqliteReader:
         self._path = path
         self._episodes = SqliteEpisodes(path, SHAPES_ONLY)
         with _explain_errors(path):
-            self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            self.database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
-            with self._bound_reads():
+            with self.bound_reads():
                 self._load_facts()
         except BaseException:
-            self._base.close()
+            self.database.close()
             raise
 
     def close(self) -> None:
-        self._base.close()
+        self.database.close()
 
     def announced(self) -> Policy | None:
-        with self._bound_reads():
-            found = self._base.execute("SELECT said FROM policy").fetchone()
+        with self.bound_reads():
+            found = self.database.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
 
     def begun(self) -> int:
-        with self._bound_reads():
-            return read_count("next", self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
+        with self.bound_reads():
+            return read_count("next", self.database.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
         query = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
-        with self._bound_reads():
-            found = [read_position(row) for row in self._base.execute(query, (len(beginning), beginning))]
+        with self.bound_reads():
+            found = [read_position(row) for row in self.database.execute(query, (len(beginning), beginning))]
         return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
-        with self._bound_reads():
-            self._base.execute("BEGIN")
+        with self.bound_reads():
+            self.database.execute("BEGIN")
             try:
-                found = self._base.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
-                ends = list(self._episodes.iterate_episodes(self._base, order))
+                found = self.database.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
+                ends = list(self._episodes.iterate_episodes(self.database, order))
             finally:
-                self._base.execute("ROLLBACK")
+                self.database.execute("ROLLBACK")
         if found is None or not ends:
             return None
         return build_stored_position(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
 
     def _load_facts(self) -> None:
-        found = read_version(self._base)
+        found = read_version(self.database)
         if not found:
             raise missing_store_error(f"sqlite:{self._path}")
-        require_own(self._base, self._path)
-        facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
+        require_own(self.database, self._path)
+        facts = dict(self.database.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
         held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
         self._uses: dict[int, _PositionUses] = {}
-        for order, step, reason in self._base.execute(held):
+        for order, step, reason in self.database.execute(held):
             of = self._uses.setdefault(order, _PositionUses())
             if reason is None:
                 of.steps.append(step)
@@ -135,9 +135,9 @@ class SqliteReader:
         return self._uses.get(order, _PositionUses())
 
     @contextmanager
-    def _bound_reads(self) -> Iterator[None]:
+    def bound_reads(self) -> Iterator[None]:
         """Bound the time of statements within the block and explain errors."""
-        bound_statements(self._base)
+        bound_statements(self.database)
         with _explain_errors(self._path):
             yield
 

@@ -33,7 +33,7 @@ class DamagedRowError(AjetError):
 
 
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
-    """The value of a row of `counts`."""
+    """Return the value of a row of `counts`."""
     if row is None or not isinstance(row[0], int):
         raise DamagedRowError(f"the count {name!r} is {quote(row and row[0])}")
     return row[0]
@@ -117,7 +117,7 @@ class SqliteEpisodes:
         base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def load_episodes(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
-        """The episodes of a position, as they were put. Raises AlteredEpisodeError."""
+        """Return the episodes of a position, as they were put. Raises AlteredEpisodeError."""
         episodes = []
         for found in self.iterate_episodes(base, order):
             if isinstance(found, AlteredEpisodeError):
@@ -161,8 +161,11 @@ class SqlitePositions:
         return [*orders, *range(first, first + fresh)]
 
     def take(self, base: sqlite3.Connection, order: int, holder: str, trainer: int) -> int:
-        """Lease a position for `holder` and return the fence. `trainer`: number of the trainer, 0 for other
-        processes."""
+        """Lease a position for `holder` and return the fence.
+
+        Args:
+            trainer: Number of the trainer, 0 for other processes.
+        """
         fence = fetch_count(base, "fence", 1) + 1
         base.execute(
             "INSERT INTO positions (place, state, fence, until, since, seconds, holder, trainer) "
@@ -216,7 +219,7 @@ class SqlitePositions:
 
 
 def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: float) -> None:
-    """Change the position of a lease that counts. Raises LeaseLostError."""
+    """Change the position of a valid lease. Raises LeaseLostError."""
     changed = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
     if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
         raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")

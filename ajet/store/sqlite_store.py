@@ -107,15 +107,15 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._name = f"process {os.getpid()}"
         self._trainer = 0
-        self._base = connect(path)
+        self.database = connect(path)
         self._warned: set[str] = set()  # damaged rows already logged
         if who.rolls:
             self._become_trainer(who)
-        self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
+        self.database.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
 
     def disconnect(self) -> None:
         self.outage.close()
-        self._base.close()
+        self.database.close()
 
     @_outlast_outage
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
@@ -141,18 +141,18 @@ class SqliteStore:
     @_outlast_outage
     def put(self, lease: Lease, *kept: Kept) -> None:
         rows = self._episodes.encode_rows(lease, kept)
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._positions.prolong(base, lease)
             self._episodes.put(base, rows)
 
     @_outlast_outage
     def close(self, lease: Lease) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             update_leased(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
 
     @_outlast_outage
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             rows = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
             found = [(order, fence) for order, fence in rows if order not in but][:count]
             used = self._read_reused_steps(base)
@@ -163,7 +163,7 @@ class SqliteStore:
 
     @_outlast_outage
     def begun(self) -> list[int]:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             query = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
             found = [int(row[0]) for row in base.execute(query)]
             used = self._read_reused_steps(base)
@@ -183,7 +183,7 @@ class SqliteStore:
 
     @_outlast_outage
     def _give_back(self, leases: Sequence[Lease]) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             for lease in leases:
                 update_leased(base, lease, "state = 'waiting'")
 
@@ -192,7 +192,7 @@ class SqliteStore:
         """Commit as in the contract, before the checkpoint exists; without the checkpoint no process opens this
         state."""
         name = uuid.uuid4().hex
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._require_trainer(base)
             head = fetch_count(base, "head")
             number = base.execute("INSERT INTO commits (name, earlier) VALUES (?, ?)", (name, head)).lastrowid
@@ -202,7 +202,7 @@ class SqliteStore:
 
     @_outlast_outage
     def forget(self, step: int) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._require_trainer(base)
             gone = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
             for table in ("ends", "positions", "uses"):
@@ -216,7 +216,7 @@ class SqliteStore:
     def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
         """Renew leases and return the lost positions."""
         lost = []
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
             for lease in leases:
                 try:
@@ -227,13 +227,13 @@ class SqliteStore:
 
     @_outlast_outage
     def fail(self, lease: Lease, reason: str) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             update_leased(base, lease, "state = 'waiting'")
             self._positions.record_failure(base, lease.order, self._redact(reason))
 
     @_outlast_outage
     def quarantine(self, order: int, reason: str) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._require_trainer(base)
             closed = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
             if base.execute(closed, (order,)).fetchone() is None:
@@ -242,7 +242,7 @@ class SqliteStore:
 
     @_outlast_outage
     def dead(self) -> list[DeadLetter]:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             query = (
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
                 "FROM positions WHERE state = 'dead' ORDER BY place"
@@ -253,7 +253,7 @@ class SqliteStore:
 
     @_outlast_outage
     def revive(self, order: int) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             revived = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
             if not base.execute(revived, (order,)).rowcount:
                 raise LeaseLostError(f"position {order} is not dead")
@@ -264,14 +264,14 @@ class SqliteStore:
 
     @_outlast_outage
     def announce(self, policy: Policy) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._require_trainer(base)
             row = (dumps(asdict(policy)), self._trainer, time.time())
             base.execute("INSERT OR REPLACE INTO policy VALUES (1, ?, ?, ?)", row)
 
     @_outlast_outage
     def announced(self) -> AnnouncedPolicy | None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(found, time.time()) if found else None
 
@@ -279,7 +279,7 @@ class SqliteStore:
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
         self._name = name
         now = time.time()
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             base.execute(
                 "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
                 "SET role = excluded.role, seen = excluded.seen, told = excluded.told",
@@ -288,13 +288,13 @@ class SqliteStore:
 
     @_outlast_outage
     def leave(self) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             base.execute("DELETE FROM members WHERE name = ?", (self._name,))
 
     @_outlast_outage
     def members(self) -> list[StoreMember]:
         now = time.time()
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             query = (
                 "SELECT role, name, seen, joined, told, "
                 "(SELECT COUNT(*) FROM positions WHERE state = 'leased' AND holder = name) "
@@ -308,7 +308,7 @@ class SqliteStore:
 
     @_outlast_outage
     def depths(self) -> StoreDepths:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._positions.expire(base)
             counts = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
             for state in counts.keys() - STATES:
@@ -331,16 +331,16 @@ class SqliteStore:
             logger.warning("a row of the store {} was not written by ajet and is skipped ({})", self._path, shown)
 
     @contextmanager
-    def _open_transaction(self) -> Iterator[sqlite3.Connection]:
+    def open_transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._explain_errors():
-            bound_statements(self._base)
-            self._base.execute("BEGIN IMMEDIATE")
+            bound_statements(self.database)
+            self.database.execute("BEGIN IMMEDIATE")
             try:
-                yield self._base
-                self._base.execute("COMMIT")
+                yield self.database
+                self.database.execute("COMMIT")
             except BaseException:
-                if self._base.in_transaction:  # a commit that failed may have ended it, or not
-                    self._base.execute("ROLLBACK")
+                if self.database.in_transaction:  # a commit that failed may have ended it, or not
+                    self.database.execute("ROLLBACK")
                 raise
 
     @contextmanager
@@ -354,7 +354,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             found = None
             with suppress(sqlite3.Error):  # of a file that is damaged or closed
-                found = read_version(self._base)
+                found = read_version(self.database)
             if found is not None and found > VERSION:
                 raise other_version_error(str(self._path), found, VERSION) from error
             if found == VERSION and is_mistake(error):
@@ -364,7 +364,7 @@ class SqliteStore:
     @contextmanager
     def _open_lease_transaction(self) -> Iterator[sqlite3.Connection]:
         """Open a transaction that leases positions. A trainer's leases end with the next trainer, not by time."""
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             if self._trainer:
                 self._require_trainer(base)
             self._positions.expire(base)
@@ -372,7 +372,7 @@ class SqliteStore:
 
     def _become_trainer(self, who: StoreOptions) -> None:
         """Become the trainer and keep only the uses known to the checkpoint."""
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             number = 0
             base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (who.run,))
             (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
@@ -438,7 +438,7 @@ class SqliteStore:
     def _end_positions(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, reused: Collection[int] = ()
     ) -> None:
-        with self._open_transaction() as base:
+        with self.open_transaction() as base:
             self._require_trainer(base)
             used = self._read_reused_steps(base)
             for order in set(orders):

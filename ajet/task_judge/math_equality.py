@@ -53,7 +53,7 @@ def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
     def ask(one: str, other: str) -> bool:
         require_math_verify()
         rest = deadline - time.monotonic()
-        return rest > 0 and _get_pool().ask(_spell_exactly(one), _spell_exactly(other), rest)
+        return rest > 0 and get_pool().ask(_spell_exactly(one), _spell_exactly(other), rest)
 
     return bool(left and right) and AnswerComparer(ask).decide(left, right)
 
@@ -159,7 +159,7 @@ _pools: list[_WorkerPool] = []
 _lock = threading.Lock()
 
 
-def _get_pool() -> _WorkerPool:
+def get_pool() -> _WorkerPool:
     """Return the pool of this process; a forked child must not use the parent's workers."""
     with _lock:
         if not _pools or _pools[-1].process != os.getpid():

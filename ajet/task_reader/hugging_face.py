@@ -157,7 +157,7 @@ def load_rows(place: DatasetPlace, split: str) -> Any:
         return _load_file(datasets, place, split)
     if not place.local:
         logger.info("asking the hub for the data set {}", place)
-    if not place.local and not _hub_answers(place.path):
+    if not place.local and not hub_answers(place.path):
         logger.warning("the hub does not answer; looking for a copy of {} in the cache", place.path)
         unreachable = TaskError(
             f"The Hugging Face hub does not answer, and there is no copy of {place} in its cache.",
@@ -167,13 +167,13 @@ def load_rows(place: DatasetPlace, split: str) -> Any:
         )
         try:
             with _use_cache_only(datasets):
-                return _call_within(CACHE_TIME, lambda: _load_split(datasets, place, split), unreachable)
+                return _call_within(CACHE_TIME, lambda: load_split(datasets, place, split), unreachable)
         except TaskError as problem:
             raise unreachable from problem
-    return _load_split(datasets, place, split)
+    return load_split(datasets, place, split)
 
 
-def _load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
+def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
 
@@ -385,7 +385,7 @@ def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
     return DatasetPlace(repository, config or (rest[0] if rest else FIRST_CONFIG.get(repository)), local=False)
 
 
-def _hub_answers(repository: str) -> bool:
+def hub_answers(repository: str) -> bool:
     """True if the hub responds about the repository, also with "not found"."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled

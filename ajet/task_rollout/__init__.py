@@ -1,1 +1,1 @@
-"""A name that AgentJet's users import: `ajet.task_rollout.dashscope_llm_bridge`, and nothing else is here."""
+"""AgentJet's package for the public module `ajet.task_rollout.dashscope_llm_bridge`."""

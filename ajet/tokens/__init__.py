@@ -1,10 +1,12 @@
-"""Messages to ids, a conversation extended verbatim, ids to a message.
+"""Messages to ids, verbatim extension of conversations, ids to messages.
 
 In: OpenAI-shaped messages and tools, a tokenizer with its chat template. Out: `Rendered` prompts and parsed replies.
-Invariant: `extend` never re-encodes what was sampled: its ids are before.ids + reply ids + a newly encoded suffix, and
-it answers only if the chat template renders the whole history to exactly that text (but for the spelling of a tool
-call that reads as the same, and with `keep_thinking` for stripped thoughts); otherwise the caller forks. How a model
-writes is told from its template (`spelling`); `template_doctor` says what a template does to an agent's turns.
+
+Invariant: `extend` never re-encodes sampled tokens. Its ids are before.ids + reply ids + a newly encoded suffix. It
+returns a prompt only if the chat template renders the complete history to exactly this text. Two differences are
+admitted: an equivalent spelling of a tool call, and with `keep_thinking` stripped thoughts. Otherwise the caller forks.
+The template decides the format of tool calls (`style_of`); `template_doctor` reports the effect of a template on an
+agent's turns.
 """
 
 from ajet.tokens.parsing import ReplyParser, ReplyStream

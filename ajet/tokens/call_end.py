@@ -1,11 +1,13 @@
 """Finders of the end of a tool call in a reply's text.
 
 Invariant: an end tag within a text argument does not end the call, and a text is searched once, however it is cut.
-Formats that quote arguments (JSON) have an exact end (`JsonEndFinder`). Arguments without quotes (Qwen's XML, GLM)
-cannot escape their own tags, so that `ArgumentScanner` follows three rules:
+Formats with quoted arguments (JSON) have an exact end (`JsonEndFinder`). Arguments without quotes (Qwen's XML, GLM)
+cannot escape their own tags. `ArgumentScanner` therefore follows three rules:
+
 - A value on lines of its own ends at an end tag with the format's next tag on a later line. Other tags are text.
 - A complete argument within a value (a quoted example of a call) is text.
 - A value that contains the complete end of a call, line by line, ends the call there.
+
 A call without the end of an argument therefore never ends, instead of adding the next argument to the value.
 """
 
@@ -20,7 +22,7 @@ import regex
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TEXT = re.compile(r'(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*')
-"""The rest of a JSON string. A raw control character ends it: it is not JSON then, and the tags in it count."""
+"""The rest of a JSON string. A raw control character ends it: the text is not JSON then, and tags in it count."""
 _TAGS = re.compile(f"{OPEN}|{CLOSE}")
 
 
@@ -28,7 +30,7 @@ class CallEndFinder(Protocol):
     """Finds the end tag of one call in a growing text."""
 
     def find(self, text: str) -> int:
-        """Return the index of the end tag in `text`, which begins with `OPEN`; -1 if it has not come yet."""
+        """Return the index of the end tag in `text`, which begins with `OPEN`; -1 if the tag is still missing."""
         ...
 
 
@@ -41,10 +43,10 @@ class JsonEndFinder:
         self._longest = max(map(len, tags))
         self._parsed = start
         self._text_start: int | None = None
-        """Beginning of the JSON string that contains `_parsed`; None outside of strings."""
+        """Start of the JSON string around `_parsed`; `None` outside of strings."""
 
     def find(self, text: str) -> int:
-        """Return the index of the tag; -1 if it has not come yet."""
+        """Return the index of the tag; -1 if the tag is still missing."""
         while True:
             if self._text_start is None:
                 found = self._parts.search(text, self._parsed)
@@ -82,7 +84,7 @@ class MatchingEndFinder:
 
 
 def overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of `tag`."""
+    """Return the number of characters at the end of `text` that may begin `tag`."""
     for size in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:size]):
             return size
@@ -95,15 +97,15 @@ _BLANKS = r"\s{0,99}+"
 
 @dataclass(frozen=True)
 class BareSyntax:
-    """The tags with which a format writes an argument, as regular expressions."""
+    """The tags of a format around an argument, as regular expressions."""
 
     opening: str
-    """The text before the value. Group 1 is the name, group 2 has a newline if the value is on a line of its own."""
+    """The text before the value. Group 1 is the name, group 2 has a newline for a value on its own line."""
     line_start: str
-    """Condition on the text before an opening on a line of its own."""
+    """Condition on the text before an opening on its own line."""
     ending: str
     following: str
-    """The text that may follow the end of an argument."""
+    """Text allowed behind the end of an argument."""
 
     @cached_property
     def outside(self) -> regex.Pattern[str]:
@@ -144,15 +146,15 @@ class ArgumentScanner:
         self._syntax = syntax
         self._searched = len(OPEN)
         self._open: list[bool] = []
-        """For the current argument and those quoted in its value: True if the value is on a line of its own."""
+        """For the current argument and arguments quoted in its value: True if the value is on its own line."""
         self._outer_end = len(OPEN)
         self._value_start = 0
         self.pairs: list[tuple[str, str]] = []
         self.between: list[str] = []
-        """The texts around the arguments: one more than there are pairs, once the call has ended."""
+        """The texts around the arguments, one more than `pairs` after the end of the call."""
 
     def find(self, text: str) -> int:
-        """Return the index of the call's end tag; -1 if it has not come yet."""
+        """Return the index of the call's end tag; -1 if the tag is still missing."""
         while True:
             found = self._choose_pattern().search(text, self._searched, partial=True)
             if found is None or found.partial:

@@ -1,7 +1,7 @@
-"""The roles that a chat template shows, and the form of their content: a string or parts.
+"""The roles shown by a chat template, and the form of their content: a string or parts.
 
 Invariant: both are found by rendering a marked conversation, once for each template, never by a model's name. A role
-whose text appears in neither form is not shown: its messages are refused instead of lost.
+with its text in neither form is not shown: its messages are refused instead of lost.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Literal
 Message = dict[str, Any]
 ContentForm = Literal["string", "parts", "hidden"]
 Render = Callable[[Sequence[dict[str, Any]]], str | None]
-"""Renders messages; None if the template raises."""
+"""Renders messages; returns `None` if the template raises."""
 
 _MARK = "\u2b1aAJET-CONTENT\u2b1a"
 CALLED = "ajet_probe"
-"""Name of the tool in probes."""
+"""Name of the tool in probe conversations."""
 _CALL = {"type": "function", "id": "callabc12", "function": {"name": CALLED, "arguments": {"word": "skiff"}}}
 
 
@@ -42,19 +42,19 @@ def probe_image_text(render: Render) -> bool:
 
 
 def accepts_system(render: Render, forms: Mapping[str, ContentForm]) -> bool:
-    """Return False if the template raises on a system message or does not show it."""
+    """Return False if the template raises on a system message or omits its text."""
     text = render(_build_conversation("system", forms["system"], forms))
     return text is not None and _MARK in text
 
 
 def accepts_repeated_role(render: Render, forms: Mapping[str, ContentForm]) -> bool:
-    """Return False if the template raises on a user message after another, which it takes alone."""
+    """Return False if the template accepts one user message, but raises on two in a row."""
     question = _build_conversation("user", forms["user"], forms)
     return render(question) is None or render(question * 2) is not None
 
 
 def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
-    """Return a call of `CALLED` as the template writes it, with the text before it; "" if the template raises."""
+    """Return a call of `CALLED` as written by the template, with the text before it; "" if the template raises."""
     return render(_build_conversation("tool", forms["tool"], forms)[:-1]) or ""
 
 
@@ -65,7 +65,7 @@ def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> 
     ]
     if shown:
         return shown[0]
-    return "hidden" if texts["string"] is not None else "string"  # if it raises, it refuses such messages by itself
+    return "hidden" if texts["string"] is not None else "string"  # a raising template refuses by itself
 
 
 def _build_conversation(role: str, form: ContentForm, known: Mapping[str, ContentForm]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The tokens that end a reply.
 
-Invariant: they are found in the text that the chat template writes behind a reply, so that the sampled end is the end
-that later turns show. A tag that only closes a tool call is not an end token.
+Invariant: end tokens are found in the template's text behind a reply, so the sampled end equals the end in later turns.
+A tag that only closes a tool call is not an end token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _HARMONY = ("<|return|>", "<|call|>")
 def end_ids_of(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> tuple[int, ...]:
     """Return the tokens that end a reply: the template's own, then the tokenizer's.
 
-    The template's are written behind a reply or, if nothing is, at the beginning of the next turn (GLM).
+    The template writes its end token behind a reply, or only at the beginning of the next turn (GLM).
     """
     vocabulary = tokenizer.get_vocab()
     eos = tokenizer.eos_token_id
     ends: list[int] = []
-    if template.style == "harmony":  # its <|end|> ends a channel's message, not the reply
+    if template.style == "harmony":  # <|end|> ends a channel's message, not the reply
         ends += [vocabulary[name] for name in _HARMONY if name in vocabulary]
     else:
         ends += _find_template_ends(template, tokenizer, encode)
@@ -39,12 +39,12 @@ def _find_template_ends(template: ChatTemplate, tokenizer: Any, encode: Callable
     control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
     added = {*control, *tokenizer.added_tokens_decoder}
     ask: Message = {"role": "user", "content": "?"}
-    said: Message = {"role": "assistant", "content": MARK}
+    answer: Message = {"role": "assistant", "content": MARK}
     call = {"type": "function", "id": "0", "function": {"name": "f", "arguments": {"x": MARK}}}
     calling: list[Message] = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
     calling.append({"role": "tool", "tool_call_id": "0", "content": "?"})
     ends: list[int] = []
-    for messages, first in (([ask, said], True), ([ask, said, ask], True), (calling, False)):
+    for messages, first in (([ask, answer], True), ([ask, answer, ask], True), (calling, False)):
         try:
             after = template.text(messages, prompt=False).rpartition(MARK)[2]
         except TemplateRefused:

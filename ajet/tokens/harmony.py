@@ -1,8 +1,8 @@
-"""HarmonyParser: the replies of gpt-oss, in which one turn is several messages on channels.
+"""HarmonyParser: the replies of gpt-oss, whose turns consist of several messages on channels.
 
 Invariant: as in `parsing`, the deltas add up to the same message however the text is cut. A message on `analysis` is
-reasoning, `commentary` to functions.NAME is a tool call, any other is content. A message without a header, or whose
-call cannot be parsed, is content character for character.
+reasoning, `commentary` to functions.NAME is a tool call, any other is content. A message without a header, or with an
+invalid call, is content character for character.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TO = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 class HarmonyParser:
-    """Parses the channels of one reply. `tools` None: nothing is a tool call."""
+    """Parses the channels of one reply. With `tools` as `None`, no message is a tool call."""
 
     def __init__(self, *, tools: Tools | None) -> None:
         self._tools = tools
@@ -35,10 +35,10 @@ class HarmonyParser:
         self._name = ""
         self._body = ""
         self._end = JsonEndFinder(END, START)
-        """Finds the end of the current call; the next message ends it even within a JSON text."""
+        """Finds the end of the current call; the next message ends a call even within a JSON text."""
         self._searched = 0
-        """Characters of `_held` in which the next message does not begin."""
-        self._said: set[str] = set()
+        """Number of searched characters of `_held` without the beginning of a next message."""
+        self._begun_kinds: set[str] = set()
         self._calls = 0
 
     @property
@@ -47,12 +47,12 @@ class HarmonyParser:
         return "".join(self._raw)
 
     def feed(self, text: str) -> list[dict[str, Any]]:
-        """Parse more text. Return the deltas that are certain by now."""
+        """Parse more text. Return the deltas that further text cannot change."""
         self._held += text
         return self._parse_held(end=False)
 
     def close(self) -> list[dict[str, Any]]:
-        """End the reply. Return the deltas that were held back."""
+        """End the reply. Return the deltas held back so far."""
         deltas = self._parse_held(end=True)
         return deltas + (self._end_message() if self._kind else [])
 
@@ -77,7 +77,7 @@ class HarmonyParser:
         kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
         self._begin_message("call" if to is not None else kind, self._consume_text(len(header) + len(MESSAGE)))
         self._name = to[1] if to is not None else ""
-        return self._build_delta("\n") if self._kind in self._said else []
+        return self._build_delta("\n") if self._kind in self._begun_kinds else []
 
     def _parse_body(self, end: bool) -> list[dict[str, Any]] | None:
         stop = self._find_message_end()
@@ -94,7 +94,7 @@ class HarmonyParser:
         return deltas or None
 
     def _find_message_end(self) -> int | None:
-        """Return where the current message ends in `_held`; None if it does not end there, or not yet."""
+        """Return the end of the current message in `_held`; `None` if the end is missing."""
         if self._kind != "call":
             found = _ENDS.search(self._held)
             return None if found is None else found.start()
@@ -114,7 +114,7 @@ class HarmonyParser:
         return self._build_delta(text)
 
     def _build_delta(self, text: str) -> list[dict[str, Any]]:
-        self._said.add(self._kind)
+        self._begun_kinds.add(self._kind)
         return [{self._kind: text}] if text else []
 
     def _end_message(self) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ class HarmonyParser:
             return []
         function = self._parse_function()
         if function is None:
-            self._said.add("content")
+            self._begun_kinds.add("content")
             return [{"content": self._segment}]
         self._calls += 1
         return [{"tool_calls": [{"index": self._calls - 1, "type": "function", "function": function}]}]

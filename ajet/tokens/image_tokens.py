@@ -1,7 +1,7 @@
-"""ImageTokens: an image in a prompt is a run of one token, with the length that the model's processor gives it.
+"""ImageTokens: an image in a prompt is one repeated token, as many times as the model's processor says.
 
 Invariant: the k-th placeholder in a rendered text is the k-th image of its messages; a text with more or fewer
-placeholders is refused. The processor computes only lengths, once for each size of image: the ids of all text are the
+placeholders is refused. The processor computes only lengths, once per size of image: the ids of all text are the
 tokenizer's.
 """
 
@@ -52,7 +52,7 @@ class ImageTokens:
     """The image tokens of one model's processor. Thread-safe."""
 
     def __init__(self, processor: Any) -> None:
-        """Raises UserError for a processor that has no image token."""
+        """Prepare a processor. Raises UserError for a processor without an image token."""
         token = getattr(processor, "image_token", None)
         if not isinstance(token, str):
             raise UserError(
@@ -63,7 +63,7 @@ class ImageTokens:
         self.processor_name = type(processor).__name__
         self.token = token
         self.token_id = int(processor.tokenizer.convert_tokens_to_ids(token))
-        self._processor = copy.deepcopy(processor)  # each call changes the settings of its tokenizer
+        self._processor = copy.deepcopy(processor)  # each call changes the settings of the processor's tokenizer
         self._lock = threading.Lock()
         self._lengths: dict[tuple[int, int], int] = {}
         self._known: OrderedDict[bytes, int] = OrderedDict()
@@ -83,7 +83,7 @@ class ImageTokens:
         return np.repeat(ids, repeats)
 
     def folded(self, ids: Ids) -> Ids:
-        """Return ids with each run of image tokens as one token, for engines with a processor of their own."""
+        """Return ids with each run of image tokens as one token, for engines with their own processor."""
         inside = (ids[1:] == self.token_id) & (ids[:-1] == self.token_id)
         return ids[np.concatenate([[True], ~inside])] if len(ids) else ids
 
@@ -106,7 +106,7 @@ class ImageTokens:
     def _count_tokens(self, image: Image) -> int:
         try:
             ids = self._processor(text=[self.token], images=[image])["input_ids"][0]
-        except ValueError as problem:  # a side too long for the other, say
+        except ValueError as problem:  # for example one side is too long for the other
             raise TemplateRefused(f"the model's processor refuses an image: {problem}") from problem
         if any(token != self.token_id for token in ids):
             raise TemplateRefused("this model's processor writes an image in other tokens than one, unknown to ajet")

@@ -1,7 +1,7 @@
-"""The JSON types that a tool's schema admits for a parameter.
+"""The JSON types admitted by a tool's schema for a parameter.
 
-Formats that write arguments without quotes (GLM, Qwen's XML) need them: "43106" stays text where the schema asks for
-text. Invariant: a schema of any size or shape is read in bounded time, cyclic references included.
+Formats with unquoted arguments (GLM, Qwen's XML) need the types: "43106" stays text if the schema requires text.
+Invariant: a schema of any size or shape is read in bounded time, cyclic references included.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import unquote
 
 MOST_PARTS = 500
-"""Subschemas that are looked at for one parameter; whatever is left then admits any type."""
+"""Limit on the subschemas read for one parameter; beyond the limit any type is admitted."""
 
 Types = frozenset[str] | None
-"""JSON Schema's names of types, "integer" as "number"; None: any."""
+"""JSON Schema's names of types, with "number" for "integer"; `None` admits any type."""
 
 
 def parameter_schema(parameters: Mapping[str, Any], name: str) -> Any:
-    """Return the schema of a parameter, however the tool's schema declares it; None if it does not.
+    """Return the schema of a parameter, in whichever way the tool declares it; `None` if undeclared.
 
     Args:
         parameters: The tool's `parameters`: a JSON schema of an object.
@@ -35,13 +35,13 @@ def parameter_schema(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def admitted_types(schema: Any, parameters: Mapping[str, Any], values: Sequence[Any] = ()) -> Types:
-    """Return the types that the schema of a parameter admits.
+    """Return the types admitted by the schema of a parameter.
 
     Args:
         schema: The parameter's schema.
-        parameters: The tool's `parameters`, which references are resolved in.
-        values: What the argument may be read as. `enum` and `const` admit the types of those that they list; of all
-            that they list, if the schema admits none of the values.
+        parameters: The tool's `parameters`, in which references are resolved.
+        values: Possible readings of the argument. `enum` and `const` admit the types of listed readings; if the schema
+            admits no reading, the types of all listed values.
     """
     types = _TypeReader(parameters, values, is_strict=True).read(schema)
     return types if types or types is None else _TypeReader(parameters, values, is_strict=False).read(schema)
@@ -59,7 +59,7 @@ def type_of_value(value: Any) -> str:
 
 
 def _list_properties(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
-    """Return every schema that the parts declare for a property."""
+    """Return every schema declared by the parts for a property."""
     listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
     return [properties[name] for properties in listed if name in properties]
 
@@ -69,7 +69,7 @@ def _list_alternatives(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _iterate_conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schema and all that must hold beside it: targets of `$ref`, members of `allOf`."""
+    """Yield the schema and all schemas that must hold with it: targets of `$ref`, members of `allOf`."""
     waiting, seen = [schema], 0
     while waiting and seen < MOST_PARTS:
         part, seen = waiting.pop(0), seen + 1
@@ -82,7 +82,7 @@ def _iterate_conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping
 
 
 def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Return what a reference within the schema (`#/$defs/Zip`) points to; None if that is nothing."""
+    """Return the target of a reference within the schema (`#/$defs/Zip`); `None` without a target."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     found: Any = root
@@ -96,7 +96,7 @@ def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 class _TypeReader:
-    """Reads the types of one schema. A reference that is being followed already admits any type."""
+    """Reads the types of one schema. A cyclic reference admits any type."""
 
     def __init__(self, root: Mapping[str, Any], values: Sequence[Any], *, is_strict: bool) -> None:
         self._root = root
@@ -167,6 +167,6 @@ def _unite_types(members: list[Types]) -> Types:
 
 
 def _canonical_json(value: Any) -> str:
-    """Return the JSON text by which equal values are equal: true is not 1, and 1.0 is."""
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value, sort_keys=True)
+    """Return a JSON text that is the same for equal values: true differs from 1, 1.0 does not."""
+    is_integral = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_integral else value, sort_keys=True)

@@ -1,12 +1,12 @@
-"""ReplyStream: the sampled ids of a reply -> the deltas of its message: reasoning, content and tool calls.
+"""ReplyStream: parses sampled ids to the deltas of a message: reasoning, content and tool calls.
 
 Invariant: however the ids or the text are cut into pieces, the deltas add up to the same message. Text that does not
-parse as a tool call stays in the content, character for character, so that checks and clients see it; a call that is
-quoted within it is not made. A stop string's text and all behind it reach no delta.
+parse as a tool call stays in the content, character for character, visible to checks and clients; a call quoted in such
+text is not made. Deltas contain neither a stop string's text nor the text behind it.
 
-Styles: `hermes` (Hermes, Qwen2.5, Qwen3), `xml` (Qwen3.5, Qwen3-Coder) and `glm` write <tool_call>…</tool_call>
-around what `tool_calls` parses; `llama` writes a reply that is {"name": …, "parameters": …} (several joined by ;),
-perhaps behind <|python_tag|>; `harmony` has a parser of its own. Reasoning is <think>…</think> at the reply's start. A
+Styles: `hermes` (Hermes, Qwen2.5, Qwen3), `xml` (Qwen3.5, Qwen3-Coder) and `glm` write <tool_call>…</tool_call> around
+the text parsed by `tool_calls`; `llama` writes a reply of the form {"name": …, "parameters": …} (several joined by ;),
+perhaps behind <|python_tag|>; `harmony` has a separate parser. Reasoning is <think>…</think> at the reply's start. A
 tokenizer with a `response_schema` is parsed by `SchemaParser`.
 """
 
@@ -34,7 +34,7 @@ Delta = dict[str, Any]
 """A piece of an assistant message in OpenAI's streaming shape: `content`, `reasoning_content` or `tool_calls`."""
 
 MAX_UNREADABLE_CALLS = 16
-"""The rest of a reply with more of them is text: each costs a search for its end up to the end of the reply."""
+"""Limit on unreadable calls; the rest of the reply is text. Each costs a search up to the end of the reply."""
 _THINK, _THOUGHT = "<think>", "</think>"
 _PYTHON = "<|python_tag|>"
 _BLOCKS: Mapping[str, tuple[Callable[[str, Tools], Function | None], Callable[[], CallEndFinder]]] = {
@@ -44,18 +44,18 @@ _BLOCKS: Mapping[str, tuple[Callable[[str, Tools], Function | None], Callable[[]
 }
 """Style -> the function that parses the text between the tags, and the finder of the end tag."""
 _WINDOW = 24
-"""Tokens after which an `IncrementalDecoder` forgets the beginning."""
+"""Number of tokens after which an `IncrementalDecoder` drops earlier tokens."""
 
 
 class Parser(Protocol):
     """Parses the text of one reply."""
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more text. Return the deltas that are certain by now."""
+        """Parse more text. Return the deltas that further text cannot change."""
         ...
 
     def close(self) -> list[Delta]:
-        """End the reply. Return the deltas that were held back."""
+        """End the reply. Return the deltas held back so far."""
         ...
 
     @property
@@ -67,8 +67,8 @@ class Parser(Protocol):
 class IncrementalDecoder:
     """Decodes the ids of one reply in pieces; joined, the pieces are the text of all ids decoded at once.
 
-    A character whose bytes are split over tokens is complete with the token that completes it. A context token in front
-    makes tokenizers that strip a leading space (SentencePiece) decode a continuation as a continuation.
+    A character whose bytes are split over tokens is returned with its last token. A context token in front makes
+    tokenizers that strip a leading space (SentencePiece) decode a continuation as a continuation.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class IncrementalDecoder:
         Args:
             decode: Maps ids to their text, special tokens included.
             context: The last token of the prompt.
-            bytewise: `decode` joins the bytes of each id, so that no context is needed.
+            bytewise: True if `decode` joins the bytes of each id: no context is needed then.
         """
         self._decode = decode
         self._is_bytewise = bytewise
         context = None if bytewise else context
         self._window: list[int] = [] if context is None else [context]
-        """The latest ids."""
+        """The latest ids, with context."""
         self._given = 0 if context is None else len(decode([context]))
-        """Characters of the window's text that were returned."""
+        """Characters of the window's text already returned."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that more ids make certain."""
+        """Return the text that further ids cannot change."""
         self._window.extend(ids)
         text = self._decode(self._window)
         ready = len(text.rstrip("\ufffd"))
@@ -109,12 +109,12 @@ class IncrementalDecoder:
         return piece
 
     def close(self) -> str:
-        """Return the text that was held back: replacement characters for bytes that became no character."""
+        """Return the text held back: replacement characters for bytes of incomplete characters."""
         return self._decode(self._window)[self._given :] if self._window else ""
 
 
 class ReplyStream:
-    """Parses the sampled ids of one reply, and ends it at a stop string or after its only tool call."""
+    """Parses the sampled ids of one reply, and ends the reply at a stop string or after its only tool call."""
 
     def __init__(
         self,
@@ -124,7 +124,13 @@ class ReplyStream:
         stop: Sequence[str] = (),
         single_call: bool = False,
     ) -> None:
-        """Begin a reply. `end_ids` end it and are not in its text; `single_call` ends it after the first tool call."""
+        """Begin a reply.
+
+        Args:
+            end_ids: Tokens that end the reply, without text.
+            stop: Strings that end the reply.
+            single_call: True if the first tool call ends the reply.
+        """
         self._decoder, self._parser = decoder, parser
         self._end_ids, self._stop, self._is_single = frozenset(end_ids), tuple(stop), single_call
         self._longest = max((len(text) for text in self._stop), default=1) - 1
@@ -132,37 +138,37 @@ class ReplyStream:
         """Text that may be the beginning of a stop string."""
         self._has_call = self._is_closed = False
         self.deltas: list[Delta] = []
-        """All deltas so far."""
+        """All deltas of the reply so far."""
         self.is_cut = False
-        """True once the reply is complete before the engine ended it: a stop string, or the only tool call."""
-        self.kept = 0
-        """Number of ids that belong to the reply: less than were fed if it was cut."""
+        """True once a stop string or the only tool call has completed the reply before the engine did."""
+        self.id_count = 0
+        """Number of ids that belong to the reply: fewer than fed if the reply was cut."""
         self.stopped: str | None = None
-        """The stop string that was found."""
+        """The stop string that was found in the reply."""
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """Parse more sampled ids. Return the deltas that are certain by now."""
+        """Parse more sampled ids. Return the deltas that further ids cannot change."""
         if not self._stop and not self._is_single:
-            self.kept += len(ids)
+            self.id_count += len(ids)
             text = self._decoder.feed([token for token in ids if token not in self._end_ids]) if ids else ""
             deltas = self._parser.feed(text) if text else []
             self.deltas += deltas
             return deltas
         first = len(self.deltas)
-        for token in ids:  # one by one: the token that completes a stop string is the last
+        for token in ids:  # singly, so that the token completing a stop string is the last
             if self.is_cut:
                 break
-            self.kept += 1
+            self.id_count += 1
             if token not in self._end_ids:
                 self._add_deltas(self._search_stop(self._decoder.feed([token])))
         return self.deltas[first:]
 
     def begin(self, forced: str) -> None:
-        """Parse the beginning of the reply that the prompt already holds."""
+        """Parse the beginning of the reply contained in the prompt."""
         self._add_deltas(self._parser.feed(forced))
 
     def close(self) -> list[Delta]:
-        """End the reply. Return the deltas that were held back."""
+        """End the reply. Return the deltas held back so far."""
         if self._is_closed:
             return []
         self._is_closed = True
@@ -184,7 +190,7 @@ class ReplyStream:
         return self._parser.raw
 
     def _search_stop(self, text: str) -> list[Delta]:
-        """Parse text up to a stop string; what may be the beginning of one is held back."""
+        """Parse text up to a stop string. A possible beginning of a stop string is held back."""
         if not text:
             return []
         self._tail += text
@@ -199,7 +205,7 @@ class ReplyStream:
         return self._parser.feed(ready) if ready else []
 
     def _add_deltas(self, deltas: list[Delta]) -> list[Delta]:
-        """Add deltas to the message, without further tool calls if only one is admitted."""
+        """Add deltas to the message; drop further tool calls if only one is admitted."""
         if self._is_single:
             calls = [delta for delta in deltas if "tool_calls" in delta]
             for extra in calls if self._has_call else calls[1:]:
@@ -211,10 +217,12 @@ class ReplyStream:
 
 
 class ReplyParser:
-    """The styles above, as a machine that holds back only what may still turn out to be a tag.
+    """Parses the styles above, and holds back only text that may still become a tag.
 
-    `tools` None: nothing is a tool call; their schemas type arguments that are written bare. `thinking` None: the model
-    has no reasoning tags; False: they may open the reply; True: the prompt opened them.
+    Args:
+        tools: Tools whose schemas type unquoted arguments; `None` parses no tool calls.
+        thinking: `None` if the model has no reasoning tags, False if tags may open the reply, True if the prompt opened
+            them.
     """
 
     def __init__(self, style: Style, *, tools: Tools | None = None, thinking: bool | None = None) -> None:
@@ -222,10 +230,10 @@ class ReplyParser:
         self._tools = tools or ()
         self._held = ""
         self._end: CallEndFinder | None = None
-        """Of the call that `_held` begins with."""
+        """Finds the end of the call at the start of `_held`."""
         self._unreadable_calls = 0
         self._is_unreadable = False
-        """True if that call is text up to the tag that `_end` finds. A call may follow it."""
+        """True if the call is text up to the tag found by `_end`. A call may follow."""
         self._blank = ""
         self._raw: list[str] = []
         self._calls = 0
@@ -349,7 +357,7 @@ class ReplyParser:
         return taken
 
     def _add_content(self, text: str) -> list[Delta]:
-        """Content; blanks at its end wait, for they belong to a tool call if one follows."""
+        """Return content. Blanks at its end are held back, because a following tool call would drop them."""
         if self._calls and not self._has_content and not self._blank:
             text = text.lstrip()
         text = self._blank + text
@@ -366,7 +374,7 @@ class ReplyParser:
 
 
 def assemble(deltas: list[Delta]) -> dict[str, Any]:
-    """The assistant message that the deltas add up to; `content` is None only beside tool calls."""
+    """Return the assistant message of all deltas. `content` is `None` only in messages with tool calls."""
     content = "".join(delta.get("content", "") for delta in deltas)
     thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]

@@ -1,7 +1,7 @@
 """Renderer: conversations to token ids and back, for one tokenizer.
 
-Invariant: the sampled ids of a reply are never encoded again. `extend` returns before.ids + reply_ids + suffix, of
-which only the suffix is newly encoded, and only if the chat template renders the complete history to their text.
+Invariant: the sampled ids of a reply are never encoded again. `extend` returns before.ids + reply_ids + suffix. Only
+the suffix is newly encoded, and only if the chat template renders the complete history to the text of these ids.
 """
 
 from __future__ import annotations
@@ -46,22 +46,25 @@ _CACHED_LENGTH = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt: its text, its ids [P], and how many messages it renders (0: a raw prompt, whose reply is all text)."""
+    """A prompt: its text, its ids [P], and the number of rendered messages.
+
+    The number is 0 for a raw prompt, whose reply is all text.
+    """
 
     text: str
-    """The text as it is encoded, with a `CUT` in each control token that content spells; `shown` is without them."""
+    """The encoded text, with a `CUT` in each control token spelled by content; `shown` is the text without them."""
     ids: Ids
     count: int = 0
     raw: tuple[tuple[int, str], ...] = ()
-    """(message index, text) of replies whose tool calls the template refuses: it gets them as text."""
+    """(message index, text) of replies with tool calls refused by the template, which gets them as text."""
     forced: str = ""
-    """The end of `text` that is the beginning of the reply (a tool call that the client demands)."""
+    """The end of `text` that begins the reply (a tool call demanded by the client)."""
     respelled: tuple[Respelled, ...] = ()
-    """Places of replies as sampled, whose tool calls the template spells otherwise."""
+    """Places of replies as sampled, with tool calls spelled otherwise by the template."""
 
     @property
     def shown(self) -> str:
-        """The text of the ids."""
+        """The text of the ids, without `CUT`s."""
         return uncut(self.text)
 
     @property
@@ -89,7 +92,7 @@ class Renderer:
             keep_thinking: Extend a conversation also if the template strips the thinking of earlier turns.
             template_kwargs: Arguments of the chat template (`enable_thinking`).
             end_ids: Further tokens that end a reply.
-            images: The images of a model that sees them.
+            images: The image tokens of a vision model.
             escaped: The roles whose content cannot spell control tokens.
         """
         self.tokenizer = tokenizer
@@ -97,16 +100,16 @@ class Renderer:
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         os.environ.setdefault(
             "TOKENIZERS_PARALLELISM", "false"
-        )  # or each child process is warned of our batches of one
+        )  # or each child process prints a warning about our batches of one
         self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None, escaped=escaped)
         self._keep_thinking = keep_thinking
         self._encoded: OrderedDict[str, Ids] = OrderedDict()
         """Text -> its ids, for the latest short texts."""
         self._token_texts: dict[int, str] = {}
-        """Token -> its text alone."""
+        """Token -> the text of the token alone."""
         self._is_bytewise = decodes_token_by_token(self._fast)
-        """True if the text of tokens that are complete characters is that of each, joined."""
-        self._separators = parting(self._fast, self.template.source)
+        """True if the text of tokens with complete characters is the joined text of the single tokens."""
+        self.separators = parting(self._fast, self.template.source)
         found = end_ids_of(self.template, tokenizer, self.encode)
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
@@ -127,7 +130,7 @@ class Renderer:
         return Rendered(text, ids, len(messages))
 
     def on_day(self, day: date) -> Renderer:
-        """Return the renderer for prompts of a day: another one only if the template writes a date."""
+        """Return the renderer for prompts of a day: a copy only if the template writes a date."""
         if not self.template.dated or self.template.day == day:
             return self
         other = copy.copy(self)
@@ -140,9 +143,9 @@ class Renderer:
         return self._schema is not None or self.template.style != "none"
 
     def raw(self, prompt: str | Sequence[int]) -> Rendered:
-        """Return a prompt without the chat template: a text, with the tokenizer's first token, or ids as they are.
+        """Return a prompt without the chat template: a text with the tokenizer's first token, or unchanged ids.
 
-        Raises TemplateRefused for ids that are not in the vocabulary.
+        Raises TemplateRefused for ids outside the vocabulary.
         """
         if isinstance(prompt, str):
             ids = self.encode_without_images(prompt)
@@ -169,17 +172,17 @@ class Renderer:
         *,
         verbatim: bool = True,
     ) -> Rendered | None:
-        """Return the prompt of messages that begin with those of `before` and the reply to it, as sampled.
+        """Return the prompt of messages that begin with the messages of `before` and its reply, as sampled.
 
-        None if the template renders this history otherwise (thinking stripped, content trimmed, another end token): the
-        conversation forks. If no end token was sampled (`finish` "length"), the suffix has the template's.
+        Returns `None` if the template renders this history otherwise (thinking stripped, content trimmed, another end
+        token): the conversation forks. If no end token was sampled (`finish` "length"), the suffix has the template's.
 
         Args:
             before: The earlier prompt.
-            reply_ids: The sampled ids of its reply [R].
-            finish: Why the reply ended.
-            verbatim: False if a stop string cut the reply: its text is not that of its ids, and the message may go on.
-
+            reply_ids: The sampled ids of the reply [R].
+            finish: The finish reason of the reply.
+            verbatim: False if a stop string cut the reply: its text differs from the text of its ids, and the message
+                may continue.
         Raises:
             TemplateRefused: The template refuses the messages.
         """
@@ -190,7 +193,7 @@ class Renderer:
         reply = before.forced + self.decode(reply_ids, after=before.ids)
         try:
             text = self.template.text(messages, tools, raw=dict(raw))
-        except TemplateRefused:  # several calls in one reply, say, which the model made all the same
+        except TemplateRefused:  # for example several calls in one reply, sampled despite the template
             if not has_calls:
                 raise
             raw = (*raw, (at, self._split_reply(before, reply, int(reply_ids[-1])).rest))
@@ -229,7 +232,7 @@ class Renderer:
     ) -> dict[str, Any]:
         """Parse the ids of a reply to its message: role, content, and reasoning_content and tool_calls if present.
 
-        Tool calls have no ids, and are parsed only if there are `tools`.
+        Tool calls have no ids, and are parsed only with `tools`.
         """
         stream = self.reply_stream(tools, before=before)
         stream.feed(reply_ids.tolist() if isinstance(reply_ids, np.ndarray) else reply_ids)
@@ -246,9 +249,9 @@ class Renderer:
         """Return an incremental parser of one reply to the prompt `before`. The reply to a raw prompt is all content.
 
         Args:
-            tools: The tools that it may call; None: no text is a tool call.
-            stop: Strings that end it.
-            single_call: The first tool call ends it.
+            tools: The tools that the reply may call; `None` parses no tool calls.
+            stop: Strings that end the reply.
+            single_call: True if the first tool call ends the reply.
         """
         context = int(before.ids[-1]) if before is not None and len(before.ids) else None
         parser = self._build_parser(tools or None, before)
@@ -259,9 +262,9 @@ class Renderer:
         return stream
 
     def force_call(self, prompt: Rendered, name: str | None) -> Rendered | None:
-        """Return a prompt that ends with the beginning of a call of tool `name` (None: any tool).
+        """Return a prompt that ends with the beginning of a call of tool `name` (`None` for any tool).
 
-        None if this model's format has no such beginning, or the prompt begins the thinking.
+        Returns `None` if this model's format has no call beginning, or the prompt begins the thinking.
         """
         if self._schema is not None or prompt.opens_thought:
             return None
@@ -273,9 +276,9 @@ class Renderer:
         return replace(prompt, text=prompt.text + forced, ids=ids, forced=forced)
 
     def encode(self, text: str) -> Ids:
-        """Return the ids of a text [N]. Special tokens in it are encoded as such, except with a `CUT` in them.
+        """Return the ids of a text [N]. Special tokens in the text are encoded as such, except with a `CUT` in them.
 
-        No token is added. Raises TemplateRefused for text that is not Unicode (lone surrogates).
+        No token is added. Raises TemplateRefused for invalid Unicode (lone surrogates).
         """
         if CUT in text:
             return np.concatenate([self.encode(part) for part in text.split(CUT)])
@@ -287,12 +290,12 @@ class Renderer:
         except UnicodeEncodeError as error:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
         parts = [text]
-        # Somebody may have switched padding on since: the parts would be padded.
-        if self._separators is not None and self._fast is not None and self._fast.padding is None:
-            parts = [part for part in self._separators.split(text) if part]
+        # Other code may have enabled padding since: the parts would be padded.
+        if self.separators is not None and self._fast is not None and self._fast.padding is None:
+            parts = [part for part in self.separators.split(text) if part]
         known = {part: self._encoded.get(part) for part in parts}
         missing = [part for part, ids in known.items() if ids is None]
-        new = dict(zip(missing, self._encode_texts(missing), strict=True)) if missing else {}
+        new = dict(zip(missing, self.encode_texts(missing), strict=True)) if missing else {}
         if parts != [text]:
             found = [new[part] if (ids := known[part]) is None else ids for part in parts]
             new[text] = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
@@ -304,21 +307,21 @@ class Renderer:
                     self._encoded.popitem(last=False)
         return new[text]
 
-    def _encode_texts(self, texts: list[str]) -> list[Ids]:
+    def encode_texts(self, texts: list[str]) -> list[Ids]:
         """Return the ids [N] of each text, by the tokenizer itself."""
         if self._fast is None:
             listed = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        else:  # in a batch, which lets other threads run, and without offsets, which take as long
+        else:  # a batch releases the interpreter's lock; offsets, which take as long, are skipped
             listed = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
         return [np.array(ids, dtype=np.int32) for ids in listed]
 
     def encode_without_images(self, text: str) -> Ids:
-        """Return the ids [N] of a text that holds no image's place. Raises TemplateRefused."""
+        """Return the ids [N] of a text without image placeholders. Raises TemplateRefused."""
         ids = self.encode(text)
         return ids if self.images is None else self.images.spread(ids, ())
 
     def decode(self, ids: Sequence[int] | Ids, *, after: Ids | None = None) -> str:
-        """Return the text of ids, special tokens included; `after` holds the ids that they follow."""
+        """Return the text of ids, special tokens included; `after` holds the preceding ids."""
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if after is None or not len(after):
             return self._decode_ids(listed)
@@ -326,7 +329,7 @@ class Renderer:
         return self._decode_ids([context, *listed])[len(self._decode_ids([context])) :]
 
     def _decode_ids(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, joined of their cached texts where that is exact: `_is_bytewise`, or a single id."""
+        """Return the text of ids, joined from cached texts if exact: with `_is_bytewise`, or for a single id."""
         texts = self._token_texts
         if self._is_bytewise or len(ids) == 1:
             for token in ids:
@@ -355,7 +358,7 @@ class Renderer:
         return ReplyParser(self.template.style, tools=tools, thinking=thinking)
 
     def _split_reply(self, before: Rendered, reply: str, last: int) -> ReplyText:
-        """Return the parts of a reply's text; `last` is its last token."""
+        """Return the parts of a reply's text; `last` is the last token."""
         end = self._decode_ids([last]) if last in self.end_ids else ""
         body = reply.removesuffix(end)
         parser = self._build_parser((), before)
@@ -375,7 +378,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         raw: dict[int, str],
     ) -> Extension | None:
-        """Return the extension of a reply whose tool calls are spelled otherwise, or whose thinking was stripped."""
+        """Return the extension of a reply with other spelling of tool calls or with stripped thinking."""
 
         def parse(reply: str) -> dict[str, Any]:
             parser = self._build_parser(tools or (), before)

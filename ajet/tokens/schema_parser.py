@@ -1,7 +1,7 @@
-"""SchemaParser: the replies of models whose tokenizer has a `response_schema`, which transformers parses.
+"""SchemaParser: the replies of models whose tokenizer has a `response_schema`, parsed by transformers.
 
-Invariant: transformers parses complete replies only, so that a stream of such a model comes in one piece at its end. A
-reply that does not fit the schema is content, character for character.
+Invariant: transformers parses complete replies only. A stream of such a model therefore arrives in one piece at its
+end. A reply that does not fit the schema is content, character for character.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ajet.tokens.tool_calls import Tools, checked
 
 
 class SchemaParser:
-    """Parses a reply by the tokenizer's `response_schema`. `tools` None: nothing is a tool call."""
+    """Parses a reply by the tokenizer's `response_schema`. With `tools` as `None`, no text is a tool call."""
 
     def __init__(self, parse: Callable[[str], Any], *, tools: Tools | None = None) -> None:
         self._parse, self._has_tools = parse, tools is not None
@@ -22,7 +22,7 @@ class SchemaParser:
 
     @property
     def raw(self) -> str:
-        """The complete text: reasoning is not told apart from the rest."""
+        """The complete text: reasoning is not separated from the rest."""
         return self._text
 
     def feed(self, text: str) -> list[Delta]:

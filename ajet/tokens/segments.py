@@ -1,7 +1,7 @@
-"""Tokenizers that encode a text, or decode ids, part by part, so that recurring parts are encoded and decoded once.
+"""Tokenizers that encode a text, or decode ids, part by part: recurring parts are encoded and decoded once.
 
-Invariant: for such a tokenizer the ids of a text are exactly the joined ids of its parts, and the text of ids that are
-complete characters is the joined text of each. Nothing is assumed of other tokenizers.
+Invariant: for these tokenizers the ids of a text are exactly the joined ids of its parts, and the text of ids with
+complete characters is the joined text of each. Other tokenizers are used without assumptions.
 
 A tokenizer first finds its added tokens, then normalizes, splits and merges the text between two of them separately.
 Exceptions are steps that depend on the position in the complete text (SentencePiece's blank before the first word) and
@@ -22,17 +22,18 @@ _MOST = 64
 
 
 def decodes_token_by_token(fast: Any) -> bool:
-    """Return True if the text of ids, each complete characters, is the joined text of each.
+    """Return True if the text of ids with complete characters is the joined text of each.
 
-    `fast` is the tokenizer of the tokenizers library; None if there is none.
+    `fast` is the tokenizer of the tokenizers library; `None` for a slow tokenizer.
     """
     return fast is not None and _list_types(fast.decoder) == {"ByteLevel"}
 
 
 def parting(fast: Any, source: str) -> re.Pattern[str] | None:
-    """Return a pattern whose `split` gives parts of a text that can be encoded separately; some are empty.
+    """Return a pattern whose `split` gives separately encodable parts of a text; some parts are empty.
 
-    It splits at the added tokens in the chat template's `source`. None: this tokenizer encodes complete texts only.
+    The text is split at the added tokens in the chat template's `source`. `None` means that the tokenizer encodes
+    complete texts only.
     """
     if fast is None or type(fast.model).__name__ != "BPE" or fast.model.dropout:
         return None
@@ -51,7 +52,7 @@ def parting(fast: Any, source: str) -> re.Pattern[str] | None:
 
 
 def _list_types(part: Any) -> set[str]:
-    """Return the types of the steps of a normalizer, pre-tokenizer or decoder; empty for None."""
+    """Return the types of the steps of a normalizer, pre-tokenizer or decoder; empty for `None`."""
     found: set[str] = set()
     if part is not None:
         held: list[Any] = [json.loads(part.__getstate__())]

@@ -1,10 +1,10 @@
 """ChatTemplate: a tokenizer's chat template as a function of messages and tools.
 
-Invariant: the client's messages reach the template unchanged in meaning, and content that the template cannot show (an
-image, a role's text) is refused. Only the form is changed: null content is empty, text blocks are one string (or one
-part), a call's arguments are an object, `developer` is `system` if the template has no developer, reasoning has the
-template's name for it. The date in a prompt is `day`, however long a conversation lasts. Control tokens in content are
-plain text (`ControlTokens`). The functions at the end find the extension of a sampled reply in a longer history.
+Invariant: the client's messages reach the template unchanged in meaning, and content unknown to the template (an image,
+a role's text) is refused. Only the form is changed: null content is empty, text blocks are one string (or one part), a
+call's arguments are an object, `developer` is `system` if the template has no developer, reasoning has the template's
+name. The date in a prompt is `day`, however long a conversation lasts. Control tokens in content are plain text
+(`ControlTokens`). The functions at the end find the extension of a sampled reply in a longer history.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _FAILURES = (ArithmeticError, RecursionError)
 
 
 class TemplateRefused(AjetError):
-    """The chat template raised on these messages (roles out of turn, say): the error is the request's, not ajet's."""
+    """The chat template raised on these messages, for example on roles out of turn. The request is at fault, not
+    ajet.
+    """
 
 
 class ChatTemplate:
@@ -69,22 +71,22 @@ class ChatTemplate:
         self._options = dict(options or {})
         self._images = images
         self.source: str = tokenizer.get_chat_template(tools=[{}])
-        """The Jinja text that is used with tools."""
+        """The Jinja text of the template for requests with tools."""
         self._without_tools: str = tokenizer.get_chat_template()
         self.knows_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source, escaped)
         self.style: Style = style_of(self.source, tokenizer.get_vocab())
-        """The format of tool calls in its replies."""
+        """The format of tool calls in the model's replies."""
         self._knows_developer = "developer" in self.source
         self._thought = "thinking" if _uses_field(self.source, "thinking") else "reasoning_content"
         self.dated = "strftime_now" in self.source and "strftime_now" not in self._options
-        """True if it writes a date into the prompt."""
+        """True if the template writes a date into the prompt."""
         self.day = date.today()
         self._forms = probe_content_forms(self._render_probe)
         self._has_other_forms = any(form != "string" for form in self._forms.values())
-        """True if the template takes the content of a role as parts, or does not show a role."""
+        """True if the template takes a role's content as parts, or omits a role."""
         self.takes_system = accepts_system(self._render_probe, self._forms)
-        """False if the template raises on a system message, or drops it."""
+        """False if the template raises on a system message, or omits its text."""
         self._takes_repeated_role = accepts_repeated_role(self._render_probe, self._forms)
         if self.knows_tools and is_written_otherwise(self.style, CALLED, probe_call(self._render_probe, self._forms)):
             self.style = "none"
@@ -151,7 +153,7 @@ class ChatTemplate:
             return None
 
     def _shape_content(self, message: Message) -> Message:
-        """Return a message with its content as the template shows it: a string or parts. Raises TemplateRefused."""
+        """Return a message with its content in the template's form: a string or parts. Raises TemplateRefused."""
         role, content = message["role"], message["content"]
         form = self._forms.get(role, "string")
         if isinstance(content, list):
@@ -163,7 +165,7 @@ class ChatTemplate:
         return {**message, "content": text_parts(content)} if form == "parts" else message
 
     def _prepare_messages(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
-        """Return messages with the roles, names and contents that templates expect, control tokens escaped."""
+        """Return messages with the roles, names and contents expected by templates, control tokens escaped."""
         names: dict[str, str] = {}
         ready: list[Message] = []
         for index, message in enumerate(messages):
@@ -192,7 +194,7 @@ class ChatTemplate:
         return ready
 
     def _prepare_reply(self, message: Message, raw: str | None) -> Message:
-        """Return an assistant message as templates expect it; `raw` is the text that replaces content and calls."""
+        """Return an assistant message as expected by templates; `raw` is a text that replaces content and calls."""
         content = message.get("content") if raw is None else raw
         ready = {**message, "content": content if isinstance(content, str) else join_text(message)}
         if self._thought != "reasoning_content" and "reasoning_content" in ready:
@@ -210,7 +212,7 @@ class ChatTemplate:
 def join_text(message: Mapping[str, Any]) -> str:
     """Return a message's content as one string: null is empty, text blocks are joined without a separator.
 
-    Raises TemplateRefused for blocks that are not text.
+    Raises TemplateRefused for other blocks than text.
     """
     content = message.get("content")
     if isinstance(content, str):
@@ -236,7 +238,7 @@ def _show_images(message: Message) -> str | list[Message]:
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """Return a tool call's arguments as a JSON value, or as the text they are if that is no JSON."""
+    """Return a tool call's arguments as a JSON value. Arguments that are no JSON are returned as text."""
     arguments = call["function"].get("arguments")
     if not isinstance(arguments, str):
         return arguments if arguments is not None else {}
@@ -251,22 +253,22 @@ def _uses_field(source: str, name: str) -> bool:
 
 
 Escaped = Literal["tool_results", "all", "none"]
-"""Whose content is escaped: tools'; everyone's but the model's, tool descriptions included; no one's."""
+"""Escaped content: tool results; all content except the model's, tool descriptions included; no content."""
 CUT = "\ufdd0\ufdd1\ufdd0"
-"""Three characters that Unicode reserves for internal use, so that no text has them."""
+"""Three characters reserved by Unicode for internal use, and therefore absent from valid text."""
 
 
 def uncut(text: str) -> str:
-    """Return a text without the encoder's marks, as its ids decode."""
+    """Return a text without `CUT`s, as its ids decode."""
     return text.replace(CUT, "")
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer: special tokens, and added tokens that its chat template's `source` writes.
+    """The control tokens of a tokenizer: special tokens, and added tokens written by the chat template's `source`.
 
-    Invariant: content that spells a control token (`<tool_response>`) is encoded as plain text, so that a tool's answer
-    cannot end its turn or begin another; its decoded text is unchanged. A `CUT` in the token tells `Renderer.encode` to
-    encode the parts separately. Other added tokens are words of the vocabulary.
+    Invariant: content that spells a control token (`<tool_response>`) is encoded as plain text. A tool's result
+    therefore cannot end its turn or begin another; its decoded text is unchanged. A `CUT` in the token makes
+    `Renderer.encode` encode the parts separately. Other added tokens are words of the vocabulary.
     """
 
     def __init__(self, tokenizer: Any, source: str, escaped: Escaped) -> None:
@@ -282,7 +284,7 @@ class ControlTokens:
         self.escapes_tools = self._any and escaped == "all"
 
     def escape(self, text: str) -> str:
-        """Return a text with each control token in it cut in two."""
+        """Return a text with each control token cut in two."""
         return self._spelled.sub(lambda found: found[0] + CUT, text) if self._any else text
 
     def escape_content(self, content: str | Sequence[Message]) -> Any:
@@ -292,7 +294,7 @@ class ControlTokens:
         return [{**block, "text": self.escape(block["text"])} if "text" in block else block for block in content]
 
     def escape_all(self, value: Any) -> Any:
-        """Return a JSON value with control tokens cut in all of its texts, names of fields included."""
+        """Return a JSON value with control tokens cut in all texts, names of fields included."""
         if isinstance(value, str):
             return self.escape(value)
         if isinstance(value, Mapping):
@@ -308,7 +310,7 @@ def _compile_starts(spelled: list[str]) -> re.Pattern[str]:
 
 _THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 Respelled = tuple[int, int, str]
-"""(start, end, the template's spelling) of a prompt's text that is as sampled instead."""
+"""(start, end, the template's spelling) of a text in the prompt as sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,14 +320,14 @@ class ReplyText:
     reasoning: str
     rest: str
     end: str
-    """The text of the end token; "" if none was sampled."""
+    """The text of the end token; "" if no end token was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """The text that follows a reply, and the template's own spelling of `ReplyText.rest` if that differs.
+    """The text behind a reply, and the template's own spelling of `ReplyText.rest` if different.
 
-    Invariant: there is an extension only if the template's text is that of the earlier prompt and the sampled text,
+    Invariant: an extension exists only if the template's text is the text of the earlier prompt and the sampled text,
     then a suffix. Two differences are admitted: the spelling of a tool call (key order, blanks, escapes, the place of
     harmony's recipient) if both spellings parse to the same message, and with `keep_thinking` stripped thinking.
     """
@@ -339,7 +341,7 @@ ParseReply = Callable[[str], dict[str, Any]]
 
 
 def template_text(text: str, respelled: Sequence[Respelled]) -> str:
-    """Return the text that the template itself writes for a prompt whose replies are spelled as they were sampled."""
+    """Return the template's own text for a prompt with replies spelled as sampled."""
     parts: list[str] = []
     at = 0
     for start, end, spelled in respelled:
@@ -351,7 +353,7 @@ def template_text(text: str, respelled: Sequence[Respelled]) -> str:
 def extend_respelled(
     text: str, before: str, reply: ReplyText, *, ends: Sequence[str], parse: ParseReply
 ) -> Extension | None:
-    """Return the extension of a reply whose tool calls the template may spell otherwise.
+    """Return the extension of a reply with tool calls in a possibly different spelling.
 
     Args:
         text: The template's text of the longer history.
@@ -375,7 +377,7 @@ def extend_respelled(
 def extend_without_thinking(
     text: str, before: str, reply: ReplyText, after: str, *, has_calls: bool, parse: ParseReply
 ) -> Extension | None:
-    """Return the extension where the template may have stripped thinking from `text`.
+    """Return the extension if the template may have stripped thinking from `text`.
 
     Args:
         after: The template's text behind the reply.

@@ -1,8 +1,8 @@
 """Template doctor: the effect of a chat template on an agent's turns, and its cost.
 
-Invariant: every finding comes from turns that are rendered without a model (`TemplateRehearsal`), none from a model's
-name. The turns use the functions of runs (render, parse, extend) on replies that the chat template itself writes, so
-that a fork here is a fork in a run.
+Invariant: every finding comes from turns rendered without a model (`TemplateRehearsal`), never from a model's name. The
+turns use the functions of runs (render, parse, extend) on replies written by the chat template itself: a fork here is a
+fork in a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.template import TemplateRefused
 
 TURNS = 8
-"""Replies of each episode whose cost is computed."""
+"""Number of replies in the episodes whose cost is computed."""
 
 _SYSTEM: Message = {"role": "system", "content": "You are a careful assistant."}
 _ASK: Message = {"role": "user", "content": "What does the word mean?"}
@@ -42,7 +42,7 @@ _STATES: dict[Outcome, State] = {"extends": "ok", "forks": "warning", "refused":
 
 
 def examine(renderer: Renderer) -> list[Finding]:
-    """Check a tokenizer's chat template. It takes some dozens of renderings, and no model."""
+    """Check a tokenizer's chat template. The check takes some dozens of renderings, without a model."""
     try:
         renderer.render([_ASK])
     except TemplateRefused as refusal:
@@ -139,8 +139,8 @@ def _check_tools(renderer: Renderer) -> list[Finding]:
     calling: Message = {"role": "assistant", "content": None, "tool_calls": [one], **_build_thought(renderer)}
     results = (result(one, "a small boat"), result(other, "a smaller boat"))
     found.append(_judge_outcome("tool call", _play_turn(renderer, calling, results[0]), "a result after a call"))
-    again = _play_turn(renderer, calling, results[0], respell=True)
-    found.append(_judge_outcome("call spelled anew", again, "a result after a call spelled the model's own way"))
+    respelled = _play_turn(renderer, calling, results[0], respell=True)
+    found.append(_judge_outcome("call spelled anew", respelled, "a result after a call spelled the model's own way"))
     outcome = _play_turn(renderer, {**calling, "tool_calls": [one, other]}, *results)
     if outcome in ("refused", "misread"):
         found.append(Finding("several calls", "note", "One reply holds one call: the template shows no more."))
@@ -169,13 +169,13 @@ def _judge_outcome(topic: str, outcome: Outcome, turn: str) -> Finding:
 
 
 def _describe_outcome(outcome: Outcome, turn: str) -> str:
-    told = {
+    descriptions = {
         "extends": "extends what was sampled.",
         "forks": "forks, the template renders the earlier turns otherwise by then.",
         "refused": "the template refuses it.",
         "misread": "the reply, as the template spells it, is not read back as it was meant.",
     }
-    return f"{turn[0].upper()}{turn[1:]}: {told[outcome]}"
+    return f"{turn[0].upper()}{turn[1:]}: {descriptions[outcome]}"
 
 
 def _check_episodes(renderer: Renderer) -> list[Finding]:
@@ -211,15 +211,15 @@ def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outc
 
 
 def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence[int]]) -> list[Finding]:
-    """Compare the vocabulary with the embeddings.
+    """Compare the size of the vocabulary with the embeddings.
 
     Args:
         config: The model's config.json.
         rows: The shapes of embedding and head, if known.
     """
-    known, told = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
+    known, configured = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
     shapes = {name: shape[0] for name, shape in rows.items() if shape}
-    least = min([*shapes.values(), *([told] if isinstance(told, int) else [])], default=None)
+    least = min([*shapes.values(), *([configured] if isinstance(configured, int) else [])], default=None)
     listed = ", ".join(f"{name} {count}" for name, count in shapes.items())
     listed = f" ({listed})" if listed else ""
     if least is None:
@@ -234,7 +234,7 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
 
 
 Outcome = Literal["extends", "forks", "refused", "misread"]
-"""`refused`: the template raises; `misread`: the reply does not parse to the message it spells."""
+"""`refused`: the template raises; `misread`: the reply parses to another message than it spells."""
 
 TOOL: Message = {
     "type": "function",
@@ -273,26 +273,26 @@ def own_reply(
     *,
     respell: bool = False,
 ) -> Ids:
-    """Return the ids of a reply as the template writes it as the last message. Raises TemplateRefused.
+    """Return the ids of a reply as written by the template in the last message. Raises TemplateRefused.
 
     Args:
-        follow: The message behind the reply; its end token is that before `follow`.
+        follow: The message behind the reply; the last end token before `follow` ends the reply.
         respell: Write JSON without blanks and with reversed keys, as a model might.
     """
     text = renderer.template.text
     head, full = text(messages, tools), text([*messages, reply], tools, prompt=False)
     if full.startswith(head):
-        said = full[len(head) :]
-    else:  # what came before is rendered otherwise by now: the reply is what follows the same opening
+        written = full[len(head) :]
+    else:  # the history is rendered otherwise now: the reply follows the same opening
         opening = head.removeprefix(text(messages, tools, prompt=False))
         marked = text([*messages[:-1], {**messages[-1], "content": MARK}, reply], tools, prompt=False)
-        _, found, said = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
-        said = said if found else reply.get("content") or ""
+        _, found, written = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
+        written = written if found else reply.get("content") or ""
     ends = {renderer.decode([token]): token for token in renderer.end_ids}
-    cuts = [at for spelled in ends if (at := said.find(spelled)) >= 0]
+    cuts = [at for spelled in ends if (at := written.find(spelled)) >= 0]
     if cuts:
-        end = next(spelled for spelled in ends if said.startswith(spelled, min(cuts)))
-        said = said[: min(cuts)]
+        end = next(spelled for spelled in ends if written.startswith(spelled, min(cuts)))
+        written = written[: min(cuts)]
     else:
         later = text([*messages, reply, follow], tools)
         before = later.rfind(follow["content"])
@@ -301,8 +301,8 @@ def own_reply(
         for each in reply.get("tool_calls") or ():
             spelled = each["function"]["arguments"]
             tight = json.dumps(dict(reversed(json.loads(spelled).items())), separators=(",", ":"))
-            said = said.replace(spelled, tight)
-    return np.append(renderer.encode(said), np.int32(ends[end]))
+            written = written.replace(spelled, tight)
+    return np.append(renderer.encode(written), np.int32(ends[end]))
 
 
 @dataclass
@@ -316,7 +316,7 @@ class TemplateRehearsal:
     forks: int = 0
     replies: int = 0
     lengths: list[int] = field(default_factory=list)
-    """Tokens of each timeline so far."""
+    """Number of tokens of each timeline so far."""
 
     def play(
         self,
@@ -335,10 +335,10 @@ class TemplateRehearsal:
             read = self.renderer.parse(ids, tools=self.tools, before=self.prompt)
             if not _is_same_message(read, reply):
                 return "misread"
-            told = {**reply, **read}
-            for ours, theirs in zip(told.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
+            parsed = {**reply, **read}
+            for ours, theirs in zip(parsed.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
                 ours["id"] = theirs["id"]
-            self.messages = [*self.messages, told, *then]
+            self.messages = [*self.messages, parsed, *then]
             extended = self.renderer.extend(self.prompt, ids, "length" if cut else "stop", self.messages, self.tools)
             self.replies += 1
             self.lengths[-1] = len(self.prompt.ids) + len(ids)

@@ -1,4 +1,4 @@
-"""The tokens of a reply that a piece of its text consists of."""
+"""The tokens of a reply that contain a piece of its text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ajet.schema.call import Ids
 
 
 def span_of_text(decode: Callable[[Ids], str], ids: Ids, piece: str) -> tuple[int, int] | None:
-    """Return [start, stop) within `ids` of the first occurrence of `piece`; None without one.
+    """Return [start, stop) within `ids` of the first occurrence of `piece`; `None` without an occurrence.
 
-    The tokens are the fewest whose texts hold the complete piece; a token that holds more than its beginning or end
-    belongs to it. `decode` returns the text of ids, and is called about 2 log2(N) times.
+    The span has the fewest tokens whose texts contain the complete piece. A token that overlaps the piece's beginning
+    or end is included. `decode` returns the text of ids, and is called about 2 log2(N) times.
     """
     text = decode(ids)
     begin = text.find(piece)
@@ -22,6 +22,6 @@ def span_of_text(decode: Callable[[Ids], str], ids: Ids, piece: str) -> tuple[in
     counts = range(ids.size + 1)
     first = bisect_left(counts, begin + 1, key=lambda count: len(decode(ids[:count])))
     last = bisect_left(counts, end, key=lambda count: len(decode(ids[:count])))
-    while last < ids.size and not decode(ids[:last]).startswith(text[:end]):  # a character's bytes go on in the next
+    while last < ids.size and not decode(ids[:last]).startswith(text[:end]):  # a character continues in the next token
         last += 1
     return first - 1, last

@@ -1,9 +1,9 @@
-"""The format in which a model writes tool calls, and messages in the form that its template shows.
+"""The format of a model's tool calls, and messages in the form of its template.
 
-Invariant: the format is found from template and vocabulary alone, never from a model's name, so that a fine-tuned copy
-is treated as its original. If it cannot be found it is `none`, and the renderer refuses tools. A template without tools
-gets them in Hermes' format, in the system message or, if there is none, in the first user message. Results are then a
-user message, joined with the next one if the template raises on two in a row.
+Invariant: the format is found from template and vocabulary alone, never from a model's name: a fine-tuned copy is
+treated like its original. An unknown format is `none`, and the renderer refuses tools. A template without tools gets
+tools in Hermes' format, in the system message or, without a system message, in the first user message. Results are then
+a user message, joined with the next user message if the template raises on two in a row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FORCED: dict[Style, tuple[str, str]] = {
 
 
 def style_of(source: str, vocabulary: Container[str]) -> Style:
-    """Return the style of tool calls under a template, in its form with tools."""
+    """Return the style of tool calls of a template, given its source for requests with tools."""
     if "<|channel|>" in source and "<|message|>" in source:
         return "harmony"
     if "<arg_key>" in source:
@@ -54,7 +54,7 @@ def style_of(source: str, vocabulary: Container[str]) -> Style:
 
 
 def is_written_otherwise(style: Style, name: str, text: str) -> bool:
-    """Return True if the call of `name` in a template's `text` is not written in this style."""
+    """Return True if the call of `name` in a template's `text` has another style."""
     if name not in text or style in ("harmony", "none"):
         return False
     start = text.find("{") if style == "llama" else 0
@@ -67,8 +67,8 @@ def is_written_otherwise(style: Style, name: str, text: str) -> bool:
 def split_calls(messages: list[Message]) -> list[Message]:
     """Split messages with several calls into messages of one call, each before its result, for harmony's template.
 
-    The template shows only the first call of a message. Reasoning and content of a call are joined: it has one place
-    for both.
+    The template shows only the first call of a message. Reasoning and content of a call are joined, because the
+    template has one place for both.
     """
     single: list[Message] = []
     at = 0
@@ -98,7 +98,9 @@ def split_calls(messages: list[Message]) -> list[Message]:
 def write_in_hermes(
     messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, *, in_system: bool
 ) -> list[Message]:
-    """Write calls, results and tools as plain messages. `in_system` False: the first user message gets the tools."""
+    """Write calls, results and tools as plain messages. With `in_system` False, the first user message gets the
+    tools.
+    """
     spelled: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
@@ -134,7 +136,7 @@ def _before_first_question(messages: list[Message], section: str) -> list[Messag
 
 
 def join_results(messages: list[Message]) -> list[Message]:
-    """Join the results of tools, which are user messages here, with the user message behind them."""
+    """Join tool results (user messages here) with the user message behind them."""
     joined: list[Message] = []
     for message in messages:
         if joined and joined[-1].get("results") and message["role"] == "user":

@@ -1,7 +1,8 @@
 """Parsers of a tool call's text to its name and arguments, one for each format.
 
-Invariant: a call has a name, and arguments that are a JSON object, as JSON text; any other text gives None. Arguments
-without quotes (GLM, Qwen's XML) are typed by the tool's schema, so that "5" stays a string if the schema has a string.
+Invariant: a call has a name and arguments in the form of a JSON object, returned as JSON text; any other text gives
+`None`. Arguments without quotes (GLM, Qwen's XML) are typed by the tool's schema: "5" stays a string if the schema has
+a string.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from ajet.tokens.parameter_types import admitted_types, parameter_schema, type_o
 
 Tools = Sequence[Mapping[str, Any]]
 Function = dict[str, str]
-"""{name, arguments as JSON text}"""
+"""{name, arguments as JSON text}: the function of a tool call."""
 
 _PLAIN = {"True": True, "False": False, "None": None}
 """Constants as a Jinja template writes them."""
 
 
 def json_call(text: str, tools: Tools = ()) -> Function | None:
-    """Hermes and Qwen: {"name": …, "arguments": {…}}."""
+    """Parse a call of Hermes and Qwen: {"name": …, "arguments": {…}}."""
     return checked(decoded(text.strip()), ("arguments",))
 
 
 def harmony_call(name: str, text: str) -> Function | None:
-    """gpt-oss: the name is in the header, the text is the arguments."""
+    """Parse a call of gpt-oss: the name is in the header, the text is the arguments."""
     return checked({"name": name, "arguments": decoded(text)}, ("arguments",))
 
 
 def glm_call(text: str, tools: Tools = ()) -> Function | None:
-    """GLM: name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn."""
+    """Parse a call of GLM: the name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn."""
     head, pairs, tail = _split_arguments(text, GLM)
     return None if tail.strip() else _build_typed_call(head.strip(), pairs, tools)
 
 
 def xml_call(text: str, tools: Tools = ()) -> Function | None:
-    """Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on lines of its own."""
+    """Parse a call of Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on separate lines."""
     head, pairs, tail = _split_arguments(text.strip(), XML)
     if not pairs:
         head, opened, tail = head.partition(">")
@@ -51,7 +52,7 @@ def xml_call(text: str, tools: Tools = ()) -> Function | None:
 
 
 def llama_calls(text: str) -> list[Function] | None:
-    """Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. None if there is any other text."""
+    """Parse calls of Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. Any other text gives `None`."""
     functions: list[Function] = []
     at = 0
     while at < len(text):
@@ -69,7 +70,7 @@ def llama_calls(text: str) -> list[Function] | None:
 
 
 def decoded(text: str) -> Any:
-    """Parse JSON; None if the text is not JSON (or null)."""
+    """Parse JSON; `None` for null and for invalid JSON."""
     try:
         return _JSON.decode(text)
     except (ValueError, RecursionError):
@@ -77,7 +78,7 @@ def decoded(text: str) -> Any:
 
 
 def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
-    """Return the call that a JSON value is, with its arguments under one of `keys`; None if it is no call."""
+    """Return the call in a JSON value, with its arguments under one of `keys`; `None` for any other value."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = next((value[key] for key in keys if key in value), None)
@@ -86,7 +87,7 @@ def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
     try:
         spelled = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         spelled.encode(), value["name"].encode()
-    except ValueError:  # a lone surrogate, or a number beyond the largest: no client could send it back
+    except ValueError:  # a lone surrogate or an infinite number: no client could send the call back
         return None
     return {"name": value["name"], "arguments": spelled}
 
@@ -94,7 +95,7 @@ def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
 def _split_arguments(text: str, syntax: BareSyntax) -> tuple[str, list[tuple[str, str]], str]:
     """Return the text before the arguments, the (name, value) of each, and the text behind them.
 
-    All text is behind them if there is text between two, the last does not end, or a name is repeated.
+    All text counts as behind them if text lies between two arguments, the last does not end, or a name is repeated.
     """
     scanner = ArgumentScanner(syntax)
     is_complete = scanner.find(f"{OPEN}{text}{CLOSE}") == len(OPEN) + len(text)

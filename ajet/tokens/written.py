@@ -1,7 +1,7 @@
-"""The token ids of a reply that was written instead of sampled.
+"""The token ids of a reply written by a person or program instead of sampled.
 
 Invariant: the ids are the chat template's text behind the prompt, from the first token of the reply to its end token,
-and they parse to the message that was written. If that is impossible, `InexactReplyError` is raised.
+and they parse to the written message. Otherwise `InexactReplyError` is raised.
 """
 
 from __future__ import annotations
@@ -29,43 +29,42 @@ def written_reply(
     reply: Message,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Ids, Message]:
-    """Return the ids [R] of `reply`, end token included, and the message to which they parse.
+    """Return the ids [R] of `reply`, end token included, and their parsed message.
 
     Args:
         words: The renderer.
-        before: The prompt, which renders `history`.
-
+        before: The prompt of `history`.
     Raises:
         InexactReplyError: The ids cannot be determined.
         TemplateRefused: The template refuses the conversation.
     """
     prompt = words.template.text(history, tools)
-    whole = words.template.text([*history, reply], tools, prompt=False)
-    if not whole.startswith(prompt):
+    full = words.template.text([*history, reply], tools, prompt=False)
+    if not full.startswith(prompt):
         raise InexactReplyError(
             "the chat template shows this history otherwise once it is answered: no text is the reply's alone",
             expected="a template that puts a reply after the prompt as the model was shown it",
         )
-    encoded = words.encode(whole[len(prompt) :])
+    encoded = words.encode(full[len(prompt) :])
     ends = np.flatnonzero(np.isin(encoded, words.end_ids))
     ids = encoded[: int(ends[0]) + 1] if ends.size else np.append(encoded, np.int32(words.end_ids[0]))
     if ends.size and words.decode(encoded[ids.size :]).strip():
         raise InexactReplyError("the reply holds the text of an end token, or the template goes on after one")
-    if not words.decode(ids, after=before.ids).startswith(whole[len(prompt) :][:1]):
+    if not words.decode(ids, after=before.ids).startswith(full[len(prompt) :][:1]):
         raise InexactReplyError("the tokenizer encodes a reply otherwise where it follows a prompt")
-    said = words.parse(ids, tools=tools, before=before)
-    if (wrong := _find_difference(reply, said)) is not None:
+    parsed = words.parse(ids, tools=tools, before=before)
+    if (wrong := _find_difference(reply, parsed)) is not None:
         raise InexactReplyError(f"the chat template writes {wrong} so that it does not read as the same")
-    return ids, said
+    return ids, parsed
 
 
-def _find_difference(written: Message, said: Message) -> str | None:
-    """Return the part in which a parsed message differs from the written one; blanks around texts are ignored."""
+def _find_difference(written: Message, parsed: Message) -> str | None:
+    """Return the part in which a parsed message differs from the written message; blanks around texts are ignored."""
     for name in ("content", "reasoning_content"):
-        given, read = _join_text(written.get(name)), _join_text(said.get(name))
+        given, read = _join_text(written.get(name)), _join_text(parsed.get(name))
         if given != read and (name == "content" or given):
             return "its content" if name == "content" else "its reasoning"
-    calls = [{"role": "assistant", "tool_calls": message.get("tool_calls")} for message in (written, said)]
+    calls = [{"role": "assistant", "tool_calls": message.get("tool_calls")} for message in (written, parsed)]
     return None if message_key(calls[0]) == message_key(calls[1]) else "its tool calls"
 
 

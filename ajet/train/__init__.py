@@ -1,1 +1,1 @@
-"""The trainer: one loop for every training whose optimizer is in this process, and what a step promises."""
+"""Train with a single loop for all trainings with an in-process optimizer. Steps are atomic."""

@@ -1,8 +1,8 @@
-"""Token accounting of a step, and the metrics of its episodes.
+"""Count the tokens of a step, and compute the metrics of its episodes.
 
-Invariants: sampled = trained + the sum over the reasons, for every episode of every step; a difference is a bug in ajet
-and stops the run. A success rate is over all attempts except those that ajet itself failed at, so an agent does not get
-better by failing.
+Invariants: for every episode of every step, sampled = trained + the sum over the reasons. A difference is a bug in ajet
+and stops the run. A success rate covers all attempts except failures of ajet itself, so an agent cannot improve its
+rate by failing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def episode_metrics(
 ) -> dict[str, float]:
     """Return reward, success, failures by boundary, forks by reason and lengths of episodes.
 
-    Success is over all episodes that are not left out; the other averages are over the scored ones.
+    Success covers all episodes not left out. The other averages cover scored episodes.
 
     Args:
-        outcomes: what a step did with the episodes, by uuid.
+        outcomes: outcomes of the step's episodes, by uuid.
     """
     episodes = list(episodes)
     scored = [episode for episode in episodes if episode.scored]
@@ -103,9 +103,9 @@ def _knows_success(counted: Sequence[Episode]) -> bool:
 
 
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
-    """Return pass@n (any attempt of a task succeeds) and all@n (each one does), over tasks with n counted attempts.
+    """Return pass@n (some attempt at a task succeeds) and all@n (every attempt succeeds).
 
-    Tasks with fewer attempts are left out: any of fewer succeeds less often, and all of fewer more often.
+    Only tasks with n counted attempts enter. Fewer attempts would lower pass@n and raise all@n.
     """
     rows = _list_successes(groups)
     n = len(rows[0]) if rows else 0
@@ -115,7 +115,7 @@ def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
 
 
 def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
-    """Return the successes of the counted attempts, for each task that has the most of them."""
+    """Return the successes of the counted attempts, for tasks with the largest number of attempts."""
     rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
     most = max(map(len, rows), default=0)
     return [row for row in rows if len(row) == most > 0]
@@ -124,7 +124,7 @@ def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
 def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     """Return 95 % intervals of success rate, pass@n and reward.
 
-    Their sample size is the number of tasks: attempts at one task are not independent.
+    The sample size is the number of tasks: attempts at the same task are not independent.
     """
     metrics: dict[str, float] = {}
     counted = [e for e in list_episodes(groups) if not e.left_out]
@@ -150,7 +150,7 @@ def group_by_order(episodes: Iterable[Episode]) -> list[Group]:
 
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the metrics of a validation with one group a task."""
+    """Return the metrics of a validation with a group per task."""
     metrics = episode_metrics(list_episodes(groups), "validation") | pass_metrics(groups, "validation")
     metrics |= interval_metrics(groups, "validation")
     metrics["validation/tasks"] = len(groups)
@@ -158,7 +158,7 @@ def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def measurement_of(groups: Sequence[Group]) -> Measurement:
-    """Return the measurement of a validation, for the comparison with another one."""
+    """Return the measurement of a validation, for comparison with another validation."""
     attempts: dict[str, tuple[float | None, ...]] = {}
     for group in groups:
         rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
@@ -169,14 +169,14 @@ def measurement_of(groups: Sequence[Group]) -> Measurement:
 
 
 LEAST = 8
-"""Verdicts that a correlation needs."""
+"""Minimum number of verdicts for a correlation."""
 SUMMED = ("calls", "cost", "refused", "unreadable", "disagreed")
 
 
 def judge_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
-    """Return sums of costs and errors, means of all else that judges report, and biases.
+    """Return sums of judge costs and errors, means of all other reported numbers, and biases.
 
-    A bias is a correlation over at least `LEAST` verdicts; it is missing if there are fewer, or nothing varies.
+    A bias is a correlation over at least `LEAST` verdicts. With fewer verdicts or a constant side, the bias is missing.
     """
     verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
     reported = _collect_values(verdict.metrics for verdict in verdicts)
@@ -211,7 +211,7 @@ def _collect_values(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float
 
 
 def correlate(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Pearson's correlation; None for too few pairs, or if one side is constant."""
+    """Return Pearson's correlation, or None for too few pairs or a constant side."""
     if len(pairs) < LEAST:
         return None
     try:

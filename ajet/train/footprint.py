@@ -1,7 +1,7 @@
-"""What a run takes of this machine, estimated before anything is loaded: memory, disk and tokens of tools.
+"""Estimate memory, disk and tool tokens of a run before anything is loaded.
 
-Invariant: an estimate is called one, and nothing is fetched or loaded for it. The sums follow what the local backbone
-holds (`ajet.backbone.local`); what verl holds on each GPU is in `gpu_estimate`, apart from the disk.
+Invariant: estimates are labelled as estimates and download or load nothing. The formulas follow the memory layout of
+the local backbone (`ajet.backbone.local`). `gpu_estimate` covers verl's memory per GPU; the disk estimate is shared.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MOMENTS = 8
-"""Bytes a trained weight: AdamW's two moments in float32."""
+"""Bytes per trained weight: AdamW's two moments in float32."""
 PROGRAM = GIB // 2
 """Bytes of Python, torch and transformers themselves."""
 LOGITS = 3 * 32 * 2**20
 """Bytes of the logits of a chunk, their gradient and their softmax."""
 SMALL = 4
-"""A training is small if so many times its memory is free: no update is rehearsed."""
+"""A training skips the rehearsal if this multiple of its memory is free."""
 FLOPS = 5e10
 """Operations a second of a processor with few cores in a forward and backward pass, roughly."""
 LONGEST_S = 60.0
-"""Seconds that a rehearsal may take a processor."""
+"""Maximum seconds of a rehearsal on a CPU."""
 REPLY = 16
-"""Tokens of the shortest reply that a prompt must leave room for."""
+"""Minimum number of tokens left for a reply."""
 
 
 class Footprint(NamedTuple):
-    """Bytes that a training takes on the local backbone."""
+    """Bytes of a training on the local backbone."""
 
     weights: int  # with the low halves of their masters, and adapters
     moments: int
@@ -67,16 +67,16 @@ class Footprint(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The trainer's bytes at the end of a step; sampling and update take turns."""
+        """The trainer's bytes at the end of a step. Sampling and update take turns."""
         return PROGRAM + self.weights + self.moments + self.reference + max(self.cache, self.update)
 
 
 def estimate_footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
-    """Return the footprint of a model.
+    """Estimate the footprint of a model.
 
     Args:
-        wide: True if its weights are float32, False if bfloat16.
-        context: the longest sequence that it was made for, in tokens.
+        wide: True for float32 weights, False for bfloat16.
+        context: the model's context length in tokens.
     """
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
     width, rank = 4 if wide else 2, trainer.lora.total_rank
@@ -117,17 +117,17 @@ def count_trained_weights(size: ModelSize, settings: AjetConfig) -> int:
 
 
 def count_longest_sample(settings: AjetConfig) -> int:
-    """Return the tokens of the longest sample that the settings allow."""
+    """Return the tokens of the longest sample allowed by the settings."""
     return min(settings.data.max_prompt_length + settings.data.max_response_length, settings.rollout.max_model_len)
 
 
 def estimate_cache(size: ModelSize, *, width: int) -> int:
-    """Return the bytes of a token's keys and values, whose numbers have `width` bytes."""
+    """Return the bytes of a token's keys and values, with `width` bytes per number."""
     return 2 * width * size.kv_width * size.layers
 
 
 def estimate_activations(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
-    """Return the bytes that a forward pass leaves for the backward pass; a number has `width` bytes."""
+    """Return the bytes of activations stored for the backward pass, with `width` bytes per number."""
     row = width * (7 * size.hidden + 2 * size.kv_width + 5 * size.inner) + 8 * size.hidden  # as measured
     if settings.trainer_common.gradient_checkpointing:
         return tokens * (row + width * size.hidden * size.layers)
@@ -143,7 +143,7 @@ def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) ->
 
 
 def count_checkpoints(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
-    """Return how many checkpoints lie on the disk at the same time, at most; `steps` None is a run without end."""
+    """Return the maximum number of checkpoints on the disk at the same time. `steps` None: a run without end."""
     trainer = settings.trainer_common
     stored = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
     if steps is None:
@@ -153,7 +153,7 @@ def count_checkpoints(settings: AjetConfig, *, validates: bool, steps: int | Non
 
 
 class Disk(NamedTuple):
-    """The disk that a run would be written to."""
+    """The disk of a run's files."""
 
     folder: Path  # the nearest one that exists
     free: int
@@ -161,7 +161,7 @@ class Disk(NamedTuple):
 
 
 def find_disks(experiment: Experiment) -> list[Disk]:
-    """Return the disk of the record, and that of the checkpoints if it is another."""
+    """Return the disk of the record, and the disk of the checkpoints if different."""
     run = experiment.root / experiment.name
     checkpoints = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
     return list(dict.fromkeys(_find_disk(path) for path in (run, checkpoints)))
@@ -178,7 +178,7 @@ def _find_disk(wanted: Path) -> Disk:
 
 
 def describe_memory(found: Footprint, free: int | None = None) -> str:
-    """Return the peak with its parts, and what is free if that is known."""
+    """Describe the peak memory and its parts, and the free memory if known."""
     reference = f", reference model {format_bytes(found.reference)}" if found.reference else ""
     text = (
         f"about {format_bytes(found.peak)} at its peak: weights {format_bytes(found.weights)}, optimizer "
@@ -186,12 +186,12 @@ def describe_memory(found: Footprint, free: int | None = None) -> str:
         f"{found.longest:,} tokens), or, while sampling, keys and values {format_bytes(found.cache)}"
     )
     if found.sampler:
-        text += f"; and {format_bytes(found.sampler)} for a sampler beside it, with weights and a cache of its own"
+        text += f"; and {format_bytes(found.sampler)} for a colocated sampler with its own weights and cache"
     return text if free is None else f"{text}; {format_bytes(free)} are free"
 
 
 class RunNeeds(NamedTuple):
-    """What a run takes of the machine, and what the machine has."""
+    """Disk and memory needs of a run, and the free memory."""
 
     checkpoint: int  # bytes on the disk
     checkpoints: int  # on the disk at the same time, at most
@@ -201,7 +201,7 @@ class RunNeeds(NamedTuple):
 
 
 def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> RunNeeds | None:
-    """Return what a run with `train` tasks takes (0: clients bring them); None if the model's size is not known."""
+    """Estimate the needs of a run with `train` tasks (0: clients bring tasks). None: unknown model size."""
     from ajet.engine.dimensions import read_size_and_context
     from ajet.engine.machine import is_float32_default, measure_free_memory, resolve_device_kind
 
@@ -223,7 +223,7 @@ def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> Ru
 
 
 def require_tools_fit(experiment: Experiment) -> None:
-    """Raise UserError if tools leave no room for a reply; before a run, on every backbone."""
+    """Raise UserError if tools leave no room for a reply. Called before a run, on every backbone."""
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
     from ajet.task_reader import open_reader
@@ -236,7 +236,7 @@ def require_tools_fit(experiment: Experiment) -> None:
 
 
 def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
-    """Return the workflow if the model is certain to be shown all tools of `environment.use`, as by mcp_agent."""
+    """Return the workflow if the prompt certainly shows all tools of `environment.use`, as in mcp_agent."""
     from ajet.environment.replay import replays_alone
     from ajet.rollout.components import load_workflow
     from ajet.workflow.workflow import ToolWorkflow
@@ -253,10 +253,10 @@ def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
 def render_with_tools(
     experiment: Experiment, task: Task, tokenizer: Any, *, start: bool = True
 ) -> tuple[Rendered, str] | None:
-    """Return the task's prompt with tools, and what they take of it in words; None if they cannot be known.
+    """Return the task's prompt with tools and a description of the tools' tokens, or None if unknown.
 
     Args:
-        start: True to start servers that are commands; False leaves their tools unknown.
+        start: True to start servers given as commands. False leaves their tools unknown.
 
     Raises:
         UserError: the tools cannot be listed, or leave no room for a reply.
@@ -285,26 +285,28 @@ def render_with_tools(
 
 
 def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:
-    """Make an update of the longest samples before step 1, or log why not. Nothing of the run is changed by it.
+    """Make a trial update with the longest samples before step 1, or log the reason for skipping.
+
+    The rehearsal changes no state of the run.
 
     Raises:
         UserError: the memory does not suffice.
     """
     needs = estimate_needs(experiment, train=0, validates=False)
     if needs is None or needs.local is None:
-        logger.info("No rehearsal of an update: how large the model is cannot be told from its files.")
+        logger.info("No rehearsal of an update: the model's files do not give its size.")
         return
     if reason := explain_no_rehearsal(needs.local, needs.free, on_cpu=needs.on_cpu):
         logger.info("No rehearsal of an update: {}.", reason)
         return
-    logger.info("Rehearsing an update: a pass over {:,} tokens (--no-rehearsal leaves it out)", needs.local.longest)
+    logger.info("Rehearsing an update: a pass over {:,} tokens (--no-rehearsal skips this)", needs.local.longest)
     done = backbone.rehearse(list_longest_samples(needs.local, experiment.ajet))
     seconds, peak = format_seconds(done.seconds), format_bytes(done.peak)
     logger.info("The rehearsal took {} and {} of memory at its peak.", seconds, peak)
 
 
 def explain_no_rehearsal(local: Footprint, free: int | None, *, on_cpu: bool) -> str:
-    """Return why no update is rehearsed; "" if one is."""
+    """Return the reason for skipping the rehearsal, or "" to run a rehearsal."""
     if free is not None and SMALL * local.peak < free:
         return f"training takes about {format_bytes(local.peak)}, and {format_bytes(free)} are free"
     if on_cpu and local.flops > LONGEST_S * FLOPS:
@@ -317,6 +319,6 @@ def explain_no_rehearsal(local: Footprint, free: int | None, *, on_cpu: bool) ->
 
 
 def list_longest_samples(local: Footprint, settings: AjetConfig) -> list[int]:
-    """Return the tokens of the samples in the largest pass: as many of the longest as fit in `micro_batch_tokens`."""
+    """Return the sample lengths of the largest pass: as many longest samples as fit in `micro_batch_tokens`."""
     count = max(1, min(settings.trainer_common.micro_batch_tokens, local.longest) // local.longest_sample)
     return [local.longest_sample] * count

@@ -1,6 +1,7 @@
-"""A watch for gamed rewards: compares the first and the last episodes of a run, and warns when an alarm fires.
+"""Watch for gamed rewards: compare the first and the last episodes of a run, and warn if an alarm fires.
 
-Invariant: it changes nothing of the run, and its memory does not grow. A resumed run reads its past from the record.
+Invariant: the watch changes no state of the run, and its memory use is bounded. A resumed run reads its past from the
+record.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ EVERY = 5
 
 
 class GamingWatch:
-    """Watches one run for signs that its reward is gamed."""
+    """Watch a run for signs of a gamed reward."""
 
     def __init__(self, run: RunDirectory, *, upto: int) -> None:
-        """`upto`: the step that the run continues from; 0: it begins."""
+        """Load the recorded episodes of the run.
+
+        Args:
+            upto: the step to resume from, or 0 for a new run.
+        """
         self._run = run
         self._steps: dict[int, list[EpisodeSummary]] = {}
         self._fired = False
@@ -33,7 +38,7 @@ class GamingWatch:
             self._steps[step] = _take_glimpses(run.episodes.read(step), step)
 
     def look(self, episodes: Iterable[Episode], step: int) -> None:
-        """Take in a recorded step, and check the run every few steps."""
+        """Add a recorded step, and check the run every few steps."""
         self._steps[step] = _take_glimpses(episodes, step)
         watched = _first_and_last(sorted(self._steps))
         self._steps = {each: self._steps[each] for each in watched}
@@ -49,14 +54,14 @@ class GamingWatch:
 
 
 def as_status(found: GamingAlarm) -> dict[str, Any]:
-    """Return the alarm as it is in `status.json`."""
+    """Return the alarm in the format of `status.json`."""
     suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in found.suspects]
     return {"step": found.step, "text": found.text, "episodes": suspects}
 
 
 def describe_alarm(status: dict[str, Any], run: str) -> list[str]:
-    """Return lines on the alarm, with commands that show the episodes."""
-    lines = [f"After step {status['step']} {status['text']}. Look at these:"]
+    """Return lines on the alarm, with commands to show the episodes."""
+    lines = [f"After step {status['step']} {status['text']}. Check these episodes:"]
     for each in status["episodes"]:
         shown = format_command("episodes", run, "--episode", each["uuid"])
         lines.append(f"  {shown}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")

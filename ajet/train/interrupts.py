@@ -1,13 +1,13 @@
-"""Ctrl-C that never interrupts a step halfway, and SIGTERM or SIGHUP that lets the step end first.
+"""Handle Ctrl-C without interrupting a step halfway, and SIGTERM or SIGHUP after the present step.
 
-Inside `defer()` the first interrupt waits until the block has ended; outside it is raised at once. A second one is
-raised wherever it arrives. SIGTERM, by which batch systems take a machine away, is raised as `Preempted`: within
-`grace_period()` at the end of the next deferred block, at the end of the period, or when its time is over, whichever
-is first. SIGHUP, by which a closing terminal ends its programs, counts as one SIGTERM; a process started to ignore it
-(`nohup`) still ignores it.
+Inside `defer()` the first interrupt waits for the end of the block. Outside a block it is raised at once. A second
+interrupt is raised immediately everywhere. Batch systems send SIGTERM before taking a machine away. SIGTERM is raised
+as `Preempted`. Within `grace_period()` it is raised at the end of the next deferred block, at the end of the period, or
+at the time limit, whichever comes first. SIGHUP, sent by a closing terminal, counts as a single SIGTERM; a process
+started to ignore SIGHUP (`nohup`) still ignores the signal.
 
-Invariant: no interrupt is lost. Where Python cannot raise one (in a finalizer or a weak reference's callback) the
-signal is sent again, or the next deferred block raises it.
+Invariant: no interrupt is lost. If Python cannot raise an interrupt (in a finalizer or a weak reference's callback),
+the signal is sent a second time, or the next deferred block raises the interrupt.
 """
 
 from __future__ import annotations
@@ -26,59 +26,59 @@ from ajet.record.console import leave_terminal
 from ajet.store.outage import interruptible
 
 HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
-"""The signal of a closing terminal; Windows has none."""
+"""The signal of a closing terminal. Windows has no such signal."""
 POLL_S = 0.1
-"""Seconds between two checks whether a grace period can still complete the step."""
+"""Seconds between two checks whether a step can still complete within a grace period."""
 _RESEND_S = 0.02
-"""Seconds after which a signal that a finalizer swallowed is sent again."""
+"""Seconds before a signal swallowed by a finalizer is resent."""
 _SECOND = "Interrupted again: ended at once."
 
 
 class Preempted(KeyboardInterrupt):
-    """Raised at SIGTERM and SIGHUP: the same command resumes the run on another machine."""
+    """Raised on SIGTERM and SIGHUP: the same command resumes the run on another machine."""
 
 
 def explain_end(interrupt: KeyboardInterrupt, *, started: str = "command") -> str:
-    """Return the last line of the screen after an interrupt. `started`: what the user starts to resume."""
+    """Return the last line of the screen after an interrupt. `started`: the noun for the resuming command."""
     if interrupt.args:
         return str(interrupt)
     return f"Ended by a signal; the same {started} goes on." if isinstance(interrupt, Preempted) else "Interrupted."
 
 
 class Interrupts:
-    """Owns the handlers of SIGINT, SIGTERM and SIGHUP during a run (a no-op outside the main thread)."""
+    """Own the handlers of SIGINT, SIGTERM and SIGHUP during a run (a no-op outside the main thread)."""
 
     def __init__(self) -> None:
         self._depth = 0
-        """Number of `defer` blocks around the current point."""
+        """Number of active `defer` blocks around the current point."""
         self._ends_step = True
         """False if the current blocks are polls only."""
         self._preempted_at: float | None = None
         """Monotonic time of the first SIGTERM or SIGHUP."""
         self._pending: type[KeyboardInterrupt] | None = None
-        """Deferred, not raised yet."""
+        """The deferred interrupt, to be raised later."""
         self._raised: type[KeyboardInterrupt] | None = None
-        """Raised outside of any block; a finalizer may have swallowed it."""
+        """An interrupt raised outside of any block. A finalizer may have swallowed the exception."""
         self._earlier_hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
         self._is_in_hook = False
-        """True while `_resend_unraisable` runs."""
+        """True while the hook `_resend_unraisable` is running."""
         self._ctrl_c_count = 0
         self._is_resent = False
-        """True if the next signal repeats one that a finalizer swallowed."""
+        """True if the next signal repeats a signal swallowed by a finalizer."""
         self._grace = 0.0
         self._may_complete: Callable[[], bool] | None = None
         self._waiting: threading.Event | None = None
-        """Exists while a SIGTERM waits in a grace period; set when the wait is over."""
+        """Exists while a SIGTERM waits in a grace period. Set when the wait is over."""
 
     @contextmanager
     def install(self) -> Iterator[Interrupts]:
-        """Handle the signals within the block; restore the earlier handlers after it."""
+        """Handle the signals within the block, and restore the earlier handlers afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
         numbers = (signal.SIGINT, signal.SIGTERM, *HANGUP)
         earlier = {
-            number: signal.signal(number, self._handle_signal) for number in numbers if not ignores_hangup(number)
+            number: signal.signal(number, self.handle_signal) for number in numbers if not ignores_hangup(number)
         }
         self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._resend_unraisable
         try:
@@ -94,10 +94,11 @@ class Interrupts:
         """Defer a first interrupt until the outermost block has ended.
 
         Args:
-            ends_step: False if the block is one poll of many; a SIGTERM in a grace period then waits for further ones.
+            ends_step: False if the block is a single poll of a wait. A SIGTERM in a grace period then waits for further
+                polls.
 
         Raises:
-            KeyboardInterrupt: Before the block, for one that a finalizer swallowed.
+            KeyboardInterrupt: Before the block, for an interrupt swallowed by a finalizer.
         """
         if self._raised is not None:
             raised, self._raised = self._raised, None
@@ -114,10 +115,10 @@ class Interrupts:
 
     @contextmanager
     def grace_period(self, seconds: float, may_complete: Callable[[], bool] | None = None) -> Iterator[None]:
-        """Let a first SIGTERM wait for the next deferred block or the end of this one, at most `seconds`.
+        """Let a first SIGTERM wait for the next deferred block or the end of the `with` block, at most `seconds`.
 
         Args:
-            may_complete: The wait ends once this is False: the step cannot complete any more. None waits.
+            may_complete: Ends the wait by returning False if the step cannot complete any more. None: always wait.
         """
         self._grace, self._may_complete = seconds, may_complete
         try:
@@ -128,15 +129,15 @@ class Interrupts:
             raise self._take_pending()
 
     def remaining_grace(self, seconds: float) -> float | None:
-        """Return what is left of `seconds` since the first SIGTERM; None if there was none."""
+        """Return the rest of `seconds` since the first SIGTERM, or None without SIGTERM."""
         return None if self._preempted_at is None else max(0.0, self._preempted_at + seconds - time.monotonic())
 
     def forget_raised(self) -> None:
-        """Forget an interrupt that the caller has caught, so that later blocks do not raise it again."""
+        """Clear an interrupt caught by the caller, so that later blocks do not raise it a second time."""
         self._raised = None
 
     def _raise_pending(self) -> None:
-        """Raise a deferred interrupt before its block ends: the block waits for a store that may never answer."""
+        """Raise a deferred interrupt before its block ends, because the block waits for an unresponsive store."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and self._pending is not None and self._waiting is None:
             raise self._take_pending()
@@ -150,14 +151,14 @@ class Interrupts:
         return kind(_SECOND) if self._ctrl_c_count > 1 and kind is KeyboardInterrupt else kind()
 
     def _end_wait(self) -> bool:
-        """End the wait of a grace period; return whether there was one."""
+        """End the wait of a grace period, and return whether a wait was active."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.set()
         return waiting is not None
 
     def _resend_unraisable(self, lost: sys.UnraisableHookArgs) -> None:
-        """Send a signal again whose interrupt was raised in a finalizer, where Python drops it."""
+        """Resend a signal after its interrupt was raised in a finalizer, where Python drops exceptions."""
         if lost.exc_type is not KeyboardInterrupt and lost.exc_type is not Preempted:
             self._earlier_hook(lost)
             return
@@ -166,10 +167,10 @@ class Interrupts:
         try:
             threading.Thread(target=self._resend_signal, daemon=True).start()
         finally:
-            self._is_in_hook = False  # the last statement: no signal is handled between it and the return
+            self._is_in_hook = False  # keep last: no signal is handled between this line and the return
 
     def _resend_signal(self) -> None:
-        """Send the signal again once the hook has returned: Python drops what is raised within the hook."""
+        """Resend the signal after the hook has returned, because Python drops exceptions raised within the hook."""
         time.sleep(_RESEND_S)
         while self._is_in_hook:  # starting a thread may take long on a busy machine
             time.sleep(_RESEND_S)
@@ -177,16 +178,16 @@ class Interrupts:
             self._is_resent = True
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
 
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
         kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
         if kind is KeyboardInterrupt and not self._is_resent:
             self._ctrl_c_count += 1
         self._is_resent = False
         if number in HANGUP:
             leave_terminal()
-            if self._preempted_at is not None:  # a shell sends it to its jobs once more
+            if self._preempted_at is not None:  # a shell also sends SIGHUP to its jobs
                 return
-            _log_warning("the terminal was closed: the run ends, and keeps what is done")
+            _log_warning("the terminal was closed: the run saves its progress and ends")
         if kind is Preempted and self._preempted_at is None:
             self._preempted_at = time.monotonic()
         if self._pending is None:
@@ -195,7 +196,7 @@ class Interrupts:
                 return
             if kind is Preempted and self._grace and (self._may_complete is None or self._may_complete()):
                 self._pending, self._waiting = kind, threading.Event()
-                _log_warning(f"asked to end: the step is kept if it ends within {self._grace:g} s")
+                _log_warning(f"SIGTERM: the step is saved if it ends within {self._grace:g} s")
                 args = (self._waiting, self._grace, self._may_complete)
                 threading.Thread(target=_count_down, args=args, daemon=True).start()
                 return
@@ -205,7 +206,7 @@ class Interrupts:
         elif self._waiting and self._depth and kind is Preempted:
             if not self._ends_step:
                 self._end_wait()  # raised when the poll ends
-            return  # the time is over within a block that ends the step: it is complete in a moment
+            return  # the time limit passed within the block that completes the step: let the block end
         self._raised = kind if not self._depth else None
         self._pending = None
         self._end_wait()
@@ -213,24 +214,24 @@ class Interrupts:
 
 
 def ignores_hangup(number: int) -> bool:
-    """True for SIGHUP in a process that was started to ignore it, as by `nohup`."""
+    """Return True for SIGHUP in a process started to ignore the signal, as with `nohup`."""
     return number in HANGUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def end_on_hangup() -> None:
-    """Handle SIGHUP by the handler of SIGTERM, unless SIGHUP is ignored."""
+    """Handle SIGHUP with the handler of SIGTERM, unless SIGHUP is ignored."""
     for number in HANGUP:
         if not ignores_hangup(number):
             signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
 def _log_warning(text: str) -> None:
-    """Log from a signal handler: the main thread may be inside the logger, whose lock is not re-entrant."""
+    """Log from a signal handler. The main thread may hold the logger's lock, and the lock is not re-entrant."""
     threading.Thread(target=lambda: logger.warning("{}", text), daemon=True).start()
 
 
 def _count_down(over: threading.Event, seconds: float, may_complete: Callable[[], bool] | None) -> None:
-    """Send SIGTERM again when the time is over, or the step cannot complete any more."""
+    """Resend SIGTERM at the time limit, or as soon as the step cannot complete any more."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and (may_complete is None or may_complete()):
         if over.wait(POLL_S):

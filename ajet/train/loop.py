@@ -1,11 +1,10 @@
-"""The training loop: take the groups of a step, give credit, update the weights, commit the step.
+"""The training loop: take the groups of a step, assign credit, update the weights, commit the step.
 
-Every training whose optimizer is in this process runs here; only the source of its groups differs (`sources`).
+Every training with its optimizer in this process runs here; only the source of the groups differs (`sources`).
 
-Invariants: a task counts as trained in the same commit as the checkpoint that contains it, so a killed run continues
-from its last checkpoint with the same tasks in the same order. A first Ctrl-C ends the run between two steps and saves
-the committed steps; a second one saves no partial step. SIGTERM does the same, once the present step has ended or
-`trainer_common.grace` is over.
+Invariants: a task counts as trained in the commit of the checkpoint with its step, so a killed run resumes from
+committed steps. Ctrl-C ends the run after the present step, and a second Ctrl-C saves no partial step. SIGTERM ends the
+run after the present step or after `trainer_common.grace`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from ajet.train.sources.source import Source
 
 
 def train(session: TrainingSession, source: Source) -> None:
-    """Train until the last step, or until `stop_after_idle_steps` steps in a row had nothing to learn from.
+    """Train until the last step, or until `stop_after_idle_steps` consecutive steps carried no training signal.
 
     Raises:
         KeyboardInterrupt: after saving, when interrupted.
-        UserError: for example if every episode of a step failed; after saving, if the source allows it and store and
-            disk can be reached.
+        UserError: for example if every episode of a step failed. Raised after saving, if the source allows saving and
+            store and disk are reachable.
     """
     interrupts = session.interrupts
     with source.running(session):
@@ -47,9 +46,9 @@ def train(session: TrainingSession, source: Source) -> None:
 
 
 def train_step(session: TrainingSession, source: Source) -> None:
-    """Take the groups of one step, give credit, update the weights and commit the step.
+    """Take the groups of a step, assign credit, update the weights and commit the step.
 
-    From credit on, a first interrupt waits until the step is committed; a second one leaves the step partial.
+    From credit assignment on, a first interrupt waits for the commit. A second interrupt leaves the step partial.
     """
     groups = source.next_groups(session)
     session.run.status.set(phase="update", step=session.step + 1)

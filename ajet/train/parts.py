@@ -1,7 +1,7 @@
-"""The parts of a run: reader, judge, workflow, gateway and rollout around a backbone.
+"""Wire the parts of a run: reader, judge, workflow, gateway and rollout around a backbone.
 
-Invariants (DESIGN decision 4): the parts are wired here, in the same way on every backbone. `assemble` closes what it
-opened, in reverse order; closing is idempotent.
+Invariants (DESIGN decision 4): the parts are wired here, equally for every backbone. `assemble` closes all opened parts
+in reverse order. Closing is idempotent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunParts:
-    """The parts that a command works with."""
+    """The opened parts of a run."""
 
     experiment: Experiment
     reader: OpenedReader
@@ -41,7 +41,7 @@ class RunParts:
     rollout: Rollout
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return the split's tasks without those whose prompt is too long, or raise UserError if these are refused."""
+        """Return the split's tasks without tasks with too long prompts. Raise UserError if long prompts are refused."""
         from ajet.task_reader.overlong import drop_overlong
 
         tasks = self.reader.tasks(split)
@@ -60,13 +60,13 @@ def assemble(
     reader: OpenedReader | None = None,
     opens: Callable[[Experiment], Backbone] | None = None,
 ) -> Iterator[RunParts]:
-    """Open all parts, and close them after the block. Cheap parts come first, so that their errors cost no model load.
+    """Open all parts, and close them after the block. Cheap parts open first, so their errors cost no model load.
 
     Args:
-        split: the split whose tasks must be there.
+        split: the split with required tasks.
         pins: the run's tools.
-        reader: the experiment's reader, if it is open already.
-        opens: opens the backbone; None: the one that the experiment names.
+        reader: the experiment's reader, if already open.
+        opens: opens the backbone. None: the experiment's backbone.
 
     Raises:
         UserError: a part cannot be opened.
@@ -100,22 +100,22 @@ def assemble(
 
 
 def pins_of(run: RunDirectory) -> ToolPins:
-    """Return the run's tools, as its folder has them. Raises UserError if they are damaged."""
+    """Return the run's tools from its folder. Raise UserError if the file is damaged."""
     from ajet.environment.pinned import PinnedFile, ToolPins
 
     return ToolPins(PinnedFile(run.path, goes_on=run.goes_on).first, run.redact.tree)
 
 
 _is_paused = False
-"""True if a block of this process has turned collections off."""
+"""True if a block of the process has turned collections off."""
 
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Within the block Python does not collect reference cycles by itself. Blocks may be nested.
+    """Disable Python's automatic garbage collection within the block. Blocks may be nested.
 
     Python searches all objects whenever their number has grown by a quarter. Importing torch, transformers and a model
-    makes half a million objects that stay: the searches took a sixth of the processor time of a start.
+    creates half a million permanent objects: the searches took a sixth of the CPU time of a start.
     """
     global _is_paused
     before = gc.isenabled()
@@ -130,7 +130,7 @@ def paused_collection() -> Iterator[None]:
 
 
 def _resume_in_child() -> None:
-    """Turn collections on in a forked process (vLLM's core, on a CPU), which never reaches the end of the block."""
+    """Enable collections in a forked process (vLLM's core, on a CPU), which never reaches the end of the block."""
     global _is_paused
     if _is_paused:
         _is_paused = False

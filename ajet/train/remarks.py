@@ -1,7 +1,8 @@
-"""Remarks on settings that are valid and cannot do what a training is for, made before it costs anything.
+"""Remarks on valid settings that defeat the purpose of a training, made before the training costs anything.
 
-Invariant: a remark refuses nothing, starts nothing and changes nothing. It names the key, where it was set, what
-follows and a way out. `config validate` reviews what the YAML says, a plan and a launch also tasks, disk and memory.
+Invariant: a remark refuses, starts and changes nothing. A remark names the key, the place of its definition, the
+consequence and a way out. `config validate` reviews the YAML alone; a plan and a launch also review tasks, disk and
+memory.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from ajet.task_reader.contamination import TaskOverlap
 
 SLOWEST, FASTEST, FASTEST_LORA = 1e-8, 1e-3, 1e-2
-"""Learning rates outside of which no weight moves, or a model (its adapters) diverges at once."""
+"""Learning rates: below `SLOWEST` no weight moves, above `FASTEST` (adapters: `FASTEST_LORA`) a model diverges."""
 
 
 class PlanRemark(NamedTuple):
-    """A remark on a setting that is valid and cannot do what a training is for."""
+    """A remark on a valid setting that defeats the purpose of a training."""
 
     key: str
     what: str
@@ -44,14 +45,14 @@ def describe_remarks(
     known: TaskOverlap | None = None,
     is_colocated: bool = True,
 ) -> str:
-    """Return all remarks on a plan whose tasks are known, for a screen or a log; "" for none.
+    """Return all remarks on a plan with known tasks, for a screen or a log.
 
     Args:
         train: the number of training tasks.
-        validates: True if there are held-out tasks.
-        workflow: the class that has to give the rewards; None if a judge does.
-        known: held-out tasks that are trained on.
-        is_colocated: True if, with `mode: async`, a sampler is on this machine, too.
+        validates: True if held-out tasks exist.
+        workflow: the class responsible for rewards. None: a judge is responsible.
+        known: held-out tasks in the training set.
+        is_colocated: True if, with `mode: async`, a sampler runs on this machine, too.
     """
     remarks = [
         *review_settings(experiment.ajet, algorithm),
@@ -63,7 +64,7 @@ def describe_remarks(
 
 
 def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str:
-    """Return the remarks with the places of their keys; "" for none."""
+    """Return the remarks with the places of their keys, or "" without remarks."""
     rows = []
     for key, what, do in remarks:
         where = experiment.layers.locate(("ajet", *key.split(".")))
@@ -73,15 +74,15 @@ def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str
 
 
 def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> Iterator[PlanRemark]:
-    """Yield remarks on what the YAML alone says, if something is trained."""
+    """Yield remarks on the YAML alone, if the backbone trains."""
     rollout, trainer, backbone = settings.rollout, settings.trainer_common, find_backbone(settings.backbone)
     if "trains" not in backbone.can:
         return
     if algorithm is not None and "group" in algorithm.needs and rollout.num_repeat == 1:
         yield PlanRemark(
             "rollout.num_repeat",
-            f"{trainer.algorithm.adv_estimator} compares the attempts at a task with each other, and there is one: no "
-            "token gets an advantage",
+            f"{trainer.algorithm.adv_estimator} compares the attempts at a task, and one attempt leaves nothing to "
+            "compare: no token gets an advantage",
             "4 or more, or adv_estimator: reinforce_plus_plus",
         )
     key, rate, lora = "trainer_common.optim.lr", trainer.optim.lr, trainer.lora.trains_adapters
@@ -91,14 +92,14 @@ def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) ->
         usual = "1e-5 to 1e-3" if lora else "1e-6 to 1e-5"
         yield PlanRemark(
             key,
-            f"a learning rate of {rate:g} tears a model apart within a few steps",
-            f"{usual}; a model of a few million weights bears 1e-3",
+            f"with a learning rate of {rate:g} a model diverges within a few steps",
+            f"{usual}; a model of a few million weights tolerates 1e-3",
         )
     key, tasks = "trainer_common.mini_batch_num", settings.data.train_batch_size
     if tasks % trainer.mini_batch_num and key not in backbone.idle:
         yield PlanRemark(
             key,
-            f"{counted(tasks, 'task')} a step are not dealt out evenly to {trainer.mini_batch_num} updates; verl "
+            f"{counted(tasks, 'task')} a step cannot be split evenly into {trainer.mini_batch_num} updates; verl "
             "refuses such a batch",
             f"a divisor of {tasks}, or another data.train_batch_size",
         )
@@ -114,7 +115,7 @@ def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) ->
 def review_tasks(
     experiment: Experiment, *, train: int, validates: bool, workflow: type[Any] | None = None
 ) -> Iterator[PlanRemark]:
-    """Yield remarks on what the tasks and the workflow say, if something is trained; arguments as above."""
+    """Yield remarks on tasks and workflow, if the backbone trains. Arguments: as in `describe_remarks`."""
     if "trains" not in experiment.backbone.can:
         return
     trainer, batch = experiment.ajet.trainer_common, experiment.ajet.data.train_batch_size
@@ -147,7 +148,10 @@ def review_tasks(
 
 
 def _mentions_rewards(workflow: type[Any]) -> bool:
-    """Return True if the workflow's file does, cannot be read, or it is a function, whose number is a reward."""
+    """Return True if the workflow's file mentions rewards or cannot be read.
+
+    Also True for a workflow made from a function, because its returned number is the reward.
+    """
     try:
         return is_of_function(workflow) or "reward" in inspect.getsource(inspect.getmodule(workflow) or workflow)
     except (OSError, TypeError):
@@ -155,7 +159,7 @@ def _mentions_rewards(workflow: type[Any]) -> bool:
 
 
 def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterator[PlanRemark]:
-    """Yield a remark if held-out tasks are trained on."""
+    """Yield a remark if held-out tasks are also training tasks."""
     reader = experiment.ajet.task_reader
     if known is None or not (what := known.words()):
         return
@@ -176,7 +180,7 @@ def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterato
 def review_machine(
     experiment: Experiment, *, train: int, validates: bool, is_colocated: bool = True
 ) -> Iterator[PlanRemark]:
-    """Yield remarks on disk and memory of this machine; arguments as above."""
+    """Yield remarks on disk and memory of the machine. Arguments: as in `describe_remarks`."""
     disks = find_disks(experiment)
     for disk in disks:
         if disk.refused:

@@ -1,7 +1,7 @@
-"""The contract of a runner, which lays out the processes of a training, and the options of a launch.
+"""The contract of a runner, which starts the processes of a training, and the options of a launch.
 
-Invariant: a runner decides where optimizer and engine live, and nothing else. Each step that it trains and each
-validation that it plays ends in the `RunSink` that it is given, in the process that the user started.
+Invariant: a runner decides only the location of optimizer and engine. Each trained step and each validation ends in the
+given `RunSink`, in the process started by the user.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """Base class of runners, made without arguments. The descriptor of a backbone names its runner."""
+    """Base class of runners, constructed without arguments. A backbone's descriptor names its runner."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """Return the settings with the values of the backbone's own sections; loads neither torch nor its package.
+        """Return the settings with values of the backbone's own sections. Loads neither torch nor the backbone's
+        package.
 
         Raises:
             UserError: the backbone would refuse the settings.
@@ -32,43 +33,44 @@ class Runner:
         return experiment.ajet
 
     def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
-        """Return the experiment with the values that the backbone's own sections of the YAML give keys below `ajet`.
+        """Return the experiment with values of the backbone's own YAML sections merged into keys below `ajet`.
 
         Args:
-            from_store: the store of `--from-store`, whose samplers read no such section.
+            from_store: the store of `--from-store`. Its samplers read no backbone section.
         """
         return experiment
 
     def describe_overridden(self, experiment: Experiment) -> str:
-        """Return a line for each of the user's keys below `ajet` that such a section overrides; "" for none."""
+        """Return a line for each user key below `ajet` overridden by a backbone section."""
         return ""
 
     def describe_replaced_defaults(self, experiment: Experiment) -> str:
-        """Return lines on defaults that ajet has instead of the backbone's own, for a YAML in the backbone's own keys;
-        "" for none."""
+        """Return lines on defaults where ajet differs from the backbone, for a YAML with the backbone's own keys."""
         return ""
 
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Raise UserError for settings that a training would refuse; loads no model and starts nothing.
+        """Raise UserError for settings that a training would refuse. Loads no model and starts no process.
 
         Args:
             from_store: the store of `--from-store`.
-            looking: True if nothing is launched: the settings may be a sampler's.
+            looking: True if no training is launched: the settings may belong to a sampler.
             here: True if the training is to run on this machine.
         """
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """Raise UserError for settings and flags that do not go together, before a training has a folder."""
+        """Raise UserError for conflicting settings and flags, before the training creates a folder."""
 
     def shown(self, experiment: Experiment) -> str:
         """Return the backbone's own configuration, as further YAML documents of `ajet config show`."""
         return ""
 
     def name_accelerators(self) -> str | None:
-        """Return the product names of this machine's accelerators, of which `ajet plan` estimates memory and time of a
-        step; "" if they are not known, None if the machine has none."""
+        """Return the product names of the machine's accelerators, for the estimates of `ajet plan`.
+
+        Returns "" for unknown accelerators, and None on a machine without accelerators.
+        """
         return ""
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
@@ -82,21 +84,27 @@ class Runner:
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it trains")
+        """Train until the last step.
+
+        Raises:
+            KeyboardInterrupt: after saving, when interrupted.
+            UserError: the training cannot continue.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement `train`")
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
         """Write the model of a checkpoint into the folder `target` in Hugging Face layout.
 
-        Called for checkpoints whose state has an entry of the backbone's name; others hold the model's files already.
+        Called for checkpoints with the backbone's name in their state. Other checkpoints already hold the model's
+        files.
 
         Args:
-            dtype: number type of the files; None: the type that was trained in.
+            dtype: number type of the files. None: the training's type.
 
         Raises:
             UserError: the checkpoint cannot be exported.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how its checkpoints become a model")
+        raise NotImplementedError(f"{type(self).__name__} does not implement `export`")
 
 
 @dataclass(frozen=True)
@@ -104,15 +112,15 @@ class LaunchOptions:
     """Flags of `ajet --conf FILE.yaml`, except those of the experiment."""
 
     fresh: bool = False
-    """Start a new run in the experiment's folder, whatever it holds."""
+    """Start a new run even if the experiment's folder holds a run."""
     resume: str | None = None
-    """auto, never or a checkpoint's path; None: as `trainer_common.resume` says."""
+    """auto, never or a checkpoint's path. None: use `trainer_common.resume`."""
     flags: tuple[str, ...] = ()
-    """Names of `Plugin.launch_flags` that are set."""
+    """Names of `Plugin.launch_flags` set by the user."""
     debug_tags: str = ""
     """Breakpoints to stop at, "TAG1|TAG2"."""
     services: tuple[str, ...] = ()
-    """NAME of each `--with-NAME` flag."""
+    """The NAME of each `--with-NAME` flag set by the user."""
     prefix: str = ""
     """Prefix of the names of the services' logs."""
     dry_run: bool = False
@@ -120,6 +128,6 @@ class LaunchOptions:
     rehearsal: bool = True
     """Try an update of the longest samples before step 1 (local and serve)."""
     from_store: Address | None = None
-    """Store that samplers fill; None: the run plays by itself."""
+    """Store filled by samplers. None: the run plays the tasks itself."""
     traceback: bool = False
     """Show the traceback of a user error, too."""

@@ -1,7 +1,7 @@
-"""The state of a training: policy, store, task order and record, and the checkpoints that hold them together.
+"""The state of a training: policy, store, task order and record, and checkpoints of them all.
 
-Invariant: a checkpoint holds everything that a resumed run cannot find elsewhere. It is made between two steps only,
-never while weights, store and record are at different steps (`is_step_partial`).
+Invariant: a checkpoint holds all state that a resumed run cannot recompute. A checkpoint is saved between two steps
+only, never while weights, store and record are at different steps (`is_step_partial`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from ajet.schema.call import Floats
 
 AssignCredit = Callable[["Sequence[Group]", int], "TrainingBatch"]
-"""Makes the batch of a step from its groups and its number."""
+"""Build the batch of a step from its groups and its number."""
 
 
 @dataclass(slots=True)
 class TrainingSession:
-    """One training of one run, from its begin or resume to its last step."""
+    """A training of a run, from its begin or resume to its last step."""
 
     sink: RunSink
     """Records the steps of the run."""
@@ -52,31 +52,31 @@ class TrainingSession:
     """None: clients bring all tasks."""
     interrupts: Interrupts
     credit_rule: AssignCredit | None = None
-    """How groups become a batch; None: by the algorithm of the experiment."""
+    """Converts groups into a batch. None: use the experiment's algorithm."""
     step: int = 0
-    """Last step that is committed."""
+    """The number of the last committed step."""
     is_step_partial: bool = False
-    """True if weights, store or record may be ahead of `step`, but not all of them: nothing may be saved."""
+    """True while weights, store and record may be at different steps. Saving is forbidden meanwhile."""
     saved_step: int | None = None
-    """Step of the last checkpoint; None: there is none."""
+    """Step of the last checkpoint. None: no checkpoint."""
     is_checkpoint_outdated: bool = False
-    """True if the checkpoint of the present step, if there is one, lacks something that happened since."""
+    """True if state has changed since the present step's checkpoint."""
     last_validation: dict[str, float] = field(default_factory=dict)
     validated_step: int = -1
-    """Step after which the last validation ran; -1, as checkpoints have it: none yet."""
+    """Step of the last validation. -1, also in checkpoints: no validation yet."""
     measured: Measurement | None = None
-    """What the last validation of this process measured."""
+    """Result of the last validation in this process."""
     idle_steps: int = 0
-    """Number of steps of this process in a row, up to the present one, that had nothing to learn from."""
+    """Consecutive steps of this process without a training signal, up to the present step."""
     leftover_orders: list[int] = field(default_factory=list)
-    """Positions that were recorded as left over when a server ended, and are in no row of metrics."""
+    """Positions recorded as left over when a server ended, without a row of metrics."""
     experiment: Experiment = field(init=False)
     run: RunDirectory = field(init=False)
     algorithm: Algorithm = field(init=False)
     _given_up: DeadLetterLog = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start from the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
+        """Start from scratch, or from the resumed checkpoint. `store` was opened at the same checkpoint."""
         self.experiment, self.run = self.sink.experiment, self.sink.run
         settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
         self._given_up = DeadLetterLog(self.store)
@@ -101,12 +101,12 @@ class TrainingSession:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if `stop_after_idle_steps` steps in a row had nothing to learn from."""
+        """True after `stop_after_idle_steps` consecutive steps without a training signal."""
         return 0 < self.trainer.stop_after_idle_steps <= self.idle_steps
 
     @property
     def task_order(self) -> TaskOrder:
-        """The order of the tasks of a run that has all of them."""
+        """The task order of a run with a complete list of tasks."""
         assert self.tasks is not None, "clients bring the tasks"
         return self.tasks
 
@@ -119,8 +119,8 @@ class TrainingSession:
         """Return whether a validation is due after the present step and has not run.
 
         Args:
-            last: the last step; None: there is none.
-            always_last: validate after the last step even if no validation ran before.
+            last: the last step. None: a run without end.
+            always_last: validate after the last step even without an earlier validation.
         """
         if self.validated_step == self.step:
             return False
@@ -130,13 +130,13 @@ class TrainingSession:
         return is_due(self.step, self.trainer.test_freq) or is_last
 
     def note_validation(self, metrics: Mapping[str, float] | None = None, measured: Measurement | None = None) -> None:
-        """Record in the session that the present step was validated. An existing checkpoint of it becomes outdated."""
+        """Record in the session that the present step was validated. The step's checkpoint becomes outdated."""
         if metrics is not None:
             self.last_validation, self.measured = dict(metrics), measured
         self.validated_step, self.is_checkpoint_outdated = self.step, True
 
     def add_given_up(self, taken: StepGroups) -> StepGroups:
-        """Return groups that this process leased with the positions that were given up since the last step."""
+        """Return groups leased by the process, with the positions given up since the last step."""
         given_up = self._given_up.log_new(self.tasks)
         return replace(taken, given_up=given_up, dead=self._given_up.count, ended=time.monotonic())
 
@@ -150,9 +150,10 @@ class TrainingSession:
         return assign_credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
 
     def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
-        """Update the weights with a batch; without samples, only measure.
+        """Update the weights with a batch. Without samples, only measure.
 
-        Afterwards the step is partial until `commit`. If the update raises, it is partial only if weights changed.
+        Afterwards the step is partial until `commit`. If the update raises, the step is partial only if weights
+        changed.
         """
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
@@ -171,7 +172,7 @@ class TrainingSession:
         return StepUpdate(version, metrics | {"version": backbone.version}, fresh_gap)
 
     def commit(self, taken: StepGroups, batch: TrainingBatch, update: StepUpdate) -> None:
-        """Record the step in the store, the task order and the run; the step is over."""
+        """Record the step in the store, the task order and the run."""
         step, store = self.step + 1, self.store
         unused = [group for groups in taken.unused.values() for group in groups]
         outcomes = dict(batch.outcomes)
@@ -214,7 +215,7 @@ class TrainingSession:
         self.run.status.set(depths={"leased": len(self.store.begun()), **more})
 
     def save(self) -> None:
-        """Save a checkpoint of the present step, atomically, unless there is one."""
+        """Save a checkpoint of the present step atomically, unless already saved."""
         assert not self.is_step_partial, "the state belongs to no step"
         if self._is_saved:
             return
@@ -244,7 +245,7 @@ class TrainingSession:
             try:
                 self.save()
             except KeyboardInterrupt:
-                logger.warning("step {} is not saved: the run goes on {}", self.step, self._describe_latest())
+                logger.warning("step {} is not saved: the run resumes {}", self.step, self._describe_latest())
                 raise
             logger.warning("step {} is saved; the same command goes on from it", self.step)
 
@@ -255,9 +256,9 @@ class TrainingSession:
             self.save()
 
     def warn_partial_step(self) -> None:
-        """Warn that nothing can be saved, and from where the run goes on."""
+        """Warn that the partial step cannot be saved, and name the checkpoint for a resume."""
         logger.warning(
-            "interrupted in the middle of a step's update: nothing is saved of it; the run goes on {}",
+            "interrupted in the middle of a step's update: the step is not saved; the run resumes {}",
             self._describe_latest(),
         )
 
@@ -266,7 +267,7 @@ class TrainingSession:
         return self.saved_step == self.step and not self.is_checkpoint_outdated
 
     def _describe_latest(self) -> str:
-        """Return from which checkpoint a resumed run starts."""
+        """Describe the starting checkpoint of a resumed run."""
         latest = self.run.checkpoints.latest() or self.run.resumed
         if latest is None:
             return "from its beginning: it has no checkpoint"
@@ -281,7 +282,7 @@ class TrainingSession:
         )
 
     def _mark_used(self, taken: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
-        """Tell the store which positions the step used, and which groups may be trained on again."""
+        """Mark the step's positions as used in the store, and the groups that may be trained a second time."""
         orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
         if is_shared(self.store):
             retrainable: Collection[int] = taken.reuse.find_retrainable(taken.groups, outcomes)
@@ -296,7 +297,7 @@ def score_twice(
     """Return the log-probabilities of samples under the policy and under the reference model.
 
     Args:
-        tokens: tokens of a forward pass, as `micro_batch_tokens` says.
+        tokens: tokens of a forward pass (`micro_batch_tokens`).
     """
     found = []
     for reference in (False, True):
@@ -307,18 +308,18 @@ def score_twice(
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return True every `every` steps; 0 or less: never."""
+    """Return True every `every` steps, and never if `every` is 0 or less."""
     return every > 0 and step % every == 0
 
 
 def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:
-    """Open the run's store at the checkpoint that it resumes.
+    """Open the run's store at the resumed checkpoint.
 
     Args:
-        folder: where finished episodes are stored that must outlive the process.
+        folder: folder for finished episodes that must outlive the process.
 
     Raises:
-        TaskError: the checkpoint was made over other tasks.
+        TaskError: the checkpoint was made with other tasks.
     """
     return open_ledger(
         run.experiment,
@@ -331,7 +332,7 @@ def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None =
 
 
 def read_resumed_frontier(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
-    """Return what the checkpoint that the run resumes holds of the store. Raises TaskError as `open_store` does."""
+    """Return the store's state from the resumed checkpoint. Raise TaskError as `open_store` does."""
     state = dict(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
         tasks.restore(state)

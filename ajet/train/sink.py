@@ -1,9 +1,9 @@
 """The record of a run's steps and validations: accounting, observers, files, metrics and screen.
 
-Invariant: every training ends a step in `commit` and a validation in `commit_validation`, in the process that the user
-started: the loop, and the backbones that train in processes of their own. Each sampled token was trained or is counted
-under a reason, the plug-ins' observers have seen the step, and episodes with their outcomes are on the disk before the
-row of metrics that counts them.
+Invariant: every training ends a step in `commit` and a validation in `commit_validation`, in the process started by the
+user. Backbones with training processes of their own do the same. Each sampled token is trained or counted under a
+reason, the plug-ins' observers have seen the step, and episodes with their outcomes are on the disk before their row of
+metrics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _ignore_episode(episode: Episode) -> None: ...
 
 
 class RunSink:
-    """Records the steps and validations of one run, and shows them."""
+    """Record the steps and validations of a run, and show them."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RunSink:
         on_step: OnStep,
         on_episode: Callable[[Episode], None] = _ignore_episode,
     ) -> None:
-        """Record into `run`. `on_episode`: called when an episode has ended, from any thread."""
+        """Record into `run`. `on_episode` is called at the end of an episode, from any thread."""
         self.experiment, self.run = experiment, run
         self.on_step, self.on_episode = on_step, on_episode
         self._total = 0
@@ -62,7 +62,7 @@ class RunSink:
         workflow: type[Workflow] | None = None,
         is_colocated: bool = True,
     ) -> None:
-        """Warn of settings with which a training cannot work well. Arguments are those of `describe_remarks`."""
+        """Warn of unsuitable settings of a training. Arguments: as in `describe_remarks`."""
         if remarks := describe_remarks(
             self.experiment, algorithm, train=train, validates=validates, workflow=workflow, known=known,
             is_colocated=is_colocated,
@@ -73,7 +73,7 @@ class RunSink:
         """Prepare the first step.
 
         Args:
-            renderer: the run's renderer; None for a model without tokens.
+            renderer: the run's renderer. None: a model without tokens.
             total: the last step.
         """
         self._total = total
@@ -82,7 +82,7 @@ class RunSink:
 
     @property
     def observers(self) -> StepObservers:
-        """Observers of the run, which plug-ins register."""
+        """Observers of the run, registered by plug-ins."""
         assert self._observers is not None, "`begin` comes first"
         return self._observers
 
@@ -130,11 +130,11 @@ class RunSink:
     def commit_validation(
         self, groups: Sequence[Group], *, step: int, seconds: float, recorded: Collection[str] = ()
     ) -> tuple[dict[str, float], Measurement]:
-        """Record the held-out tasks' episodes after a step; return their metrics and what they measured.
+        """Record the held-out episodes of a step, and return their metrics and measurement.
 
         Args:
-            groups: one group a task.
-            recorded: uuids of attempts that an earlier process recorded.
+            groups: a group per task.
+            recorded: uuids of attempts recorded by an earlier process.
         """
         run, episodes = self.run, list_episodes(groups)
         new = [episode for episode in episodes if episode.uuid not in recorded]
@@ -148,7 +148,7 @@ class RunSink:
         if measured.left_out > MOST_LEFT_OUT:
             logger.warning(
                 "{:.1%} of this validation's attempts are left out (engine, judge, environment or ajet failed): above "
-                "{:.0%} no checkpoint is picked by it as the best",
+                "{:.0%} the validation does not select the best checkpoint",
                 measured.left_out,
                 MOST_LEFT_OUT,
             )
@@ -161,16 +161,16 @@ class RunSink:
         return metrics, measured
 
     def commit_held_out(self, episodes: Sequence[Episode], step: int) -> None:
-        """Record what clients played of held-out tasks since the step before, if anything.
+        """Record clients' attempts at held-out tasks since the last step, if any.
 
-        No checkpoint is compared by it, since updates went on meanwhile.
+        The result never selects a checkpoint, because weights were updated during the attempts.
         """
         if episodes:
             self.commit_validation(group_by_task(episodes), step=step, seconds=measure_span(episodes))
 
 
 def _count_retrained(trained: TrainedStep) -> dict[str, float]:
-    """Return the part of the step's numbers that an earlier step has counted, too."""
+    """Return the part of the step's numbers already counted by an earlier step."""
     before = {*trained.retrained}
     counted = episode_metrics(list_episodes(each for each in trained.groups if each.order in before), "train", {})
     metrics: dict[str, float] = {
@@ -182,12 +182,12 @@ def _count_retrained(trained: TrainedStep) -> dict[str, float]:
 
 
 def measure_span(episodes: Sequence[Episode]) -> float:
-    """Return the seconds from the start of the first episode to the end of the last; 0 for no episode."""
+    """Return the seconds from the start of the first episode to the end of the last."""
     return max((each.ended for each in episodes), default=0.0) - min((each.started for each in episodes), default=0.0)
 
 
 def group_by_task(episodes: Sequence[Episode]) -> list[Group]:
-    """Return a group for each task of attempts that came one by one, in the order in which they came."""
+    """Return a group per task for attempts that arrived separately, in order of arrival."""
     found: list[Group] = []
     for episode in episodes:
         group = next((each for each in found if each.task == episode.task), None)

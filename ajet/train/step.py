@@ -1,6 +1,6 @@
-"""One training step: the groups that it takes, what its update returned, and the step as it is recorded.
+"""A training step: its groups, the result of its update, and the record of the step.
 
-Every training uses these types, whichever process has its optimizer. `RunSink.commit` records a `TrainedStep`.
+Every training uses these types, in any process with an optimizer. `RunSink.commit` records a `TrainedStep`.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, total steps, metrics)."""
 UnusedGroups = Mapping["UntrainedReason", Sequence["Group"]]
-"""Groups that no batch takes, by reason."""
+"""Groups excluded from every batch, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """The groups that a source brings for one step."""
+    """The groups brought by a source for a step."""
 
     began: float
     """Start of the step, by the monotonic clock in seconds."""
     groups: Sequence[Group]
-    """Groups that the step trains on, by order."""
+    """Groups to train on, sorted by order."""
     unused: UnusedGroups = field(default_factory=dict)
-    """Groups that are only recorded."""
+    """Groups to record without training."""
     unfinished: Sequence[Lease] = ()
-    """Leases that are given back, so that their tasks are played again."""
+    """Leases to return, so that the tasks are played a second time."""
     single: Sequence[Episode] = ()
-    """Episodes of no group, which are only recorded."""
+    """Episodes without a group, recorded only."""
     held_out: Sequence[Episode] = ()
-    """Attempts of clients at held-out tasks: a validation that is recorded with the step."""
+    """Clients' attempts at held-out tasks, recorded as a validation of the step."""
     by_samplers: bool = False
     """True if samplers in other processes played the groups."""
     reuse: GroupReuse = field(default_factory=GroupReuse)
-    """Which groups were trained on before, and which may be again."""
+    """Groups trained before, and groups allowed to be trained a second time."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Reasons of each failed attempt, by order, for positions that were given up since the last step."""
+    """Reasons of each failed attempt, by order, for positions given up since the last step."""
     dead: int = 0
-    """Number of all positions that were given up."""
+    """Total number of positions given up."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Number of groups that could not be trained on, by kind."""
+    """Number of groups unusable for training, by kind."""
     ended: float = field(default_factory=time.monotonic)
     """End of the rollout, by the monotonic clock in seconds."""
 
@@ -68,24 +68,24 @@ class StepGroups:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What the update of one step returned."""
+    """The result of a step's update."""
 
     version: int
-    """Policy version that the step was trained from."""
+    """Policy version before the update."""
     metrics: Mapping[str, float]
     fresh_gap: float | None = None
-    """Mean gap in nats per token between the trainer's and the samplers' log-probabilities; None: not measured."""
+    """Mean gap in nats per token between the trainer's and the samplers' log-probabilities. None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """A step whose update is over, to be recorded."""
+    """A step with a finished update, to be recorded."""
 
     step: int
     version: int
-    """Policy version that the step was trained from."""
+    """Policy version before the update."""
     groups: Sequence[Group]
-    """Groups that the metrics are over."""
+    """Groups covered by the metrics."""
     outcomes: Mapping[str, Outcome]
     """Outcomes of all episodes, by uuid."""
     tokens: Mapping[str, int]
@@ -93,51 +93,51 @@ class TrainedStep:
     metrics: Mapping[str, float]
     """Metrics of credit, update and clock."""
     tasks: Sequence[int]
-    """Orders of the groups in the batch that no earlier step trained on."""
+    """Orders of the batch's groups that are trained for the first time."""
     retrained: Sequence[int] = ()
-    """Orders of the groups in the batch that an earlier step trained on, too."""
+    """Orders of the batch's groups already trained by an earlier step."""
     unused: Sequence[Group] = ()
-    """Groups that are only recorded."""
+    """Groups recorded without being trained on."""
     discarded: Sequence[int] = ()
-    """Orders of the groups that no batch takes."""
+    """Orders of groups excluded from every batch."""
     waiting: Sequence[int] = ()
-    """Orders of tasks that were begun and are in no step yet."""
+    """Orders of started tasks without a step yet."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
     dead: int = 0
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    """This and the two fields above: as in `StepGroups`."""
+    """`given_up`, `dead` and `quarantined` are copied from `StepGroups`."""
 
     def newest_version(self, episode: Episode) -> int:
         """Return the latest policy version that can have sampled an episode.
 
-        An episode that the update did not use may have ended after the update.
+        An episode unused by the update may have ended after the update.
         """
         is_trained = self.outcomes.get(episode.uuid, NO_OUTCOME).step is not None
         return self.version if is_trained else self.version + 1
 
 
 class StepObserver(Protocol):
-    """Looks at each training step of a run; plug-ins register observers (`Plugin.step_observers`).
+    """Observe each training step of a run. Plug-ins register observers (`Plugin.step_observers`).
 
-    An observer changes nothing of the run; what it returns is in the step's row of metrics.
+    An observer never changes the run. Its returned numbers enter the step's row of metrics.
     """
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
-        """Begin with a run. `words`: its renderer; None for a model without tokens."""
+        """Begin with a run. `words`: the run's renderer, or None for a model without tokens."""
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
-        """Return numbers of a step's episodes, before it is recorded.
+        """Return numbers of a step's episodes, before the step is recorded.
 
         Args:
             newest: returns the latest policy version that can have sampled an episode.
         """
 
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
-        """Return numbers that take the present weights, for a step whose update does not compare log-probabilities."""
+        """Return numbers computed with the present weights, for a step without logprob comparison in its update."""
 
 
 class StepObservers:
-    """Calls all observers of a run."""
+    """Call all observers of a run."""
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
         kinds: Iterator[type[StepObserver]] = load_references("step_observers", "step observer")
@@ -151,7 +151,7 @@ class StepObservers:
         return found
 
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
-        """Return the numbers of all observers that take the present weights."""
+        """Return the numbers computed by all observers with the present weights."""
         found: dict[str, float] = {}
         for observer in self._observers:
             found |= observer.recomputed(episodes, step, backbone)

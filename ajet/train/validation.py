@@ -1,7 +1,7 @@
-"""Validation: the validation tasks, played on the same path as training, without credit or update.
+"""Validation: play validation tasks on the training path, without credit or update.
 
-Invariants (DESIGN decision 14): gateway, judges and records are those of training; only the sampling differs. Attempts
-are recorded once: a resumed run does not play attempts again that an earlier process recorded after the same step.
+Invariants (DESIGN decision 14): gateway, judges and records are the same as in training; only the sampling differs.
+Attempts are recorded once: a resumed run does not repeat attempts recorded by an earlier process after the same step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[str, float], Measurement]:
-    """Play every validation task after a step, record the episodes, and return their metrics and what they measured.
+    """Play every validation task after a step, record the episodes, and return metrics and measurement.
 
-    Greedy validation plays each task `val_kwargs.num_repeat` times; with `val_kwargs.do_sample` each is played
-    `val_pass_n` times and pass@n and all@n are added. Raises UserError if every episode before step 1 failed.
+    Greedy validation plays each task `val_kwargs.num_repeat` times. With `val_kwargs.do_sample` each task is played
+    `val_pass_n` times, and pass@n and all@n are added. Raises UserError if every episode before step 1 failed.
     """
     began, run = time.monotonic(), sink.run
     tasks = list(enumerate(parts.tasks("validation")))
@@ -50,7 +50,7 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
 
 
 def _read_recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: int, *, repeats: int) -> list[Episode]:
-    """Return the attempts that an earlier process recorded after the step; none if their arrays were removed."""
+    """Return the attempts recorded by an earlier process after the step, if their arrays still exist."""
     if not run.episodes.path(step, "validation").with_suffix(".bin").exists():
         return []
     wanted = {
@@ -64,7 +64,7 @@ def _read_recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: i
 def _merge_groups(
     tasks: Sequence[tuple[int, Task]], played: Sequence[Group], earlier: Sequence[Episode]
 ) -> list[Group]:
-    """Return the played groups with the attempts that were recorded before, by task."""
+    """Return the played groups merged with attempts recorded earlier, by task."""
     found = {group.order: group for group in played}
     for episode in earlier:
         group = found.setdefault(episode.order, Group(episode.task, episode.order, []))

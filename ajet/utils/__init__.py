@@ -1,1 +1,1 @@
-"""A name that AgentJet's users import: `ajet.utils.robust_dashscope`, and nothing else is here."""
+"""AgentJet's package for the public module `ajet.utils.robust_dashscope`."""

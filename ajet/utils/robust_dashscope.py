@@ -1,6 +1,6 @@
-"""`RobustDashScopeChatModel`, by AgentJet's name: an AgentScope model of another server.
+"""Export `RobustDashScopeChatModel` under AgentJet's module name: an AgentScope model of another server.
 
-Invariant: nothing is done here that `ajet.workflow.adapters.agentscope` does not do.
+Invariant: the implementation is in `ajet.workflow.adapters.agentscope`.
 """
 
 from __future__ import annotations
@@ -8,4 +8,4 @@ from __future__ import annotations
 from ajet.workflow.adapters.agentscope import other_model_class
 
 RobustDashScopeChatModel = other_model_class()
-"""`RobustDashScopeChatModel("qwen-plus", stream=False)`."""
+"""AgentScope chat model of another server, used as `RobustDashScopeChatModel("qwen-plus", stream=False)`."""

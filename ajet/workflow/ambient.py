@@ -51,7 +51,7 @@ _wrapped: dict[type[Any], tuple[Any, Any]] = {}
 The episode of an `OpenAI()` client in user code is known only when a request is sent.
 """
 _hosts: set[str] = set()
-_foreign_hosts: set[str] = set()
+foreign_hosts: set[str] = set()
 
 
 @contextmanager
@@ -184,9 +184,9 @@ def bind_request(request: Any) -> None:
 
 def _warn_of_foreign_host(url: Any) -> None:
     """Log a model call to a foreign host once; the call may be intended or a forgotten setting."""
-    if not url.path.endswith(_CALLS) or url.host in _foreign_hosts:
+    if not url.path.endswith(_CALLS) or url.host in foreign_hosts:
         return
-    _foreign_hosts.add(url.host)
+    foreign_hosts.add(url.host)
     names = [name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()]
     message = (
         "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "

@@ -61,7 +61,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         )
         self.result: Any = ""
         """Result shown to the model: text, or a value shown as JSON."""
-        self.whole: str | None = None
+        self.full_result: str | None = None
         """Complete result, if the model is shown less."""
         self.error: ToolError = ""
         """Error class; set by an exception in the block."""
@@ -72,7 +72,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         self._record = record
         self._started = 0.0
         self._json = False
-        self._digest, self._whole_length = "", -1
+        self._digest, self._full_length = "", -1
 
     def __enter__(self) -> RunningToolUse:
         self._started = time.time()
@@ -95,7 +95,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
 
     def _take_recorded(self, recorded: ToolUse) -> None:
         self.replayed, self.result, self.error, self._json = True, recorded.result, recorded.error, recorded.json
-        self._digest, self._whole_length = recorded.digest, recorded.whole
+        self._digest, self._full_length = recorded.digest, recorded.whole
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
@@ -104,7 +104,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         if not self.replayed:
             self._finish_result(problem)
         facts = (self._digest, self._started, ended, self.error, self.server, self.call_id)
-        self._record(ToolUse(self.name, self.arguments, self.result, *facts, whole=self._whole_length, json=self._json))
+        self._record(ToolUse(self.name, self.arguments, self.result, *facts, whole=self._full_length, json=self._json))
 
     def _finish_result(self, problem: BaseException | None) -> None:
         self._json = not isinstance(self.result, str)
@@ -112,8 +112,8 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         if problem is not None:
             self.error = self.error or classify_error(problem)
             self.result = self.result or f"{type(problem).__name__}: {problem}"
-        self._digest = compute_digest(self.result if self.whole is None else self.whole)
-        self._whole_length = -1 if self.whole is None else len(self.whole)
+        self._digest = compute_digest(self.result if self.full_result is None else self.full_result)
+        self._full_length = -1 if self.full_result is None else len(self.full_result)
 
 
 class ToolFailedError(AjetError):

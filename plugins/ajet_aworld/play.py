@@ -143,7 +143,7 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
     """Run the agents and return AWorld's answer. Raises ToolFailure, AgentFailure."""
     missing: list[str] = []
     for agent in agents:
-        _prepare_agent(agent, missing)
+        prepare_agent(agent, missing)
     kind = "swarm" if isinstance(built, Swarm) else "agent"
     patience = {f"post_tool_progress_watchdog_{each}_seconds": _ENDLESS for each in ("timeout", "poll")}
     conf = ConfigDict({**TaskConfig().model_dump(), **patience})  # else a slow model's turn is begun again
@@ -157,7 +157,7 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
         finally:  # its tools end, too, where the end is asked for again meanwhile
             lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
             for agent in agents:
-                await _release_agent(agent)
+                await release_agent(agent)
     if missing:
         raise ToolFailure(f"tools did not start: {', '.join(missing)}")
     if lost:
@@ -178,7 +178,7 @@ async def _cancel_runner(running: asyncio.Future[Any]) -> None:
         running.exception()  # else it is logged as one that nobody has seen
 
 
-def _prepare_agent(agent: Any, missing: list[str]) -> None:
+def prepare_agent(agent: Any, missing: list[str]) -> None:
     """Prepare an agent; servers without tools are added to `missing` once it has listed tools."""
     memory = agent.memory_config
     settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
@@ -198,7 +198,7 @@ def _prepare_agent(agent: Any, missing: list[str]) -> None:
     agent.async_desc_transform = looks
 
 
-async def _release_agent(agent: Any) -> None:
+async def release_agent(agent: Any) -> None:
     """Close the agent's tools and end AWorld's threads for them."""
     if agent.sandbox is None:
         return

@@ -91,7 +91,7 @@ class EpisodeTools:
             at = _find_episodes_route(address, sent)
             if at is None:
                 return address
-            status, answer = _send_request("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
+            status, answer = send_request("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
         except OSError as problem:
             raise _make_unreachable_error(address, problem) from problem
         if status != 201:
@@ -105,7 +105,7 @@ class EpisodeTools:
         while self._open:
             address, sent = self._open.popitem()
             try:
-                status, answer = await asyncio.to_thread(_send_request, "DELETE", address, sent, None)
+                status, answer = await asyncio.to_thread(send_request, "DELETE", address, sent, None)
             except OSError as problem:
                 self._lost.append(f"{address} is gone: {problem}")
                 continue
@@ -179,13 +179,13 @@ def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailur
 def _find_episodes_route(address: str, sent: Mapping[str, str]) -> str | None:
     """Return the server's route for episodes, or None. Raises OSError."""
     headers = {**sent, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
-    _, answer = _send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
+    _, answer = send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
     meta = answer.get("result", {}).get("_meta", {}) if isinstance(answer.get("result"), dict) else {}
     path = meta.get(EPISODES) if isinstance(meta, dict) else None
     return urljoin(address, path) if isinstance(path, str) and path else None
 
 
-def _send_request(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
+def send_request(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
     """Return (status, the reply's JSON object, {} for other replies). Raises OSError."""
     import httpx
 

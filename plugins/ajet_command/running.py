@@ -69,11 +69,11 @@ class RunningCommand:
 
     def __init__(self, order: CommandSpec) -> None:
         self._spec = order
-        self._report, theirs = os.pipe()
+        self.report, theirs = os.pipe()
         self._over = False
         self._lock = threading.Lock()
         try:
-            self._keeper = subprocess.Popen(
+            self.keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(KEEPER), str(theirs)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -83,7 +83,7 @@ class RunningCommand:
                 env=dict(order.environment),
             )
         except BaseException:
-            os.close(self._report)
+            os.close(self.report)
             raise
         finally:
             os.close(theirs)
@@ -91,9 +91,9 @@ class RunningCommand:
     def stop(self) -> None:
         """End the process tree. Idempotent; does not wait."""
         with self._lock:
-            if self._keeper.stdin is not None and not self._keeper.stdin.closed:
+            if self.keeper.stdin is not None and not self.keeper.stdin.closed:
                 with suppress(BrokenPipeError):  # a keeper that was killed has not read all that is in the buffer
-                    self._keeper.stdin.close()
+                    self.keeper.stdin.close()
 
     def wait(self) -> Ended:
         """Read the output until the command has ended."""
@@ -102,11 +102,11 @@ class RunningCommand:
             return self._read_output()
         finally:
             self.stop()
-            for pipe in (self._keeper.stdout, self._keeper.stderr):
+            for pipe in (self.keeper.stdout, self.keeper.stderr):
                 if pipe is not None:
                     pipe.close()
-            os.close(self._report)
-            self._keeper.wait()
+            os.close(self.report)
+            self.keeper.wait()
 
     def _send_spec(self) -> None:
         order = self._spec
@@ -118,20 +118,20 @@ class RunningCommand:
             "input": order.input,
         }
         with self._lock:
-            assert self._keeper.stdin is not None
-            if not self._keeper.stdin.closed:
+            assert self.keeper.stdin is not None
+            if not self.keeper.stdin.closed:
                 try:
-                    self._keeper.stdin.write(json.dumps(message).encode() + b"\n")
-                    self._keeper.stdin.flush()
+                    self.keeper.stdin.write(json.dumps(message).encode() + b"\n")
+                    self.keeper.stdin.flush()
                 except BrokenPipeError:
                     return
 
     def _read_output(self) -> Ended:
-        assert self._keeper.stdout is not None and self._keeper.stderr is not None
+        assert self.keeper.stdout is not None and self.keeper.stderr is not None
         buffers: dict[int, bytearray] = {}
-        out, err = self._keeper.stdout.fileno(), self._keeper.stderr.fileno()
+        out, err = self.keeper.stdout.fileno(), self.keeper.stderr.fileno()
         with selectors.DefaultSelector() as selector:
-            for number in (out, err, self._report):
+            for number in (out, err, self.report):
                 buffers[number] = bytearray()
                 selector.register(number, selectors.EVENT_READ)
             deadline: float | None = None
@@ -140,14 +140,14 @@ class RunningCommand:
                     part = os.read(key.fd, 1 << 16)
                     if not part:
                         selector.unregister(key.fd)
-                        if key.fd == self._report:
+                        if key.fd == self.report:
                             deadline = time.monotonic() + LAST_WORDS
-                    elif key.fd == self._report:
+                    elif key.fd == self.report:
                         buffers[key.fd] += part
                     else:
                         self._append_output(buffers[key.fd], part)
         return self._parse_report(
-            bytes(buffers[self._report]), _decode_output(buffers[out]), _decode_output(buffers[err])
+            bytes(buffers[self.report]), _decode_output(buffers[out]), _decode_output(buffers[err])
         )
 
     def _append_output(self, buffer: bytearray, part: bytes) -> None:

@@ -91,7 +91,7 @@ class RunningCompanion(SupervisedProcess):
     def restart(self) -> None:
         """Start the companion again after its end; output is appended to the log. Raises UserError."""
         self.close()
-        self._keeper, self._ended, self._searched_bytes = None, {}, self._log.stat().st_size
+        self.keeper, self._ended, self._searched_bytes = None, {}, self._log.stat().st_size
         self._start_process(anew=False)
 
     def _start_process(self, *, anew: bool) -> None:
@@ -113,7 +113,7 @@ class RunningCompanion(SupervisedProcess):
             self._start_keeper(wall.argv, "/", {}, anew=anew, descriptors=wall.descriptors, user=wall.user)
         finally:
             self._cell.start_forwarding()
-            if self._keeper is None:
+            if self.keeper is None:
                 self._end_cell()
 
     def _make_cell(self) -> ServiceCell:
@@ -130,7 +130,7 @@ class RunningCompanion(SupervisedProcess):
 
     def wait_until_ready(self) -> None:
         """Wait until the companion is ready. Raises UserError."""
-        if self._keeper is None:
+        if self.keeper is None:
             return
         until = time.monotonic() + self._companion.timeout
         while not self.is_ready():

@@ -32,7 +32,7 @@ from ajet_sandbox.doorway import BACKLOG, listen_at, remove_dead_doors, run_unti
 from ajet_sandbox.identity import choose_uid
 from ajet_sandbox.inside import door
 from ajet_sandbox.program import Walls, wall_program
-from ajet_sandbox.walls import WalledProgram, holds_home
+from ajet_sandbox.walls import ConfinedProgram, holds_home
 
 FOLDER_PREFIX = "ajet-service-"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
@@ -143,7 +143,7 @@ class ServiceCell:
             os.close(self._ready_fd)
         remove_folder(self._root)
 
-    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> WalledProgram:
+    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> ConfinedProgram:
         uid = choose_uid()
         shown = (folder, *_resolve_shown(companion, folder), *list_package_roots())
         walls = Walls(make_workdir(self._root, "work", uid), shown, uid, _build_limits())

@@ -1,7 +1,7 @@
-"""Tool servers by the names that agents of the GAIA benchmark know, AWorld's environment first of all.
+"""Tool servers with the names known to agents of the GAIA benchmark, above all AWorld's environment.
 
-What enters: names, and what there is (variables, a network, a corpus). What leaves: for each server its tools, whether
-it is on or why not, and the command that starts it; `prepare` makes the environments of their packages. The programs
-themselves are in `servers`, and know nothing of ajet. Invariants: a server that is off stays listed and answers why;
-only a name in no table is an error; nothing here starts a process but `prepare`.
+It takes server names and the available resources (variables, a network, a corpus). For each server it returns the
+tools, the reason if the server is off, and the start command. `prepare` creates the environments of the servers'
+packages. The programs are in `servers`, without imports of ajet. Invariants: a disabled server stays listed and answers
+with the reason. Only an unknown name is an error. Only `prepare` starts a process.
 """

@@ -1,6 +1,7 @@
-"""The servers, by the names that AWorld's GAIA environment gave them, and a few more.
+"""The catalogue of servers, with the names of AWorld's GAIA environment and a few more.
 
-Invariant: every name is here once, as a name or as an alias; SEED_NAMES are the nineteen that its users' agents print.
+Invariants: every name occurs once, as a name or as an alias. SEED_NAMES are the nineteen names printed by AWorld's
+agents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a server is started: its command, and the environment that it gets.
+"""Builds the start command and the environment variables of a server.
 
-Invariant: a server gets the variables that it declares and those without which no program runs, never the whole
-environment; one that is off is started all the same, lists its tools, and answers why.
+Invariants: a server gets its declared variables and the variables needed by any program, never the complete
+environment. A disabled server is started too, lists its tools, and answers with the reason.
 """
 
 from __future__ import annotations
@@ -21,37 +21,40 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """The folders and the environment in which servers run."""
+    """The folders and environment variables available to servers."""
 
     workdir: Path
-    """The working folder, as the server sees it."""
+    """The working folder, as seen by the server."""
     environments: Path
-    """The folder that `prepare` filled."""
+    """The folder filled by `prepare`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     network: bool = False
     private: bool = False
-    """Whether addresses of this machine and its own network may be asked, too."""
+    """True if addresses of this machine and its network are allowed."""
     corpus: Path | None = None
     cache: Path = Path(".")
-    """Where indexes of a corpus are kept."""
+    """Folder for the indexes of a corpus."""
     readable: tuple[Path, ...] = ()
-    """Further folders that may be read, such as a data set's."""
+    """Further readable folders, such as a data set."""
 
 
 @dataclass(frozen=True)
 class ServerStart:
-    """The command of one server."""
+    """The start command of one server."""
 
     server: GaiaServer
     command: tuple[str, ...]
     environment: Mapping[str, str]
     off: str
-    """Why it is off; "": it is on."""
+    """The reason why the server is off, or ""."""
 
 
 def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
-    """The command of a server at a place. Raises FileNotFoundError where not even `prepare`'s plainest environment is
-    there, in which a server that is off answers why."""
+    """Return the start command of a server at a place.
+
+    Raises:
+        FileNotFoundError: even the basic environment of `prepare` is missing, used by disabled servers to answer.
+    """
     off = why_off(server, place.variables, network=place.network, corpus=place.corpus is not None)
     python = interpreter_of(server, place.environments)
     if not off and server.pins and python is None:

@@ -1,15 +1,15 @@
-"""The section `gaia` of an environment: its tool servers by name, started when one of their tools is first called.
+"""The section `gaia` of an environment: tool servers by name, started at the first call of a tool.
 
     gaia:
       servers: [calculator-server, documents-pdf-server]   # all, if left out
-      corpus: corpus.jsonl        # what the wiki and search servers answer from
-      dataset: gaia_dataset       # a folder that may be read
-      network: true               # whether addresses outside may be asked
-      private: false              # those of this machine and its network, too
-      confined: true              # false: files, commands and code of a model run as this user
+      corpus: corpus.jsonl        # source of the wiki and search servers
+      dataset: gaia_dataset       # a readable folder
+      network: true               # allow public addresses
+      private: false              # allow addresses of this machine and its network
+      confined: true              # false: files, commands and code of the model run as this user
 
-Invariant: all servers of an episode share one working folder of its own (`Workdirs`); one that must be confined
-and cannot be answers why.
+Invariants: all servers of an episode share one working folder, separate from other episodes (`Workdirs`). A server that
+cannot be confined as required answers with the reason.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ajet_mcp.servers import Server as McpServer
 from ajet_sandbox.bubblewrap import FOLDER
 from ajet_sandbox.program import SERVER_LIMITS, Walls
 
-NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
+NETWORKED = "it needs a network and a sandbox, and the sandbox has no network; `confined: false` runs it as this user"
 
 
 class GaiaSection(BaseModel):
-    """See the module."""
+    """Settings of the section `gaia`, as in the module's example."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,33 +51,33 @@ class GaiaSection(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SelectedServer:
-    """One of GAIA's servers, and its place."""
+    """One of GAIA's servers with the section's settings."""
 
     server: GaiaServer
     section: GaiaSection
     base: Path
-    """The folder of the description, from which its paths begin."""
+    """The folder of the description, base of its relative paths."""
 
     def off(self) -> str:
-        """Why it is off; "": it is on."""
+        """The reason why the server is off, or ""."""
         corpus = self.section.corpus is not None
         why = why_off(self.server, with_older_names(os.environ), network=self.section.network, corpus=corpus)
         return why or (NETWORKED if self.confined and self.server.network else "")
 
     @property
     def confined(self) -> bool:
-        """Whether it runs in a sandbox."""
+        """True if the server runs in a sandbox."""
         return self.section.confined and self.server.sandboxed
 
     def listed(self) -> tuple[Mapping[str, Any], ...]:
-        """The server's tools as MCP lists them."""
+        """The server's tools in MCP's list format."""
         return tuple(
             {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
             for tool in self.server.tools()
         )
 
     def at(self, workdir: Path, uid: int | None) -> McpServer:
-        """The server as it is started for an episode whose user is `uid`."""
+        """Return the server for an episode with working folder `workdir` and user `uid`."""
         place = ServerPlace(
             workdir=Path(FOLDER) if self.confined else workdir,
             environments=packages_folder(),
@@ -104,7 +104,11 @@ class SelectedServer:
 
 
 def list_parts(section: GaiaSection, base: Path, where: str) -> list[EnvironmentPart]:
-    """Return the servers of a section. Raises UserError for a name that is in no table."""
+    """Return the servers of a section.
+
+    Raises:
+        UserError: a name is not in the catalogue.
+    """
     return [
         _make_part(SelectedServer(server, section, base))
         for server in selected(section.servers, where=f"{where}.servers")
@@ -126,15 +130,18 @@ def _make_part(tools: SelectedServer) -> EnvironmentPart:
 
 
 def prepare_packages(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """Make what the servers of these names need; returns a sentence for each thing that could not be made."""
+    """Install the packages of these servers; returns a sentence for each failure."""
     return prepare(selected(names), packages_folder(), say=say)
 
 
 def packages_folder() -> Path:
-    """The folder of the servers' packages."""
+    """Return the folder of the servers' packages."""
     return find_cache_root() / "tools"
 
 
 FAMILY = EnvironmentFamily(GaiaSection, list_parts, prepare_packages, ENV_TEMPLATE)
 GAIA_LOCAL = Path(__file__).with_name("shipped") / "gaia-local.yaml"
-"""All of them, on this machine. Its folder holds no code: an environment's process starts there."""
+"""Description of all servers on this machine.
+
+Its folder holds no code, since an environment's process starts in it.
+"""

@@ -1,7 +1,7 @@
-"""Environments for the servers' packages, made once (`ajet_environments.venvs`).
+"""Environments for the servers' packages, created once (`ajet_environments.venvs`).
 
-Invariant: an environment is for one list of pinned versions; what could not be made is a sentence, and its servers are
-off.
+Invariants: an environment belongs to one list of pinned versions. A failed installation is reported as a sentence, and
+its servers are off.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ PINS = Path(__file__).with_name("pins")
 
 
 def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
-    """Make what these servers need and what is not there yet; answers a sentence for each thing that could not be
-    made, so that its servers are off. `say` is told what takes time."""
+    """Create the missing environments of these servers.
+
+    Returns a sentence for each failure; the affected servers are off. `say` receives a line before slow steps.
+    """
     chosen = list(servers)
     if not chosen:
         return []
@@ -39,7 +41,7 @@ def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str],
 
 
 def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
-    """The Python of a server's environment, or of the plainest one; None: it is not there."""
+    """Return the Python of a server's environment, or of the basic environment; None if missing."""
     pins = server.pins if server is not None else "base"
     if not pins:
         return None
@@ -48,13 +50,15 @@ def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
 
 
 def npm_folder(server: GaiaServer, folder: Path) -> Path | None:
-    """The folder that a server's package of npm is installed in; None: it is not there."""
+    """Return the folder of a server's npm package; None if missing."""
     made = _npm_folder(server.npm, folder)
     return made if (made / READY).exists() else None
 
 
 def _python_folder(pins: str, folder: Path) -> Path:
-    text = (PINS / "base.txt").read_text() + (PINS / f"{pins}.txt").read_text()  # each of the others names base.txt
+    text = (PINS / "base.txt").read_text() + (
+        PINS / f"{pins}.txt"
+    ).read_text()  # each of the other files includes base.txt
     return folder / f"{pins}-{compute_digest(text)}"
 
 

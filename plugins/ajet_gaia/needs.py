@@ -1,6 +1,6 @@
-"""Whether a server is on, and why not.
+"""Decides whether a server is on, with the reason if off.
 
-Invariant: nothing is asked over a network to find out; a server that is off says what would turn it on.
+Invariants: the decision needs no network. A disabled server names the missing condition.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from ajet_gaia.server import GaiaServer
 
 ENV_TEMPLATE = Path(__file__).with_name("env_template")
-"""Every variable that a server reads, to be filled in."""
+"""Template with every variable read by a server."""
 OLDER = "BROWSERUSE_LLM_"
-"""How AWorld's env template begins the names of browser-server's."""
+"""Prefix of the variables of browser-server in AWorld's env template."""
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -25,16 +25,20 @@ def why_off(
     network: bool,
     corpus: bool,
 ) -> str:
-    """Why a server is off, in a sentence for whoever calls one of its tools; "": it is on. `network`: whether addresses
-    outside may be asked; `corpus`: whether one is given."""
+    """Return a sentence with the reason why a server is off, for callers of its tools; "" if on.
+
+    Args:
+        network: True if public addresses are allowed.
+        corpus: True if a corpus is given.
+    """
     if server.corpus and corpus:
         return ""
     if server.only_corpus:
-        return f"{server.name} is off: it needs a corpus, and none is given"
+        return f"{server.name} is off: it needs a corpus, and no corpus is given"
     missing = [name for name in server.variables if not variables.get(name)]
     reasons = [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"] if missing else []
-    lacking = [name for name in server.executables if find_program(name, variables) is None]
-    reasons += [f"the program {name} is not installed" for name in lacking]
+    missing = [name for name in server.executables if find_program(name, variables) is None]
+    reasons += [f"the program {name} is not installed" for name in missing]
     if server.network and not network:
         reasons.append("the network is off here")
     if not reasons:
@@ -44,14 +48,14 @@ def why_off(
 
 
 def find_program(executable: str, variables: Mapping[str, str]) -> str | None:
-    """The path of a program; a browser's may be named by the variable CHROMIUM."""
+    """Return the path of a program; the variable CHROMIUM may name a browser."""
     if executable == "chromium":
         return variables.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
     return shutil.which(executable)
 
 
 def with_older_names(variables: Mapping[str, str]) -> dict[str, str]:
-    """These, and where one is set by its older name alone, as AWorld's env template has it, by the one that is read."""
+    """Return the variables, with current names added for variables set only by AWorld's older names."""
     made = dict(variables)
     for name, value in variables.items():
         if name.startswith(OLDER):

@@ -1,7 +1,6 @@
-"""Names to servers.
+"""Resolves server names.
 
-Invariant: a name that stands in no table is an error that names the nearest one; a server that is off is selected like
-any other.
+Invariants: an unknown name is an error with the nearest known name. A disabled server can be selected like any other.
 """
 
 from __future__ import annotations
@@ -17,8 +16,16 @@ BY_NAME = {name: server for server in SERVERS for name in (server.name, *server.
 
 
 def selected(names: str | Iterable[str] | None, *, where: str = "") -> tuple[GaiaServer, ...]:
-    """The servers of these names, each once, in their order; a text is split at commas, as the MCP_SERVERS header has
-    it; None: all. Raises UserError for a name that is in no table; `where` says where it stands."""
+    """Return the servers of these names in order, without repeats; None selects all.
+
+    A text is split at commas, as in the MCP_SERVERS header.
+
+    Args:
+        where: place of the names, for errors.
+
+    Raises:
+        UserError: a name is unknown.
+    """
     if names is None:
         return SERVERS
     given = names.split(",") if isinstance(names, str) else names

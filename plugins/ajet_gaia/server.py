@@ -1,6 +1,7 @@
-"""Server: what is known of a tool server before it is started.
+"""GaiaServer: facts about a tool server known before its start.
 
-Invariant: values; a server of ours lists its tools by its own functions, so that what stands here is what it answers.
+Invariant: plain values. A server of ajet lists its tools from its own functions, so the list equals the running
+server's.
 """
 
 from __future__ import annotations
@@ -14,52 +15,55 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolDescription:
-    """A tool, as a model is told of it."""
+    """A tool as described to a model."""
 
     name: str
     description: str
     schema: Mapping[str, Any]
-    """JSON schema of its arguments."""
+    """JSON schema of the tool's arguments."""
 
 
 @dataclass(frozen=True)
 class GaiaServer:
-    """One of GAIA's servers."""
+    """One of GAIA's tool servers."""
 
     name: str
     program: str = ""
-    """The module of `servers` that it is; "": a program of somebody else's, `command`."""
+    """The server's module in `servers`; "" for a third-party program (`command`)."""
     command: tuple[str, ...] = ()
-    """Of somebody else's: its words, in which {workdir}, {packages} (the folder of its npm package) and {chromium}
-    stand for what is known at the start."""
+    """Words of a third-party program's command.
+
+    {workdir}, {packages} (the folder of its npm package) and {chromium} are replaced at the start.
+    """
     aliases: tuple[str, ...] = ()
     tool_names: tuple[str, ...] = ()
-    """Of somebody else's: its schemas are known when it runs."""
+    """Tools of a third-party server, with schemas known only at run time."""
     variables: tuple[str, ...] = ()
-    """Environment variables without which it is off."""
+    """Environment variables required by the server."""
     some_tools: tuple[str, ...] = ()
-    """Environment variables without which some of its tools are off, and say so."""
+    """Environment variables required by some tools; without them these tools answer with the reason."""
     passed: tuple[str, ...] = ()
-    """Further environment variables that it reads if they are there."""
+    """Further environment variables read if present."""
     pins: str = "base"
-    """The file of `pins` that names its packages and their versions; "": it needs no Python."""
+    """The file in `pins` with its pinned packages; "" for a server without Python."""
     npm: str = ""
-    """Its package of npm, with the version."""
+    """The server's npm package, with the version."""
     executables: tuple[str, ...] = ()
-    """Programs of the machine without which it is off."""
+    """Programs of the machine required by the server."""
     network: bool = False
-    """Whether it asks addresses outside."""
+    """True if the server connects to public addresses."""
     corpus: bool = False
-    """Whether it answers from a corpus on this machine: then it needs neither network nor variables, unless none is
-    given."""
+    """True if the server can answer from a local corpus; with a corpus it needs neither network nor variables."""
     only_corpus: bool = False
-    """Whether it has nothing but a corpus."""
+    """True if the server has no source except a corpus."""
     sandboxed: bool = True
-    """Whether it must run in the episode's sandbox, as a process of the episode's own: it runs what a model wrote, or
-    handles files of the episode. Else one process is shared by all."""
+    """True if each episode needs a sandboxed process, for code of the model or files of the episode.
+
+    Otherwise all episodes share one process.
+    """
 
     def tools(self) -> tuple[ToolDescription, ...]:
-        """The server's tools; of somebody else's server by name alone."""
+        """Return the server's tools; third-party tools by name only."""
         if not self.program:
             return tuple(ToolDescription(name, "", {"type": "object"}) for name in self.tool_names)
         return _list_tools(self.program)

@@ -1,8 +1,8 @@
-"""Tools of MCP servers, for thousands of attempts: sessions, and all tools of one attempt as a `Toolset`.
+"""Tools of MCP servers for thousands of attempts: sessions, and the tools of one attempt as a `Toolset`.
 
-What enters: `environment.use` (an address, a command, a file). What leaves: tools as a model is told them, results as
-it is shown them, each use as a `ToolUse`. Invariants: connections live on a thread and loop of their own; nothing of
-one attempt reaches the next.
+It reads `environment.use` (an address, a command, a file). It returns tool definitions, results in the form shown to
+the model, and a `ToolUse` per call. Invariants: connections live on a separate thread and event loop. No state of one
+attempt reaches another attempt.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Servers of a file with `confined: true`: commands behind a sandbox's walls.
+"""Servers with `confined: true` in a servers file: commands run in a sandbox.
 
-Invariant: all confined servers of an attempt, or of an episode of `ajet env up`, share one empty working folder, which
-goes with it, and one user where there can be one; they see nothing else of this machine but its programs, the folder of
-the file that names them and the folders under `shows`, read-only and their `.env` files empty. Where there is no
-sandbox they are not started.
+Invariants: all confined servers of an attempt, or of an episode of `ajet env up`, share one empty working folder and,
+if possible, one user. The folder is removed with the attempt. The servers see programs of the machine, the folder of
+their file and the folders under `shows`, read-only and with empty `.env` files, and no other files. Without a sandbox
+they are not started.
 """
 
 from __future__ import annotations
@@ -24,19 +24,26 @@ from ajet_sandbox.program import SERVER_LIMITS, Walls
 
 
 def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
-    """The server as it is started in `workdir`, whose user is `uid`; one that is not confined as it is."""
+    """Return the server with its sandbox settings, or unchanged if the server is not confined.
+
+    Args:
+        uid: owner of `workdir` and user of the server.
+    """
     if not server.confined:
         return server
     assert server.cwd is not None
-    command = tuple(_absolute(word, server.cwd) for word in server.command)
+    command = tuple(_resolve_word(word, server.cwd) for word in server.command)
     memory = server.resources.memory << 20
     limits = replace(SERVER_LIMITS, memory=memory) if memory else SERVER_LIMITS
     return replace(server, command=command, walls=Walls(workdir, (server.cwd, *server.shows), uid, limits))
 
 
 def require_sandbox(servers: Sequence[Server]) -> None:
-    """Raises ConfigError where servers are confined and this machine has no sandbox that stays, or one is an image that
-    is not here."""
+    """Check that confined servers have a sandbox and that container images are present.
+
+    Raises:
+        ConfigError: this machine has no sandbox for a confined server, or an image is missing.
+    """
     require_images(servers)
     confined = [each.name for each in servers if each.confined]
     if not confined:
@@ -45,35 +52,35 @@ def require_sandbox(servers: Sequence[Server]) -> None:
         choose_mechanism("bubblewrap")
     except ConfigError as error:
         raise ConfigError(
-            f"The server {confined[0]} is confined, and cannot be: {error.what}",
+            f"The server {confined[0]} is confined, and this machine has no sandbox for it: {error.what}",
             where=f"mcpServers.{confined[0]}.confined",
-            expected="bubblewrap, whatever environment.sandbox says",
+            expected="bubblewrap, for every value of environment.sandbox",
             do=error.do
             or f"{format_command('doctor')} says what is missing; `confined: false` runs the server as this user",
         ) from None
 
 
 class Workdir:
-    """An attempt's. Made when the first server needs it."""
+    """The working folder of an attempt, created for the first server in need of a folder."""
 
     def __init__(self) -> None:
         self._root: HeldFolder | None = None
         self._made: tuple[Path, int | None] | None = None
 
     def made(self) -> tuple[Path, int | None]:
-        """The folder, and whose it is where it can be one's own."""
+        """Return the folder and its user; the user is None without a separate user."""
         if self._made is None:
             self._root, uid = HeldFolder("ajet-tools-", mode=0o711), choose_uid()
             self._made = make_workdir(self._root.path, "work", uid), uid
         return self._made
 
     def remove(self) -> None:
-        """Remove the folder with what is in it. Idempotent."""
+        """Remove the folder and its content. Idempotent."""
         if self._root is not None:
             self._root.remove()
         self._root = self._made = None
 
 
-def _absolute(word: str, folder: Path) -> str:
-    """A file of the folder by its whole path: the program begins in another one."""
+def _resolve_word(word: str, folder: Path) -> str:
+    """Return the full path of a file of the folder, since the program starts in another folder."""
     return str(folder / word) if word and os.path.exists(folder / word) else word

@@ -1,9 +1,10 @@
-"""What an attempt's session with an MCP server is, whoever speaks the protocol: `thin` or the `mcp` SDK.
+"""The contract of an attempt's session with an MCP server.
 
-Invariants, for every implementation (one test suite holds them): a session serves one attempt, from any task, thread
-and event loop; each method ends within its deadline; nothing longer than `Limits.reply_bytes` is parsed; what the tool
-itself says, failed or not, is a `Reply`; everything else that goes wrong is a `CallFailedError` that says whose it was
-and whether the call may have been delivered. No session repeats a call by itself."""
+Invariants, checked by one test suite: a session serves one attempt, from any task, thread and event loop. Each method
+ends within its deadline. A reply longer than `Limits.reply_bytes` is not parsed. The tool's own output, failed or not,
+is a `Reply`. Any other failure is a `CallFailedError`, with the failing party and whether the call may have been
+delivered. A session does not retry calls.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ajet.environment.loop import CallFailedError as CallFailedError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Deadlines in seconds, and a size. `call` is overridden by a server's own `timeout`."""
+    """Deadlines in seconds, and a size limit. The `timeout` of a server overrides `call`."""
 
     start: float = 60.0
     call: float = 120.0
@@ -26,44 +27,53 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as its server describes it."""
+    """A tool as described by its server."""
 
     name: str
     description: str
     schema: Mapping[str, Any]
     """JSON schema of the arguments."""
     repeatable: bool = False
-    """Its server says that a second call does no more than one (`idempotentHint`, `readOnlyHint`)."""
+    """True if the server declares a second call harmless (`idempotentHint`, `readOnlyHint`)."""
     takes_call_id: bool = False
-    """Its server knows a call by its id (`_meta: {"ajet/callId": true}`) and answers a repeated one from memory."""
+    """True if the server identifies a call by its id (`_meta: {"ajet/callId": true}`) and answers a repeated call from
+    memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A tool's answer: MCP's content blocks, as they came."""
+    """A tool's answer: MCP content blocks, unchanged."""
 
     content: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     failed: bool = False
-    """The tool, or the server in its place, said that the call failed."""
+    """True if the tool, or the server in place of the tool, reported a failure."""
     structured: Any = None
 
 
 class Session(Protocol):
-    """One attempt's session with a server."""
+    """The session of one attempt with a server."""
 
     @property
     def ended(self) -> bool:
-        """Whether it is known that nothing more can come from it."""
+        """True if the session is known to return no further replies."""
         ...
 
     async def tools(self) -> Sequence[Tool]:
-        """All tools, every page of them. Raises CallFailedError."""
+        """Return all tools, from all pages of the list.
+
+        Raises:
+            CallFailedError: the tools cannot be listed.
+        """
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
-        """Call once. Raises CallFailedError."""
+        """Call a tool once.
+
+        Raises:
+            CallFailedError: the call failed outside the tool.
+        """
         ...
 
     async def close(self) -> None:
-        """End it and whatever was started for it. Idempotent, raises nothing."""
+        """End the session and all processes started for it. Idempotent, raises no exception."""
         ...

@@ -1,8 +1,8 @@
-"""Servers of a file that are an image: a container for each process, spoken to over its pipes.
+"""Servers of a file given as container images: one container per process, connected by pipes.
 
-Invariants: what it is given of variables reaches the container and nothing else (`ajet_sandbox.engine`); it has no
-network unless one is named, no capability, and the cores and memory of its `resources`. It ends with its pipes, and is
-removed with its session; one whose run was killed ends by itself or is removed by the next run.
+Invariants: the server's variables reach the container and no other process (`ajet_sandbox.engine`). The container has
+no capabilities, no network unless the file names a network, and the cores and memory of `resources`. It ends when its
+pipes close and is removed with its session. After a killed run it ends by itself, or the next run removes it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from ajet_sandbox.engine import ENGINE_VARIABLES, LABEL, find_engine, make_owner
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """The command that starts a container, and the one that removes it."""
+    """The command to start a container, and the data to remove it."""
 
     command: tuple[str, ...]
     program: str
     name: str
-    """Of the container."""
+    """Name of the container, passed to the engine."""
     environment: dict[str, str]
-    """Of the engine's command."""
+    """Environment of the container engine's command."""
     descriptor: int
-    """Which that inherits; closed by whoever starts it."""
+    """Descriptor inherited by the command; the starting process closes it."""
 
 
 def contained(server: Server) -> Contained:
-    """A new container's. Raises SandboxFailure."""
+    """Build the command of a new container.
+
+    Raises:
+        SandboxFailure: no engine has the image.
+    """
     program, name = find_engine(server.image), f"ajet-server-{secrets.token_hex(8)}"
     ours = {key: value for key, value in os.environ.items() if ENGINE_VARIABLES.match(key)}
     words = [
         program, "run", "--rm", "--interactive", "--pull", "never", "--name", name,
         "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_held(server),
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_build_limits(server),
     ]  # fmt: skip
     variables = pass_variables(server.env)
     command = (*words, *variables.words, server.image, *server.command)
@@ -47,7 +51,11 @@ def contained(server: Server) -> Contained:
 
 
 def require_images(servers: Sequence[Server]) -> None:
-    """Raises ConfigError where an image is not on this machine."""
+    """Check that all images are present.
+
+    Raises:
+        ConfigError: an image is missing on this machine.
+    """
     for server in servers:
         if not server.image:
             continue
@@ -55,14 +63,14 @@ def require_images(servers: Sequence[Server]) -> None:
             find_engine(server.image)
         except SandboxFailure as problem:
             raise ConfigError(
-                f"The server {server.name} is an image that cannot be started: {problem}",
+                f"The server {server.name} cannot start its image: {problem}",
                 where=f"mcpServers.{server.name}.image",
-                expected="an image that podman or docker has here; nothing is pulled",
+                expected="an image present in podman or docker on this machine; ajet pulls no images",
             ) from None
 
 
-def _held(server: Server) -> list[str]:
-    """The engine's words for what it may use."""
+def _build_limits(server: Server) -> list[str]:
+    """Return the engine's options for cores and memory."""
     words: list[str] = []
     if server.resources.cores:
         words += ["--cpus", f"{server.resources.cores:g}"]

@@ -1,4 +1,4 @@
-"""What ajet knows of this package before its code is loaded."""
+"""Descriptor of the package, read before the package is loaded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A server's process and all that it starts.
+"""The process of a server, with all processes started by it.
 
-Invariants: it leads a process group of its own, gets of our environment only what a program needs to start, and ends
-with all of its group; on Linux also what left the group (a daemon of its own session), known by a mark in its
-environment, and the container of a server that is an image. What it says on standard error is kept up to a bound.
+Invariants: the process leads its own process group, receives only the environment variables needed to start, and ends
+with its group. On Linux, processes outside the group (daemons with their own session) are found by a mark in their
+environment and ended too, and so is the container of an image. The last bytes of standard error are stored.
 """
 
 from __future__ import annotations
@@ -27,38 +27,42 @@ from ajet_sandbox.program import wall_program
 from ajet_sandbox.walls import ShownFolders
 
 MARK = "AJET_TOOL_SERVER"
-KEPT = 2_000
-"""Bytes of standard error, the last ones."""
+STDERR_BYTES = 2_000
+"""Size of the stored tail of standard error."""
 ENDS_S = 0.2
-"""Seconds in which one that has closed its pipes ends, and its exit code is known."""
+"""Seconds granted to a process with closed pipes to end, so that the exit code is known."""
 _GIVEN = "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TERM TMPDIR VIRTUAL_ENV LD_LIBRARY_PATH NODE_PATH SSL_CERT_FILE"
 
 
 class ServerProcess:
-    """A running server. On the tools' loop."""
+    """A running server. Used on the tools' event loop."""
 
     def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
         self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
         self._process, self._mark, self._container = process, mark, container
-        self._said = self.head = b""
-        self._listening = asyncio.create_task(self._listen(process.stderr))
+        self._stderr_tail = self.head = b""
+        self._listening = asyncio.create_task(self._read_errors(process.stderr))
 
     @classmethod
     async def start(cls, server: Server) -> ServerProcess:
-        """Raises CallFailedError."""
-        mark = uuid.uuid4().hex if server.walls is None else ""  # behind walls all ends with the first process
+        """Start the server as a container, a plain process, or a sandboxed process.
+
+        Raises:
+            CallFailedError: the server cannot be started.
+        """
+        mark = uuid.uuid4().hex if server.walls is None else ""  # in a sandbox all processes end with the first
         container = None
         try:
             if server.image:
-                container = await _container(server)
+                container = await _make_container(server)
                 try:
-                    process = await _started(
+                    process = await _start_program(
                         container.command, container.environment, None, mark, (container.descriptor,)
                     )
                 finally:
                     os.close(container.descriptor)
             elif server.walls is None:
-                process = await _started(server.command, server.env, server.cwd, mark)
+                process = await _start_program(server.command, server.env, server.cwd, mark)
             else:
                 process = await _behind_walls(server)
         except (OSError, ValueError) as error:
@@ -70,7 +74,11 @@ class ServerProcess:
         return cls(server.name, process, mark, container)
 
     async def write(self, frame: bytes) -> None:
-        """Write one line to the server. Raises CallFailedError."""
+        """Write one line to the server.
+
+        Raises:
+            CallFailedError: the process has closed its pipes.
+        """
         try:
             self.stdin.write(frame + b"\n")
             await self.stdin.drain()
@@ -78,8 +86,10 @@ class ServerProcess:
             raise await self.gone() from error
 
     async def lines(self, limit: int) -> AsyncIterator[bytes | None]:
-        """What it writes, line by line; None for one longer than `limit`, which is skipped as it comes. `head` then has
-        its beginning."""
+        """Yield the lines of standard output; None for a line longer than `limit`.
+
+        A long line is skipped while it arrives, and `head` then holds its first 256 bytes.
+        """
         left, skipping = bytearray(), False
         while chunk := await self.stdout.read(1 << 18):
             *ended, rest = chunk.split(b"\n")
@@ -99,17 +109,17 @@ class ServerProcess:
                 yield None
 
     async def gone(self) -> CallFailedError:
-        """The failure of what was asked of a process that has closed its pipes."""
+        """Return the error for requests to a process with closed pipes."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), ENDS_S)
         code = self._process.returncode
         how = "closed its output" if code is None else f"ended with exit code {code}"
-        said = self._said.decode("utf-8", "replace").strip()
-        more = f"; it said last:\n{said}" if said else ""
+        output = self._stderr_tail.decode("utf-8", "replace").strip()
+        more = f"; last lines of its standard error:\n{output}" if output else ""
         return CallFailedError(f"the MCP server {self.name} {how}{more}", "transport", lost=True)
 
     async def end(self, seconds: float) -> None:
-        """Close its input, and end it and its group where that does not. Returns within some `seconds`."""
+        """Close the input, then end the process and its group with signals. Returns within about `seconds`."""
         self.stdin.close()
         for number, patience in ((None, seconds / 2), (signal.SIGTERM, seconds / 4), (signal.SIGKILL, seconds / 4)):
             if number is not None:
@@ -120,18 +130,20 @@ class ServerProcess:
         _signal_group(self._process.pid, signal.SIGKILL)
         if self._mark:
             await asyncio.to_thread(_end_marked, self._mark)
-        if self._container is not None and self._process.returncode != 0:  # else it has removed itself
-            with suppress(SandboxFailure):  # what could not be removed is removed by the next run
+        if (
+            self._container is not None and self._process.returncode != 0
+        ):  # with code 0 the container has removed itself
+            with suppress(SandboxFailure):  # the next run removes a remaining container
                 await asyncio.to_thread(remove_container, self._container.program, self._container.name)
         self._listening.cancel()
         self._process.let_go()
 
-    async def _listen(self, stream: asyncio.StreamReader) -> None:
+    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(65_536):
-            self._said = (self._said + chunk)[-KEPT:]
+            self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_BYTES:]
 
 
-def _started(
+def _start_program(
     command: Sequence[str],
     environment: Mapping[str, str],
     cwd: Path | None,
@@ -148,30 +160,40 @@ def _started(
     )
 
 
-async def _container(server: Server) -> Contained:
-    """Raises CallFailedError where no engine has its image."""
+async def _make_container(server: Server) -> Contained:
+    """Build the container command in a thread.
+
+    Raises:
+        CallFailedError: no engine has the image.
+    """
     making = asyncio.ensure_future(asyncio.to_thread(contained, server))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        making.add_done_callback(_unused)
+        making.add_done_callback(_close_unused)
         raise
     except SandboxFailure as problem:
         raise CallFailedError(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
 
 
-def _unused(made: asyncio.Future[Contained]) -> None:
-    """Nobody starts it any more."""
+def _close_unused(made: asyncio.Future[Contained]) -> None:
+    """Close the descriptor of a container command after its start was cancelled."""
     if not made.cancelled() and made.exception() is None:
         os.close(made.result().descriptor)
 
 
 async def _behind_walls(server: Server) -> Child:
-    """Raises CallFailedError where there is no sandbox."""
+    """Start the server in a sandbox.
+
+    Raises:
+        CallFailedError: this machine has no sandbox.
+    """
     assert server.walls is not None
     try:
         await asyncio.to_thread(choose_mechanism, "bubblewrap")
-        shown = await asyncio.to_thread(ShownFolders.of, server.walls.shown)  # however many files it has to look at
+        shown = await asyncio.to_thread(
+            ShownFolders.of, server.walls.shown
+        )  # in a thread: scanning the folders may take long
         wall = wall_program(server.command, server.walls, server.env, shown)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailedError(
@@ -193,10 +215,10 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _end_marked(mark: str) -> None:
-    """What bears the mark, until nothing does: each round finds what the one before was starting."""
+    """Kill all processes with the mark, in rounds: each round finds children started during the round before."""
     wanted = f"{MARK}={mark}".encode()
     for _ in range(20):
-        found = [pid for pid in _processes() if wanted in _environment(pid).split(b"\0")]
+        found = [pid for pid in _list_processes() if wanted in _read_environment(pid).split(b"\0")]
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -204,14 +226,14 @@ def _end_marked(mark: str) -> None:
             return
 
 
-def _processes() -> list[int]:
+def _list_processes() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except FileNotFoundError:
         return []
 
 
-def _environment(pid: int) -> bytes:
+def _read_environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -1,8 +1,7 @@
-"""Whether the tool servers of `environment.use` and a model of the browse agent are there, for the list of what a run
-stands on.
+"""Checks whether tool servers and the browse agent's model are reachable, for the list of a run's services.
 
-Invariant: a server is asked as an attempt asks it (a session, its tools, the end of the session), by ajet's own client;
-servers that are commands are started by attempts and asked nothing here. A run without tools loads no code of theirs.
+Invariants: the check uses ajet's own client and the steps of an attempt: open a session, list the tools, close. Servers
+started by a command are not checked. A run without tools loads no tool code.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 
 AGENT = "mcp_agent"
-"""The workflow that has a browse agent."""
+"""Name of the workflow with a browse agent."""
 
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
-    """Each server that has an address."""
+    """Yield each tool server with an address."""
     used = experiment.ajet.environment.use
     if replays_alone(experiment.ajet.environment):
         return
@@ -38,7 +37,7 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
 
     try:
         servers = servers_of(used, experiment.base)
-    except ConfigError:  # a name for a workflow of the user's own; one that reads it as ours does refuses it
+    except ConfigError:  # a value for a custom workflow; the workflow of ajet reports the error itself
         return
     for server in servers:
         if server.kind == "stdio":
@@ -49,14 +48,14 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             server.url,
             KEY,
             partial(why_not, server),
-            "AgentDock's interface" if dock else "a server that speaks MCP, and lists its tools",
+            "AgentDock's interface" if dock else "an MCP server with a list of tools",
             f"start it (`{format_command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it with "
-            "the run), or mend the address; a token is read from MCP_SERVER_TOKEN",
+            "the run), or fix the address; a token is read from MCP_SERVER_TOKEN",
         )
 
 
 def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
-    """The models of the browse agent, as one. A workflow of the user's own is not known to have one."""
+    """Yield the browse agent's models as one service. Custom workflows are skipped."""
     if replays_alone(experiment.ajet.environment) or experiment.ajet.rollout.user_workflow != AGENT:
         return
     from ajet.environment.chat_model import KEY as AGENT_CONFIG
@@ -73,12 +72,12 @@ def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
         AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,
         partial(explain_no_model, agent.models, named="browse agent"),
         f"an OpenAI-compatible server that has {first.model}, or one of the further models",
-        "start it (deploy/model/docker-compose.yml serves one), or mend base_url, model and api_key of the file",
+        "start it (deploy/model/docker-compose.yml serves one), or fix base_url, model and api_key in the file",
     )
 
 
 def why_not(server: Server, seconds: float) -> str:
-    """An empty string where it offers tools, else what is wrong."""
+    """Return "" if the server offers tools, else the problem."""
     return asyncio.run(_why_not(server, seconds))
 
 

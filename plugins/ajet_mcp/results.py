@@ -1,6 +1,6 @@
-"""What a model is shown of a tool's reply: text, cut to so many tokens with a note, and images as parts.
+"""The form of a tool's reply shown to the model: text cut to a token limit with a note, and images as parts.
 
-Invariant: nothing is left out without a note in its place, and `whole` is the text before it was cut.
+Invariant: every omission leaves a note in its place. `full_text` is the text before cutting.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ajet_mcp.contract import Reply
 
 _IMAGE_KIND = re.compile(r"image/[\w.+-]+")
 CountTokens = Callable[[str], Awaitable[int]]
-"""How many tokens a text is for the model."""
+"""Counts the tokens of a text for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A tool's result as a model is shown it."""
+    """A tool's result in the form shown to the model."""
 
     text: str
-    whole: str
+    full_text: str
     images: tuple[str, ...] = ()
-    """As `data:` URLs."""
+    """The result's images as `data:` URLs."""
     error: ToolError = ""
 
     @property
     def content(self) -> str | list[dict[str, Any]]:
-        """The result as a message's content: text alone, or parts where there are images."""
+        """The result as content of a message: text, or a list of parts if there are images."""
         if not self.images:
             return self.text
         parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}] if self.text else []
@@ -47,8 +47,13 @@ async def shown(
     images: bool = True,
     condensed: Callable[[str], Awaitable[str | None]] | None = None,
 ) -> Shown:
-    """What is shown of `reply`, at most `limit` tokens of its text. `images`: whether the model can see any; else a
-    note stands for each. `condensed`: a text in place of a whole one, or None."""
+    """Convert a reply to the form shown to the model.
+
+    Args:
+        limit: tokens of text; None for no limit.
+        images: True if the model can see images; otherwise a note replaces each image.
+        condensed: returns a replacement for the complete text, or None.
+    """
     texts: list[str] = []
     urls: list[str] = []
     for block in reply.content:
@@ -56,27 +61,27 @@ async def shown(
         if url is not None:
             urls.append(url)
         else:
-            texts.append(_text(block))
+            texts.append(_format_block(block))
     if not any(texts) and not urls and reply.structured is not None:
         texts = [json.dumps(reply.structured, ensure_ascii=False)]
-    whole = "\n".join(texts)
-    text = await condensed(whole) if condensed is not None and not reply.failed else None
-    if text is not None and len(text) == len(whole):
-        text += " "  # the record takes a text of the whole's length for the whole
+    full_text = "\n".join(texts)
+    text = await condensed(full_text) if condensed is not None and not reply.failed else None
+    if text is not None and len(text) == len(full_text):
+        text += " "  # the record treats a text of the full length as uncut
     return Shown(
-        await shortened(whole if text is None else text, count, limit),
-        whole,
+        await shortened(full_text if text is None else text, count, limit),
+        full_text,
         tuple(urls),
         "tool" if reply.failed else "",
     )
 
 
 def _data_url(block: Mapping[str, Any]) -> str | None:
-    """Return an image block as a `data:` URL; None for a block that no request to a model could carry."""
+    """Return an image block as a `data:` URL, or None if a request cannot carry the block."""
     kind, data = block.get("mimeType") or "image/png", block.get("data")
     if block.get("type") != "image" or not isinstance(data, str):
         return None
-    data = "".join(data.split())  # MIME encoders break it into lines
+    data = "".join(data.split())  # MIME encoders break base64 into lines
     try:
         readable = bool(base64.b64decode(data, validate=True))
     except ValueError:
@@ -85,25 +90,25 @@ def _data_url(block: Mapping[str, Any]) -> str | None:
 
 
 def has_image(reply: Reply) -> bool:
-    """Whether one is in it."""
+    """Return True if the reply contains an image."""
     return any(block.get("type") == "image" for block in reply.content)
 
 
 async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
-    """The beginning of `text` in at most `limit` tokens, with a note of how much it is of how many."""
-    if limit is None or len(text.encode("utf-8", "replace")) <= limit:  # no token is less than a byte
+    """Cut `text` to at most `limit` tokens and append a note with both token counts."""
+    if limit is None or len(text.encode("utf-8", "replace")) <= limit:  # a token has at least one byte
         return text
     total = await count(text)
     if total <= limit:
         return text
-    length, kept = len(text), total
-    while kept > limit and length:
-        length = min(length - 1, int(length * limit / kept))
-        kept = await count(text[:length])
-    return f"{text[:length]}\n[cut: the first {kept} of {total} tokens are shown]"
+    length, tokens = len(text), total
+    while tokens > limit and length:
+        length = min(length - 1, int(length * limit / tokens))
+        tokens = await count(text[:length])
+    return f"{text[:length]}\n[cut: the first {tokens} of {total} tokens are shown]"
 
 
-def _text(block: Mapping[str, Any]) -> str:
+def _format_block(block: Mapping[str, Any]) -> str:
     kind = block.get("type")
     if kind == "text":
         text = block.get("text")

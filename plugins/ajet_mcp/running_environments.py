@@ -1,7 +1,7 @@
-"""Which environments run on this machine: a file each, by name.
+"""State files of the environments running on this machine, one file per name.
 
-Invariant: a state is written by the environment's own process when it is ready, readable by its user alone (it holds
-the token), and believed only while that very process lives.
+Invariants: the environment's own process writes the file when ready. Only its user can read the file, since the file
+holds the token. The state counts only while the same process lives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.schema.addresses import LOOPBACK, is_loopback
 
 @dataclass(frozen=True, slots=True)
 class RunningEnvironment:
-    """An environment that runs on this machine."""
+    """State of an environment running on this machine."""
 
     name: str
     host: str
@@ -32,23 +32,24 @@ class RunningEnvironment:
 
     @property
     def address(self) -> str:
-        """The address at which this machine reaches it, or another if it listens there."""
+        """The address with the host on which the environment listens."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     @property
     def near(self) -> str:
-        """The address at which this machine reaches it, whichever of its addresses it listens on."""
+        """The address for use on this machine; wildcard hosts become loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host)
         return self.address if host is None else f"http://{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The environment's MCP address."""
+        """The MCP address of the environment."""
         return f"{self.address}/mcp"
 
     def answers(self, url: str) -> bool:
-        """Whether an address is its own. One that listens for all has every address of this machine."""
+        """Return True if an address belongs to the environment. A wildcard host matches every address of this
+        machine."""
         try:
             parts = urlsplit(url)
             same_port = parts.port == self.port
@@ -62,7 +63,7 @@ class RunningEnvironment:
         return parts.hostname in own or is_loopback(parts.hostname)
 
     def write(self) -> None:
-        """Write the state, from the process that it tells of."""
+        """Write the state file. Called by the process of the environment."""
         folder = state_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = os.umask(0o077)
@@ -72,42 +73,44 @@ class RunningEnvironment:
             os.umask(before)
 
     def forget(self) -> None:
-        """Remove the state of an environment that has ended, unless another of its name is known by now."""
+        """Remove the state file of an ended environment, unless a newer environment has taken the name."""
         known = running(self.name)
         if known is None or known.process == self.process:
             state_file(self.name).unlink(missing_ok=True)
 
 
 def state_folder() -> Path:
-    """AJET_STATE, else `ajet/environments` in XDG_STATE_HOME or ~/.local/state."""
-    told = os.environ.get("AJET_STATE")
-    root = Path(told) if told else Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ajet"
+    """Return AJET_STATE, else `ajet/environments` in XDG_STATE_HOME or ~/.local/state."""
+    override = os.environ.get("AJET_STATE")
+    root = (
+        Path(override) if override else Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ajet"
+    )
     return root / "environments"
 
 
 def state_file(name: str) -> Path:
-    """The state file of an environment; beside it, its log ends in `.log`."""
+    """Return the state file of an environment; the log in the same folder ends in `.log`."""
     return state_folder() / f"{name}.json"
 
 
 def running(name: str) -> RunningEnvironment | None:
-    """The environment of that name, if it runs."""
+    """Return the running environment of this name, or None."""
     if "/" in name:
         return None
     try:
-        told = json.loads(state_file(name).read_text())
-        found = RunningEnvironment(**{**told, "process": ProcessIdentity(**told["process"])})
+        state = json.loads(state_file(name).read_text())
+        found = RunningEnvironment(**{**state, "process": ProcessIdentity(**state["process"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if found.process.alive() else None
 
 
 def all_running() -> list[RunningEnvironment]:
-    """All environments that run, in the order of their names."""
+    """Return all running environments, sorted by name."""
     found = (running(path.stem) for path in sorted(state_folder().glob("*.json")))
     return [each for each in found if each is not None]
 
 
 def token_for(url: str) -> str:
-    """The token of the environment of this machine that has this address; "" for none."""
+    """Return the token of the local environment with this address, or ""."""
     return next((each.token for each in all_running() if each.answers(url)), "")

@@ -1,8 +1,9 @@
-"""Which tool servers an environment is: an address (MCP's or AgentDock's), the name of an environment that runs on this
-machine, a command, or a file that describes several, images too (`mcpServers`, as AWorld and Claude write it).
+"""Parses `environment.use` into tool servers.
 
-Invariant: what cannot be used is one ConfigError before anything starts; secrets stand in a file as `${NAME}` and are
-read from the environment here; neither they nor headers are in a `Server`'s repr.
+Accepted: an address (MCP or AgentDock), the name of an environment running on this machine, a command, or a file of
+servers and images (`mcpServers`, as in AWorld and Claude). Invariants: an unusable value raises one ConfigError before
+any start. Secrets are written as `${NAME}` in a file and read from the environment. The repr of a `Server` shows no
+secrets or headers.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from ajet_sandbox.program import Walls
 KEY = "ajet.environment.use"
 Kind = ToolKind | Literal["stdio"]
 TOKEN = "MCP_SERVER_TOKEN"
-"""Environment variable: the bearer token for an address that stands by itself. That of an environment which this
-machine's user started is found without it."""
+"""Environment variable with the bearer token for a plain address.
+
+The token of an environment started by the same user is found without the variable.
+"""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SERVERS = "a server", "http://HOST:PORT/mcp"
 _FORMS = (
@@ -41,23 +44,23 @@ _FORMS = (
 
 
 class Resources(BaseModel):
-    """The resources that one process of a server may use. 0: not said."""
+    """Resource limits of one process of a server. 0 means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cores: float = Field(default=0.0, ge=0.0)
     memory: int = Field(default=0, ge=0)
-    """MiB."""
+    """Memory limit of the process in MiB."""
 
     @property
-    def said(self) -> bool:
-        """Whether there is anything."""
+    def is_set(self) -> bool:
+        """True if a limit is set."""
         return bool(self.cores or self.memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server of `mcpServers`, checked."""
+    """A validated server of `mcpServers`."""
 
     name: str
     kind: Kind
@@ -67,24 +70,24 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: Path | None = None
     timeout: float | None = None
-    """Seconds of a call, at most; None leaves it to `Limits.call`."""
+    """Seconds until a call times out; None for `Limits.call`."""
     shared: bool = False
-    """One process for all attempts of this process of ajet; a command otherwise has one an attempt."""
+    """True for one process shared by all attempts of this ajet process; otherwise each attempt starts a process."""
     confined: bool = False
-    """A command that is to be put behind walls: `confined.py`."""
+    """True if the command runs in a sandbox (`confined.py`)."""
     shows: tuple[Path, ...] = ()
-    """Folders that it then may read."""
+    """Folders readable by a confined server."""
     image: str = ""
-    """Of a container, whose arguments `command` is: `images.py`."""
+    """Container image (`images.py`); `command` then holds its arguments."""
     network: str = "none"
-    """The engine's name of the network that an image has."""
+    """Network of the container, by the engine's name."""
     resources: Resources = Resources()
     walls: Walls | None = None
-    """What a command is put behind: a sandbox, or nothing."""
+    """Sandbox of the command, or None."""
 
     @property
     def not_held(self) -> tuple[str, ...]:
-        """Which of its resources nothing keeps it to."""
+        """Names of the resource limits that ajet cannot enforce."""
         if self.image:
             return ()
         free = (("cores", self.resources.cores), ("memory", 0 if self.confined else self.resources.memory))
@@ -92,33 +95,42 @@ class Server:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for two that are the same server."""
+        """Equal for two descriptions of the same server."""
         settings = (*sorted(self.headers.items()), *sorted(self.env.items()))
         return (self.kind, self.url, self.image, self.command, str(self.cwd), settings)
 
 
 def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
-    """The servers that `environment.use` means; `base`: the folder in which a file is looked for first and a command
-    runs. Raises ConfigError."""
+    """Return the servers of `environment.use`.
+
+    Args:
+        base: folder for relative files and working folder of a command.
+
+    Raises:
+        ConfigError: the value describes no usable servers.
+    """
     use, base = use.strip(), Path(base)
     if use.startswith(("http://", "https://")):
-        return (_addressed(use),)
+        return (_build_remote(use),)
     if Path(use).suffix in (".json", ".yaml", ".yml") and (
         not re.search(r"\s", use) or any((folder / use).is_file() for folder in (base, Path.cwd()))
-    ):  # else a command whose last argument is such a file
-        return _described(use, base)
-    words = _words(use, base)
-    if len(words) == 1 and (found := _running(words[0])) is not None:
+    ):  # otherwise a command with a file as last argument
+        return _read_servers(use, base)
+    words = _split_command(use, base)
+    if len(words) == 1 and (found := _find_running(words[0])) is not None:
         return (found,)
-    if len(words) == 1 and not _runs(words[0], base):
+    if len(words) == 1 and not _is_program(words[0], base):
         raise ConfigError(
-            f"environment.use: nothing is called {use}.", where=KEY, expected=_FORMS, do="see docs/mcp.md"
+            f"environment.use: {use} is no environment, program or file.",
+            where=KEY,
+            expected=_FORMS,
+            do="see docs/mcp.md",
         )
     return (Server(_name_of_command(words), "stdio", command=words, cwd=base),)
 
 
 class _Entry(BaseModel):
-    """An entry of `mcpServers`, as it is written."""
+    """An entry of `mcpServers` as written in the file."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -146,9 +158,11 @@ class _Entry(BaseModel):
     def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
             if not _HEADER_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} cannot be the name of a header")
+                raise ValueError(f"{name!r} is not a valid header name")
             if not (value.isascii() and value.isprintable()):
-                raise ValueError(f"{name} holds a character that no request can carry; expected ASCII on one line")
+                raise ValueError(
+                    f"the value of {name} has a character that is not allowed in a header; expected ASCII on one line"
+                )
         return headers
 
     @model_validator(mode="after")
@@ -156,24 +170,24 @@ class _Entry(BaseModel):
         if [self.url, self.command, self.image].count(None) != 2:
             raise ValueError("expected either a url, a command or an image")
         if self.shared and self.url is not None:
-            raise ValueError("shared is for a command or an image; a server with a url is shared already")
+            raise ValueError("shared requires a command or an image; a server with a url is always shared")
         if self.image is None and "network" in self.model_fields_set:
-            raise ValueError("network is for an image")
+            raise ValueError("network requires an image")
         if self.image is not None and self.cwd is not None:
-            raise ValueError("cwd is for a command; an image has a folder of its own")
-        if self.url is not None and self.resources.said:
-            raise ValueError("resources are for a command or an image; what runs elsewhere has its own")
+            raise ValueError("cwd requires a command; an image sets its own working folder")
+        if self.url is not None and self.resources.is_set:
+            raise ValueError("resources require a command or an image; a remote server sets its own limits")
         several = (
             [name for name, value in self.env.items() if not fits_env_file(value)] if self.image is not None else []
         )
         if taken := [name for name in several if ENGINE_VARIABLES.match(name)]:
             raise ValueError(f"{taken[0]} is read by the container engine itself: set it in the image")
         if self.confined and self.command is None:
-            raise ValueError("confined is for a command; what runs elsewhere is confined there")
+            raise ValueError("confined requires a command; ajet cannot confine an image or a remote server")
         if self.confined and self.shared:
-            raise ValueError("expected either confined or shared; the working folder of a sandbox is an attempt's own")
+            raise ValueError("expected either confined or shared; each attempt has its own sandbox folder")
         if self.shows and not self.confined:
-            raise ValueError("shows is for a server that is confined; any other sees all that you do")
+            raise ValueError("shows requires confined: true; an unconfined server can read all your files")
         return self
 
     @property
@@ -183,7 +197,7 @@ class _Entry(BaseModel):
         return "sse" if self.type == "sse" else find_tool_kind(self.url) or "http"
 
 
-def _described(use: str, base: Path) -> tuple[Server, ...]:
+def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
     file = find_named_file(use, base, KEY)
     tree = read_yaml(file, "neither JSON nor YAML")
     entries = tree.get("mcpServers") if isinstance(tree, dict) else None
@@ -193,7 +207,7 @@ def _described(use: str, base: Path) -> tuple[Server, ...]:
             f"{file.name} describes no servers.",
             where=str(file),
             expected='{"mcpServers": {"NAME": {"command": …, "args": […]}}} or {"url": …, "headers": {…}} in it',
-            do=f"it is a file of tools as verl has it: set {KEY}: {named[0]}, which it names" if named else "",
+            do=f"the file is verl's tool configuration: set {KEY}: {named[0]}, the file named in it" if named else "",
         )
     found = [server_from(str(name), entry, file) for name, entry in entries.items()]
     servers = tuple(each for each in found if each is not None)
@@ -201,7 +215,7 @@ def _described(use: str, base: Path) -> tuple[Server, ...]:
         raise ConfigError(
             f"{free.name} cannot be held to its {' and '.join(free.not_held)}.",
             where=f"{file}: mcpServers.{free.name}.resources",
-            expected="an image, which is held to both, or a confined command, whose memory is",
+            expected="an image, for limits of cores and memory, or a confined command, for a limit of memory",
         )
     if not servers:
         raise ConfigError(f"All servers of {file.name} are disabled.", where=str(file))
@@ -209,7 +223,11 @@ def _described(use: str, base: Path) -> tuple[Server, ...]:
 
 
 def server_from(name: str, entry: Any, file: Path) -> Server | None:
-    """The one of that name in a file; None where it is disabled. Raises ConfigError."""
+    """Return the server of this name in a file, or None if it is disabled.
+
+    Raises:
+        ConfigError: the entry cannot be used.
+    """
     where = f"{file}: mcpServers.{name}"
     try:
         read = _Entry.model_validate(expand_variables(entry, where))
@@ -224,7 +242,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
         read.kind,
         url=require_address(read.url, where, *_SERVERS) if read.url is not None else "",
         headers=read.headers,
-        command=tuple(_placed(word, folder) for word in words),
+        command=tuple(_fill_place(word, folder) for word in words),
         env=read.env,
         cwd=(folder / Path(read.cwd).expanduser()) if read.cwd else folder,
         timeout=read.client_session_timeout_seconds or read.timeout,
@@ -237,47 +255,51 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
     )
 
 
-def _addressed(url: str) -> Server:
+def _build_remote(url: str) -> Server:
     from ajet_mcp.running_environments import token_for
 
     require_address(url, KEY, *_SERVERS)
     token = read_api_key(TOKEN) or token_for(url)
-    return Server(urlsplit(url).netloc, find_tool_kind(url) or "http", url=url, headers=_bearer(token))
+    return Server(urlsplit(url).netloc, find_tool_kind(url) or "http", url=url, headers=_build_authorization(token))
 
 
-def _running(name: str) -> Server | None:
-    """The environment of that name, or of another name for it, which runs on this machine."""
+def _find_running(name: str) -> Server | None:
+    """Return the environment running on this machine under this name, current or former."""
     from ajet_mcp.running_environments import running
 
     found = running(find_first_name("environment_file", name))
-    return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))
+    return (
+        None
+        if found is None
+        else Server(name, "http", url=f"{found.near}/mcp", headers=_build_authorization(found.token))
+    )
 
 
-def _bearer(token: str) -> dict[str, str]:
+def _build_authorization(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _words(use: str, base: Path) -> tuple[str, ...]:
+def _split_command(use: str, base: Path) -> tuple[str, ...]:
     try:
         words = shlex.split(use)
     except ValueError as error:
         raise ConfigError(f"environment.use is no command: {error}.", where=KEY, expected=_FORMS) from None
     if not words:
         raise ConfigError("environment.use is empty.", where=KEY, expected=_FORMS)
-    return tuple(_placed(word, base) for word in words)
+    return tuple(_fill_place(word, base) for word in words)
 
 
-def _placed(word: str, folder: Path) -> str:
+def _fill_place(word: str, folder: Path) -> str:
     return word.replace("{python}", sys.executable).replace("{base}", str(folder))
 
 
-def _runs(program: str, base: Path) -> bool:
+def _is_program(program: str, base: Path) -> bool:
     from shutil import which
 
     return which(program) is not None or which(str(base / program)) is not None
 
 
 def _name_of_command(words: tuple[str, ...]) -> str:
-    """`server` of `python server.py --port 1`: the first word that names a program of its own."""
+    """Return a short name: `server` for `python server.py --port 1`."""
     named = next((word for word in words[1:] if word.endswith((".py", ".js", ".mjs", ".ts"))), words[0])
     return Path(named).stem

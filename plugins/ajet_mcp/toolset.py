@@ -1,10 +1,9 @@
-"""Toolset: all tools of one attempt, of however many servers.
+"""Toolset: the tools of all servers of one attempt.
 
-Invariants: a model is told each tool under one name, a name that two servers share with the server before it; what it
-gets wrong (a name, arguments) is answered without asking any server. A call that may have been delivered is sent again
-only where its tool says that this does no harm, or knows the call by our id; else the environment is lost. Each use is
-handed to `keep` once, failed or not. Where a recorded run answers, no server is started or asked before it has no
-answer and may be asked.
+Invariants: each tool has one name; a name used by two servers gets the server's name as prefix. Wrong names and wrong
+arguments are answered without a request to a server. A call that may have been delivered is retried only for a
+repeatable tool, or a tool with call ids; otherwise the environment is lost. Each use, failed or not, is passed to
+`keep` once. With a recorded run, servers are started only when the recording has no answer and live calls are allowed.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from ajet_mcp.thin import ThinClient
 
 TRIES = 4
 PAUSE_S = 0.1
-"""Before the second of them; doubled before each further one."""
+"""Seconds before the second attempt; doubled for each further attempt."""
 LOST: frozenset[ToolError] = frozenset({"transport", "environment", "sandbox"})
-"""Nothing that a model could go on with: these are raised."""
+"""Error kinds raised to the caller, since the model cannot continue after them."""
 LONGEST_NAME = 64
 _LONGEST_TAIL = 8
-"""Characters of the number that tells two tools of one name apart."""
+"""Characters reserved for the number that separates two tools of one name."""
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a tool: its session, and its name there."""
+    """The location of a tool: its session and its name on the server."""
 
     tool: Tool
     server: str = ""
     session: Session | None = None
-    """None: only a recorded run knows this tool so far."""
+    """None while only a recorded run knows the tool."""
     browsed: bool = False
-    """Its long results are condensed."""
+    """True if long results are condensed."""
 
 
 class Replays(Protocol):
-    """Answers in place of tools: see `environment.replay.Walk`."""
+    """Answers calls from a recording: `environment.replay.Walk`."""
 
     def __call__(self, name: str, arguments: Mapping[str, Any], /) -> ToolUse | None: ...
 
@@ -64,19 +63,19 @@ class Replays(Protocol):
 
 
 class Condenses(Protocol):
-    """Puts something shorter in the place of long results: see `environment.browse`."""
+    """Replaces long results with shorter text: `browse.Condenser`."""
 
     def wants(self, *names: str) -> bool: ...
 
-    def told(self, schema: Mapping[str, Any]) -> dict[str, Any]: ...
+    def add_purpose(self, schema: Mapping[str, Any]) -> dict[str, Any]: ...
 
     def taken(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]: ...
 
-    async def condensed(self, tool: str, purpose: str, whole: str) -> str | None: ...
+    async def condensed(self, tool: str, purpose: str, result: str) -> str | None: ...
 
 
 class Toolset:
-    """Opened with `open`, closed with the attempt (`async with`, or `tuner.resources`)."""
+    """Created by `open` and closed with the attempt, by `async with` or `tuner.resources`."""
 
     def __init__(
         self,
@@ -90,13 +89,13 @@ class Toolset:
         self._keep, self._count, self._result_tokens, self._images = keep, count, result_tokens, images
         self._browse, self._replay = browse, replay
         self._serve: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Opens the sessions, where that is still to be done."""
+        """Opens the sessions later; None if the sessions are open."""
         self._serving = asyncio.Lock()
         self._workdir = Workdir()
         self._sessions: list[Session] = []
-        self._places: dict[str, _Place] = {}
-        self.told: list[dict[str, Any]] = []
-        """As a request's `tools`."""
+        self.places: dict[str, _Place] = {}
+        self.definitions: list[dict[str, Any]] = []
+        """Tool definitions in the form of a request's `tools`."""
 
     @classmethod
     async def open(
@@ -112,20 +111,30 @@ class Toolset:
         replay: Replays | None = None,
         pin: Pin | None = None,
     ) -> Toolset:
-        """A session with each server, and their tools. `count` and `result_tokens` cut results; `images`: whether the
-        model sees them; `browse` condenses those of its tools; `replay` (`tuner.replay`) answers in place of servers;
-        `pin` (`tuner.pin`) holds the tools to those of the run. Raises CallFailedError, ToolsChangedError,
-        EnvironmentFailure."""
+        """Open a session with each server and list the tools.
+
+        Args:
+            count: counts tokens, for cutting results to `result_tokens`.
+            images: returns True if the model sees images.
+            browse: condenses long results.
+            replay: answers in place of the servers (`tuner.replay`).
+            pin: requires the tools to equal the tools of the run (`tuner.pin`).
+
+        Raises:
+            CallFailedError: a server cannot be used.
+            ToolsChangedError: the tools differ from the pinned tools.
+            EnvironmentFailure: the recording cannot be used.
+        """
         opened = cls(keep, count, result_tokens, images, browse, replay)
         recorded = replay.tools() if replay is not None else None
         try:
             if recorded is None:
-                await opened._open(servers, limits or Limits())
+                await opened._open_servers(servers, limits or Limits())
             else:
-                opened._take(recorded)
-                opened._serve = partial(opened._open, servers, limits or Limits())
+                opened._take_recorded(recorded)
+                opened._serve = partial(opened._open_servers, servers, limits or Limits())
             if pin is not None:
-                opened.told = pin(opened.told)
+                opened.definitions = pin(opened.definitions)
         except BaseException:
             await opened.close()
             raise
@@ -133,42 +142,46 @@ class Toolset:
 
     @property
     def browsed(self) -> list[str]:
-        """Tools whose long results are condensed."""
-        return [name for name, place in self._places.items() if place.browsed]
+        """Names of the tools with condensed results."""
+        return [name for name, place in self.places.items() if place.browsed]
 
     @property
-    def _offered(self) -> list[str]:
-        return [each["function"]["name"] for each in self.told]
+    def _list_offered(self) -> list[str]:
+        return [each["function"]["name"] for each in self.definitions]
 
     @property
     def pinned(self) -> PinnedTools:
-        """The tools as they are, to hold others against."""
-        return PinnedTools.of(self.told)
+        """The current tools, for a comparison with other tools."""
+        return PinnedTools.of(self.definitions)
 
     async def use(self, name: str, arguments: str | Mapping[str, Any], call_id: str = "") -> Shown:
-        """Call a tool as a model asked for it. What the model got wrong, what the tool says that it cannot, a time
-        limit and a result beyond all bounds are results with an `error`. Raises CallFailedError where the environment
-        is lost."""
-        started, place = time.time(), self._places.get(name)
+        """Call a tool as requested by the model.
+
+        Mistakes of the model, failures of the tool, timeouts and too large results are results with an `error`.
+
+        Raises:
+            CallFailedError: the environment is lost.
+        """
+        started, place = time.time(), self.places.get(name)
         given: Mapping[str, Any] = {}
         lost: EnvironmentFailure | None = None
         try:
             if place is None:
-                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._offered)}", "unknown_tool")
-            given = _read(arguments, place.tool)
+                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._list_offered)}", "unknown_tool")
+            given = _parse_arguments(arguments, place.tool)
             if place.session is None:
-                await _hold(given, place.tool)
-            again = self._replay(name, given) if self._replay is not None else None
-            if again is not None:
-                return self._repeated(again, given, call_id, started)
+                await _check_arguments(given, place.tool)
+            replayed = self._replay(name, given) if self._replay is not None else None
+            if replayed is not None:
+                return self._replay_use(replayed, given, call_id, started)
             if place.session is None:
-                place = await self._live(name)
+                place = await self._find_live_tool(name)
             sent, condensed = given, None
             if self._browse is not None and place.browsed:
                 sent, purpose = self._browse.taken(place.tool, given)
                 condensed = partial(self._browse.condensed, place.tool.name, purpose)
-            await _hold(sent, place.tool)
-            reply = await self._called(place, sent, call_id)
+            await _check_arguments(sent, place.tool)
+            reply = await self._call_tool(place, sent, call_id)
             images = self._images is None or not has_image(reply) or await self._images()
             result = await shown(reply, self._count, self._result_tokens, images=images, condensed=condensed)
         except _Wrong as wrong:
@@ -176,25 +189,28 @@ class Toolset:
             result = Shown(str(wrong), str(wrong), error=wrong.kind)
         except CallFailedError as problem:
             lost = problem if problem.kind in LOST or problem.lost else None
-            result = Shown(_told(problem), str(problem), error=problem.kind)
-        except EnvironmentFailure as problem:  # a miss: whatever the agent makes of it, the record has it
+            result = Shown(_describe_failure(problem), str(problem), error=problem.kind)
+        except EnvironmentFailure as problem:  # no recorded answer: the use is recorded for any reaction of the agent
             lost, result = problem, Shown(str(problem), str(problem), error="environment")
         server = place.server if place is not None else ""
-        whole = len(result.whole) if result.text != result.whole else -1
-        digest, ended = compute_digest(result.whole), time.time()
-        told = (digest, started, ended, result.error, server, call_id, whole)
-        self._keep(ToolUse(name, given, result.text, *told, images=len(result.images)))
+        full_length = len(result.full_text) if result.text != result.full_text else -1
+        digest, ended = compute_digest(result.full_text), time.time()
+        record = (digest, started, ended, result.error, server, call_id, full_length)
+        self._keep(ToolUse(name, given, result.text, *record, images=len(result.images)))
         if lost is not None:
             raise lost
         return result
 
     async def close(self) -> None:
-        """All sessions, and the working folder. Idempotent, from any task; goes on where the caller is cancelled."""
+        """Close all sessions and remove the working folder.
+
+        Idempotent, callable from any task. The work completes even if the caller is cancelled.
+        """
         sessions, self._sessions = self._sessions, []
 
         async def end() -> None:
             ended = await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
-            await asyncio.to_thread(self._workdir.remove)  # files of a model's, however many
+            await asyncio.to_thread(self._workdir.remove)  # in a thread: the model may have written many files
             for each in ended:
                 if isinstance(each, BaseException):
                     raise each
@@ -207,7 +223,7 @@ class Toolset:
     async def __aexit__(self, *problem: object) -> None:
         await self.close()
 
-    async def _open(self, servers: Sequence[Server], limits: Limits) -> None:
+    async def _open_servers(self, servers: Sequence[Server], limits: Limits) -> None:
         async def opened(server: Server) -> list[_Place]:
             server = behind_walls(server, *self._workdir.made()) if server.confined else server
             session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
@@ -221,41 +237,49 @@ class Toolset:
             if isinstance(each, BaseException):
                 raise each
             places += each
-        told: list[dict[str, Any]] = []
-        for name, place in zip(_names(places), places, strict=True):
+        definitions: list[dict[str, Any]] = []
+        for name, place in zip(_choose_names(places), places, strict=True):
             schema = dict(place.tool.schema)
             if self._browse is not None and self._browse.wants(name, place.tool.name):
-                schema, place = self._browse.told(schema), replace(place, browsed=True)
+                schema, place = self._browse.add_purpose(schema), replace(place, browsed=True)
             found_now[name] = place
             function = {"name": name, "description": place.tool.description, "parameters": schema}
-            told.append({"type": "function", "function": function})
-        if self._places:
-            PinnedTools.of(self.told).require(PinnedTools.of(told))
+            definitions.append({"type": "function", "function": function})
+        if self.places:
+            PinnedTools.of(self.definitions).require(PinnedTools.of(definitions))
         else:
-            self.told = told
-        self._places = found_now
+            self.definitions = definitions
+        self.places = found_now
 
-    def _take(self, recorded: Sequence[Mapping[str, Any]]) -> None:
-        """The tools that a recorded run offered."""
-        self.told = [dict(each) for each in recorded]
-        for each in self.told:
+    def _take_recorded(self, recorded: Sequence[Mapping[str, Any]]) -> None:
+        """Use the tools offered in a recorded run."""
+        self.definitions = [dict(each) for each in recorded]
+        for each in self.definitions:
             function = each["function"]
             name = function["name"]
             tool = Tool(name, function.get("description", ""), function.get("parameters") or {})
             browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
-            self._places[name] = _Place(tool, browsed=browsed)
+            self.places[name] = _Place(tool, browsed=browsed)
 
-    def _repeated(self, again: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
-        """A use as a recorded run has it. Raises CallFailedError where that lost its environment."""
-        told = (again.digest, started, time.time(), again.error, again.server, call_id, again.whole)
-        self._keep(ToolUse(again.name, given, again.result, *told))
-        if again.error in LOST:
-            raise CallFailedError(again.result, again.error, lost=True)
-        return Shown(again.result, again.result, error=again.error)
+    def _replay_use(self, replayed: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
+        """Return a use from the recorded run.
 
-    async def _live(self, name: str) -> _Place:
-        """The tool itself, of a server that is asked from now on. Raises CallFailedError, and ToolsChangedError where
-        it is not as it was recorded."""
+        Raises:
+            CallFailedError: the recorded use lost its environment.
+        """
+        record = (replayed.digest, started, time.time(), replayed.error, replayed.server, call_id, replayed.whole)
+        self._keep(ToolUse(replayed.name, given, replayed.result, *record))
+        if replayed.error in LOST:
+            raise CallFailedError(replayed.result, replayed.error, lost=True)
+        return Shown(replayed.result, replayed.result, error=replayed.error)
+
+    async def _find_live_tool(self, name: str) -> _Place:
+        """Return the tool of a live server, and start the servers at the first call.
+
+        Raises:
+            CallFailedError: a server cannot be used.
+            ToolsChangedError: the tools differ from the recorded tools.
+        """
 
         async def serve() -> None:
             async with self._serving:
@@ -264,9 +288,9 @@ class Toolset:
                     self._serve = None
 
         await on_tools_loop(serve())
-        return self._places[name]
+        return self.places[name]
 
-    async def _called(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
+    async def _call_tool(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
         tool, session = place.tool, place.session
         assert session is not None
         safe = tool.repeatable or (tool.takes_call_id and bool(call_id))
@@ -275,27 +299,31 @@ class Toolset:
                 sent_id = call_id if tool.takes_call_id else ""
                 return await on_tools_loop(session.call(tool.name, arguments, call_id=sent_id))
             except CallFailedError as problem:
-                again = problem.kind == "transport" and not problem.lost and (safe or not problem.delivered)
-                if not again or number == TRIES - 1:
+                can_retry = problem.kind == "transport" and not problem.lost and (safe or not problem.delivered)
+                if not can_retry or number == TRIES - 1:
                     raise
             await asyncio.sleep(PAUSE_S * 2**number)
         raise AssertionError("unreachable")
 
 
 class _Wrong(AjetError):
-    """The model's own mistake."""
+    """A mistake of the model in a tool call."""
 
     def __init__(self, message: str, kind: ToolError) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
-    """Raises _Wrong for what is no object."""
+def _parse_arguments(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+    """Parse the arguments of a call.
+
+    Raises:
+        _Wrong: the arguments are no JSON object.
+    """
     try:
         text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
         problem = find_reply_problem(text, {})
-    except (TypeError, ValueError) as error:  # a workflow's own values: a date, an integer beyond what Python writes
+    except (TypeError, ValueError) as error:  # values of a custom workflow: a date, an integer too long for Python
         raise _Wrong(f"these are no arguments of {tool.name}: {error}", "arguments") from None
     if problem is not None:
         raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
@@ -303,8 +331,12 @@ def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     return read
 
 
-async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
-    """Raises _Wrong for what does not keep to the tool's schema; by one that cannot be used only the server judges."""
+async def _check_arguments(arguments: Mapping[str, Any], tool: Tool) -> None:
+    """Check arguments against the tool's schema; a schema that cannot be used is left to the server.
+
+    Raises:
+        _Wrong: the arguments do not match the schema.
+    """
 
     def find_problem() -> str | None:
         unchecked = find_schema_problem(tool.schema)
@@ -313,29 +345,29 @@ async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
             return None
         return find_reply_problem(json.dumps(arguments), tool.schema)
 
-    problem = await asyncio.to_thread(find_problem)  # the schema is the server's: its check may take a second
+    problem = await asyncio.to_thread(find_problem)  # in a thread: checking a server's schema may take a second
     if problem is not None:
         raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
 
 
 @lru_cache(maxsize=1000)
 def _warn_unchecked(tool: str, problem: str) -> None:
-    """Say once what holds for all attempts."""
-    logger.warning("Arguments of the tool {} are sent unchecked, its schema cannot be used: {}.", tool, problem)
+    """Warn once per tool; the problem is the same for all attempts."""
+    logger.warning("Arguments of the tool {} are not checked: its schema cannot be used: {}.", tool, problem)
 
 
-def _told(problem: CallFailedError) -> str:
+def _describe_failure(problem: CallFailedError) -> str:
     if problem.kind == "timeout":
         return "the tool did not answer in time"
     return "the tool's answer is too large" if problem.kind == "too_large" else str(problem)
 
 
-def _names(places: Sequence[_Place]) -> list[str]:
-    """The names that models are told, in the same order: each once, of characters that requests allow."""
+def _choose_names(places: Sequence[_Place]) -> list[str]:
+    """Return the names shown to the model, in the order of `places`: unique, with characters allowed in requests."""
     times = Counter(place.tool.name for place in places)
     found: dict[str, None] = {}
     numbers: dict[str, int] = {}
-    """The number that the next tool is tried with whose name begins so; long names share what is cut off of them."""
+    """The next number to try per name prefix; long names share the prefix left after cutting."""
     for place in places:
         name = place.tool.name if times[place.tool.name] == 1 else f"{place.server}__{place.tool.name}"
         name = wanted = _NOT_IN_NAMES.sub("_", name)[:LONGEST_NAME]

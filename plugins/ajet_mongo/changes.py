@@ -1,6 +1,6 @@
 """Filters and updates of position documents, in MongoDB's language.
 
-Invariant: every change of a position is one update of its document, conditioned on state and fence; times are the
+Invariant: every change of a position is a single update of its document, conditioned on state and fence. Times are the
 server's (`$$NOW`).
 """
 
@@ -48,7 +48,7 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
 
 
 def match_available(floor: int, below: int | None) -> Document:
-    """Match waiting positions of the order, and free ones below `below`."""
+    """Match waiting positions of the order, and free positions below `below`."""
     if below is None:
         return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}
     fresh = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
@@ -68,20 +68,20 @@ def match_earlier_trainers(latest: int) -> Document:
 
 
 def record_failure(reason: str, most: int) -> Update:
-    """Return the update after one more failed attempt."""
+    """Return the update after a failed attempt."""
     state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]
 
 
 def mark_dead(reason: str) -> Update:
-    """Return the update that withdraws a position."""
+    """Return the update to withdraw a position."""
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons, "status": DEAD}}]
 
 
 def match_record(order: int, record: str) -> Document:
-    """Match an unfinished position that refers to the record."""
+    """Match an unfinished position with a reference to the record."""
     return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends.record": record}
 
 
@@ -91,7 +91,7 @@ def record_expiry(most: int) -> Update:
 
 
 def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
-    """Return the update that adds new episodes if the lease is valid, and otherwise changes nothing."""
+    """Return the update to add new episodes. Without a valid lease, the update has no effect."""
     mine = {"$and": [{"$eq": ["$status", RUNNING]}, {"$eq": ["$fence", lease.fence]}]}
     new = {
         "$filter": {
@@ -105,7 +105,7 @@ def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[st
 
 
 def build_use(of: str, step: int, reason: str | None) -> Update:
-    """Return the update that ends a position with the commit `of`."""
+    """Return the update to end a position with the commit `of`."""
     one = {"of": of, "step": step, "reason": reason}
     return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
 
@@ -122,7 +122,7 @@ def match_use(of: str, step: int) -> Document:
 
 
 def undo_use(of: str, step: int) -> Update:
-    """Return the update that restores the state before the use."""
+    """Return the update to restore the state before the use."""
     this = {"$and": [{"$eq": ["$$use.of", of]}, {"$eq": ["$$use.step", step]}]}
     rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$not": this}}}
     return [{"$set": {"status": "$was", "uses": rest}}]
@@ -134,5 +134,5 @@ def reopen_position() -> Update:
 
 
 def match_last_use(names: Iterable[str]) -> Document:
-    """Match a final use by one of the commits."""
+    """Match a final use by any of the commits."""
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 PATIENCE = 60.0
-"""Seconds of retries."""
+"""Time limit for retries, in seconds."""
 ANSWER_MS = 30_000
 """Milliseconds for the answer of a running server."""
 _NO_ROOM = 14031
@@ -28,15 +28,15 @@ _NO_ROOM = 14031
 _NOT_NOW = (50, 64, 100, 262)
 """Codes: timeout, or too few members. A replica set may recover members."""
 _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
-"""Codes of a member shutting down, or losing its election, while it waits for journal or members."""
+"""Codes of a member shutting down or losing its election during a wait for journal or members."""
 DUPLICATE = 11000
-"""Code: the document exists."""
+"""Error code: the document already exists."""
 CANNOT_WRITE = "The store's server cannot write"
 T = TypeVar("T")
 
 
 class MongoConnection:
-    """The connection to one database."""
+    """The connection to a single database."""
 
     def __init__(
         self,
@@ -66,21 +66,21 @@ class MongoConnection:
             raise StoreDownError(f"The store's address cannot be used: {error}", where=self.shown) from error
         # of a member that lags behind, a position would name what is not there yet
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
-        self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
+        self.quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
         self._unacknowledged = base.with_options(write_concern=WriteConcern(w=0))
-        self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
+        self.durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
     def run_durable(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
         """Run an operation with durable writes. Raises StoreDownError, and pymongo's errors for refused documents."""
-        return self._run_operation(operation, self._durable)
+        return self.run_operation(operation, self.durable)
 
     def run_quick(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """Run an operation whose writes become durable with the next durable one."""
-        return self._run_operation(operation, self._quick)
+        """Run an operation with writes made durable by the next durable write."""
+        return self.run_operation(operation, self.quick)
 
     def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
-        """Send writes without waiting for an answer; the caller checks later for their success."""
-        self._run_operation(operation, self._unacknowledged)
+        """Send writes without waiting for an answer. The caller checks the success later."""
+        self.run_operation(operation, self._unacknowledged)
 
     def find(
         self,
@@ -108,7 +108,7 @@ class MongoConnection:
         self.outage.close()
         self._client.close()
 
-    def _run_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+    def run_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
         return self.outage.outlast(lambda: self._try_operation(operation, base))
 
     def _try_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:

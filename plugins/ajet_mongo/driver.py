@@ -14,7 +14,7 @@ from ajet_mongo.survey import survey_server
 
 
 class MongoDriver:
-    """Implements `ajet.store.StoreDriver` for MongoDB."""
+    """Open, survey and clean MongoDB stores (`ajet.store.StoreDriver`) for ajet's commands."""
 
     form = "mongodb://HOST:PORT/DATABASE"
     default = "mongodb://127.0.0.1:27017"

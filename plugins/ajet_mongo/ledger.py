@@ -20,15 +20,15 @@ class Ledger:
     """The run's ledger, as last read."""
 
     def __init__(self, link: MongoConnection) -> None:
-        """Read the ledger, or create one. Raises UserError."""
+        """Read the ledger, or create a new ledger. Raises UserError."""
         self._link = link
         self._document = open_ledger(link, uuid.uuid4().hex)
         self.own = 0
-        """This process's trainer number; 0 for other processes."""
+        """The trainer number of the current process, 0 for other processes."""
 
     @property
     def floor(self) -> int:
-        """Positions below are finished."""
+        """All positions below are finished."""
         return int(self._document["floor"])
 
     @property
@@ -47,7 +47,7 @@ class Ledger:
         return list(self._document["void"])
 
     def refresh(self) -> None:
-        """Read the ledger again."""
+        """Read the ledger from the database once more."""
         (self._document,) = self._link.find(LEDGER, THE_LEDGER)
 
     def refresh_floor(self) -> None:
@@ -117,7 +117,7 @@ class Ledger:
 
 
 def list_commits(link: MongoConnection, head: str | None) -> list[str]:
-    """List `head` and its ancestors."""
+    """List the commit `head` and all its ancestors."""
     earlier = {each["_id"]: each["earlier"] for each in link.find(COMMITS, {})}
     names: list[str] = []
     while head is not None and head in earlier:

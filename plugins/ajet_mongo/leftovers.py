@@ -1,9 +1,9 @@
 """Unreferenced documents in a database, left by killed clients, for `ajet gc`.
 
-Invariant: a document referred to by a position, now or later, is never removed. A record without a position is
-unreferenced once its lease is lost. Parts of a missing record were written into a killed server that lost the record,
-or belong to a put in progress, which would write the record again: before their removal another record of the name,
-without a lease, takes its place, so no position refers to them.
+Invariant: a document with a present or later reference from a position is never removed. A record without a position is
+unreferenced once its lease is lost. Parts of a missing record were written before a killed server lost the record, or
+belong to a put in progress that would write the record a second time. Before removing such parts, a placeholder record
+of the same name, without a lease, is inserted, so no position can refer to the parts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ class MongoLeftovers:
     """Finds and removes unreferenced documents of one database. Raises UserError for an unreachable server."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
-        self._link = MongoConnection(uri, database, login, patience=PATIENCE)
-        self._records = EpisodeRecords(self._link, SHAPES_ONLY)
+        self.link = MongoConnection(uri, database, login, patience=PATIENCE)
+        self._records = EpisodeRecords(self.link, SHAPES_ONLY)
 
     def close(self) -> None:
         """Close the connection to the server."""
-        self._link.close()
+        self.link.close()
 
     def find_leftovers(self) -> tuple[list[str], list[str]]:
-        """Return names of unreferenced records, and of missing records with parts; none in a database of another
-        version."""
-        if not self._link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
+        """Return names of unreferenced records, and of missing records with parts.
+
+        Returns no names for a database of another version.
+        """
+        if not self.link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
             return [], []
         at: dict[str, Any] = {"from": RECORD, "localField": "_id", "foreignField": "_id", "as": "at"}
         lost: list[dict[str, Any]] = [
@@ -49,7 +51,7 @@ class MongoLeftovers:
         without = {
             each["_id"]
             for name in (CALL, DATA, BLOB)
-            for each in self._link.run_durable(lambda base, name=name: list(base[name].aggregate(lost)))  # type: ignore[misc]
+            for each in self.link.run_durable(lambda base, name=name: list(base[name].aggregate(lost)))  # type: ignore[misc]
         }
         return self._records.find_unnamed(), sorted(without)
 
@@ -62,7 +64,7 @@ class MongoLeftovers:
             stages: list[dict[str, Any]] = [{"$match": these}, summed]
             return sum(int(each["size"]) for each in base[name].aggregate(stages))
 
-        return self._link.run_durable(lambda base: sum(sum_bytes(base, name) for name in (RECORD, CALL, DATA, BLOB)))
+        return self.link.run_durable(lambda base: sum(sum_bytes(base, name) for name in (RECORD, CALL, DATA, BLOB)))
 
     def remove(self, unnamed: Sequence[str], without: Sequence[str]) -> None:
         """Remove the result of `find_leftovers`."""
@@ -70,7 +72,7 @@ class MongoLeftovers:
 
         for name in without:
             try:
-                self._link.run_durable(lambda base, name=name: base[RECORD].insert_one({"_id": name}))  # type: ignore[misc]
+                self.link.run_durable(lambda base, name=name: base[RECORD].insert_one({"_id": name}))  # type: ignore[misc]
             except DuplicateKeyError:  # it has come meanwhile, or an earlier try's answer was lost
                 continue
             self._records.remove([name], fence=None)  # not the one that a put has there once this one's is gone

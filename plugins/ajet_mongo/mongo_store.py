@@ -2,9 +2,9 @@
 
 Invariant: no change needs two documents at once, since a single server has no transactions. Dependent writes are
 ordered: an episode's documents are written before its position refers to them, and unreferenced documents do not exist
-for readers. A use names the next commit and becomes valid when the ledger's head is that commit. So a kill between two
-operations leaves an earlier state, or one repaired by the next trainer (`_mend_state`). `positions` guarantees the
-ownership of positions, and that forgotten ones are never leased again.
+for readers. A use names the next commit and becomes valid when the ledger's head is that commit. A kill between two
+operations therefore leaves an earlier state, or a state repaired by the next trainer (`_mend_state`). `positions`
+guarantees the ownership of positions, and prevents a second lease of forgotten positions.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class MongoStore:
         who = opener or StoreOptions()
         more = {} if patience is None else {"patience": patience}
         later = who.unreachable_timeout if patience is None else patience
-        self._link = MongoConnection(uri, database, login, later, **more)
+        self.link = MongoConnection(uri, database, login, later, **more)
         self._seconds, self._most, self._redact = who.lease_seconds, who.max_attempts, who.redact or Redactor({})
-        self._records = EpisodeRecords(self._link, self._redact)
+        self.records = EpisodeRecords(self.link, self._redact)
         self._lock = threading.RLock()
         self._name = f"process {os.getpid()}"
         self._count: int | None = None
         """Tasks of an epoch, once known from a policy."""
-        self._ledger = Ledger(self._link)
-        self._positions = MongoPositions(self._link, self._ledger, self._seconds, who.max_attempts)
+        self._ledger = Ledger(self.link)
+        self.positions = MongoPositions(self.link, self._ledger, self._seconds, who.max_attempts)
         if who.rolls:
             self._ledger.take_over(who.at, who.run)
             if who.settings:
@@ -74,58 +74,58 @@ class MongoStore:
             self._mend_state()
             if who.usable is not None:
                 self._drop_unusable(who.usable)
-        self._link.outage.patience = later
+        self.link.outage.patience = later
 
     def disconnect(self) -> None:
         """Close the connection to the server."""
-        self._link.close()
+        self.link.close()
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         with self._hold_lock():
-            self._positions.prepare_claim()
+            self.positions.prepare_claim()
             leases: list[Lease] = []
-            while len(leases) < count and (found := self._positions.claim_many(self._name, count - len(leases), below)):
-                leases += self._records.build_leases(found)
+            while len(leases) < count and (found := self.positions.claim_many(self._name, count - len(leases), below)):
+                leases += self.records.build_leases(found)
             return leases
 
     def bring(self) -> Lease:
         with self._hold_lock():
-            self._positions.prepare_claim()
+            self.positions.prepare_claim()
             number = self._ledger.add_position()
-            (lease,) = self._records.build_leases(
-                [self._positions.claim(self._name, {"_id": -number, "status": "new"}, upsert=True)]
+            (lease,) = self.records.build_leases(
+                [self.positions.claim(self._name, {"_id": -number, "status": "new"}, upsert=True)]
             )
             return lease
 
     def lease_kept(self) -> list[Lease]:
         with self._hold_lock():
-            self._positions.prepare_claim()
+            self.positions.prepare_claim()
             found = []
-            while one := self._positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
+            while one := self.positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
                 found.append(one)
-            return self._records.build_leases(found)
+            return self.records.build_leases(found)
 
     def put(self, lease: Lease, *entries: Kept) -> None:
         if not entries:
             return
-        ends = self._records.build_ends(entries)
+        ends = self.records.build_ends(entries)
         about = describe_task(entries[0].episode, self._redact, self._count)
         for tried in range(MAX_TRIES):
-            there = self._records.write_episodes(lease, entries, ends, is_acknowledged=tried > 0)
+            there = self.records.write_episodes(lease, entries, ends, is_acknowledged=tried > 0)
             change = changes.build_put(lease, ends, about, self._seconds)
-            position = self._positions.name_records(lease, there, change)
+            position = self.positions.name_records(lease, there, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             named = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
             ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
             if ours or not is_held or all(end["uuid"] in named for end in ends):
-                self._records.remove([end["record"] for end in ends if end["record"] not in ours])
+                self.records.remove([end["record"] for end in ends if end["record"] not in ours])
                 if not ours and not is_held:
                     raise _make_lost_error(lease)
                 return
-        raise self._records.make_loss_error()
+        raise self.records.make_loss_error()
 
     def close(self, lease: Lease) -> None:
-        if not self._positions.change(
+        if not self.positions.change(
             changes.match_lease(lease),
             [{"$set": {"status": CLOSED, "whole": True, "since": "$$NOW"}}],
             done=(CLOSED, OVER),
@@ -137,12 +137,12 @@ class MongoStore:
             if self._ledger.own:
                 self._take_back_late_uses()
             wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}
-            found = self._link.find(TASK, wanted, limit=count or 0)
-            return self._records.build_leases(found, self._find_holding_commits(found))
+            found = self.link.find(TASK, wanted, limit=count or 0)
+            return self.records.build_leases(found, self._find_holding_commits(found))
 
     def begun(self) -> list[int]:
         wanted = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
-        found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
+        found = self.link.find(TASK, wanted, {"_id": 1, "uses": 1})
         names = self._find_holding_commits(found)
         return [each["_id"] for each in found if not list_steps(each, names)]
 
@@ -152,26 +152,26 @@ class MongoStore:
         wanted = list(orders)
         self._end_positions(wanted, step, None, again)
         if advantages:
-            found = self._link.find(TASK, {"_id": {"$in": wanted}}, {"ends": 1})
+            found = self.link.find(TASK, {"_id": {"$in": wanted}}, {"ends": 1})
             ends = [end for each in found for end in each["ends"] or ()]
             by_record = {end["record"]: advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
-            self._records.note_advantages(by_record, step)
+            self.records.note_advantages(by_record, step)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         self._end_positions(orders, step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
-            if not self._positions.change(changes.match_lease(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
+            if not self.positions.change(changes.match_lease(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
                 raise _make_lost_error(lease)
 
     def commit(self) -> dict[str, Any]:
-        """Commit; the uses have the commit's name already."""
+        """Make the uses named with the next commit valid."""
         with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
-            used = self._link.find(TASK, {"uses.of": name}, {"uses": 1})
-            self._records.note_uses(used, self._find_holding_commits(used, [name]))
+            used = self.link.find(TASK, {"uses.of": name}, {"uses": 1})
+            self.records.note_uses(used, self._find_holding_commits(used, [name]))
             self._ledger.end_commit(name)
             return {"commit": name}
 
@@ -180,48 +180,48 @@ class MongoStore:
             self._ledger.require_trainer()
             last = changes.match_last_use(self._ledger.list_held_commits())
             last["$elemMatch"]["step"] = {"$lte": step}
-            found = self._link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
+            found = self.link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
             orders = [each["_id"] for each in found]
             for start in range(0, len(found), 100):
-                self._records.remove([end["record"] for each in found[start : start + 100] for end in each["ends"]])
-            self._link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
-            self._positions.raise_floor()
+                self.records.remove([end["record"] for each in found[start : start + 100] for end in each["ends"]])
+            self.link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
+            self.positions.raise_floor()
 
     def renew(self, leases: Iterable[Lease]) -> None:
         wanted = list(leases)
-        self._link.update(MEMBERS, {"_id": self._name}, [{"$set": {"seen": "$$NOW"}}])
+        self.link.update(MEMBERS, {"_id": self._name}, [{"$set": {"seen": "$$NOW"}}])
         if not wanted:
             return
         each = [changes.match_lease(lease) for lease in wanted]
-        self._link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._seconds)}])
-        still = {found["_id"] for found in self._link.find(TASK, {"$or": each}, {"_id": 1})}
+        self.link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._seconds)}])
+        still = {found["_id"] for found in self.link.find(TASK, {"$or": each}, {"_id": 1})}
         if lost := [lease.order for lease in wanted if lease.order not in still]:
             raise LeaseLostError(f"positions {lost} are another's by now, or over")
 
     def fail(self, lease: Lease, reason: str) -> None:
         failed = changes.record_failure(self._redact(reason), self._most)
-        if not self._positions.change(changes.match_lease(lease), failed, done=(WAITING, DEAD)):
+        if not self.positions.change(changes.match_lease(lease), failed, done=(WAITING, DEAD)):
             raise _make_lost_error(lease)
 
     def quarantine(self, order: int, reason: str) -> None:
         with self._hold_lock():
             self._ledger.require_trainer()
             change = changes.mark_dead(self._redact(reason))
-            if not self._positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
+            if not self.positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
                 raise LeaseLostError(f"position {order} is not closed")
 
     def dead(self) -> list[DeadLetter]:
-        found = self._link.find(TASK, {"status": DEAD})
+        found = self.link.find(TASK, {"status": DEAD})
         return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
 
     def revive(self, order: int) -> None:
-        found = self._link.find(TASK, {"_id": order, "status": DEAD})
-        altered = [each for each in found if not self._records.is_unchanged(each)]  # else nobody would ever get it
+        found = self.link.find(TASK, {"_id": order, "status": DEAD})
+        altered = [each for each in found if not self.records.is_unchanged(each)]  # else nobody would ever get it
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
-        if not self._positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
+        if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
             raise LeaseLostError(f"position {order} is not dead")
-        self._records.remove([end["record"] for each in altered for end in each["ends"]])
+        self.records.remove([end["record"] for each in altered for end in each["ends"]])
 
     def announce(self, policy: Policy) -> None:
         change = {"policy": {"$literal": asdict(policy)}, "policy_of": self._ledger.own, "policy_at": "$$NOW"}
@@ -230,7 +230,7 @@ class MongoStore:
             self._ledger.amend([{"$set": change}])
 
     def announced(self) -> AnnouncedPolicy | None:
-        (found,) = self._link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
+        (found,) = self.link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None
         policy = Policy(**found["policy"])
@@ -241,14 +241,14 @@ class MongoStore:
         self._name = name
         member = {"role": role, "told": {"$literal": self._redact.tree(dict(details or {}))}, "seen": "$$NOW"}
         change = [{"$set": {**member, "joined": {"$ifNull": ["$joined", "$$NOW"]}}}]
-        self._link.run_durable(lambda base: base[MEMBERS].update_one({"_id": name}, change, upsert=True))
+        self.link.run_durable(lambda base: base[MEMBERS].update_one({"_id": name}, change, upsert=True))
 
     def leave(self) -> None:
-        self._link.run_durable(lambda base: base[MEMBERS].delete_one({"_id": self._name}))
+        self.link.run_durable(lambda base: base[MEMBERS].delete_one({"_id": self._name}))
 
     def members(self) -> list[StoreMember]:
         holds = self._count_groups([{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}])
-        found = self._link.find_with_ages(MEMBERS, {}, "seen", "joined")
+        found = self.link.find_with_ages(MEMBERS, {}, "seen", "joined")
         members = []
         for each in found:
             ages = each["seen_age"], each["joined_age"]
@@ -257,11 +257,11 @@ class MongoStore:
 
     def depths(self) -> StoreDepths:
         with self._hold_lock():
-            self._positions.expire()
+            self.positions.expire()
             found = self._count_states({"ends": {"$ne": None}})
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
             counts = {name: found.get(state, {}).get("count", 0) for name, state in names.items()}
-            reused = self._link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
+            reused = self.link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
             holding = self._find_holding_commits(reused)
             again = [each["_id"] for each in reused if list_steps(each, holding)]
             counts["closed"] -= len(again)
@@ -269,7 +269,7 @@ class MongoStore:
             return StoreDepths(
                 **counts,
                 again=len(again),
-                next=self._positions.find_first_unclaimed(),
+                next=self.positions.find_first_unclaimed(),
                 oldest_lease=found.get(RUNNING, {}).get("age"),
                 oldest_closed=closed.get(CLOSED, {}).get("age"),
             )
@@ -280,22 +280,25 @@ class MongoStore:
         its limit."""
         limit = patience_limit()
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
-            raise StoreUnreachableError("Another thread of this process waits for the store.", where=self._link.shown)
+            raise StoreUnreachableError("Another thread of this process waits for the store.", where=self.link.shown)
         try:
             yield
         finally:
             self._lock.release()
 
     def _take_back_late_uses(self) -> None:
-        """Undo uses written by an earlier trainer after this one began."""
+        """Undo uses written by an earlier trainer after the start of the current trainer."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
-        if self._link.find(TASK, late, {"_id": 1}, limit=1):
+        if self.link.find(TASK, late, {"_id": 1}, limit=1):
             last = changes.match_last_use([*self._ledger.list_held_commits(), self._ledger.open])
-            self._link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopen_position())
+            self.link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopen_position())
 
     def _find_holding_commits(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
-        """Return the valid commits, including the next one, if uses of the positions need them; `least`: always valid
-        ones."""
+        """Return the valid commits. The next commit is included if uses of the positions need the commit.
+
+        Args:
+            least: Commits that are always valid.
+        """
         if all(use["of"] in least for each in positions for use in each["uses"]):
             return set(least)
         self._ledger.refresh()
@@ -311,56 +314,54 @@ class MongoStore:
             name = self._ledger.open
             ending = {"_id": {"$in": end}, "status": {"$in": [RUNNING, CLOSED]}}
             staying = {"_id": {"$in": stay}, "status": CLOSED, "ends.0": {"$exists": True}}
-            found = self._link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
+            found = self.link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
             names = self._find_holding_commits(found)
             free = {each["_id"] for each in found if max(list_steps(each, names), default=-1) < step}
             if foreign := [order for order in wanted if order not in free]:
                 raise LeaseLostError(f"positions {foreign} are not leased, or a step has used them")
             ours = {"_id": {"$in": wanted}, **changes.match_use(name, step)}
             if end:
-                self._link.update(TASK, ending, changes.build_use(name, step, reason))
+                self.link.update(TASK, ending, changes.build_use(name, step, reason))
             if stay:
                 once = {"$nor": [changes.match_use(name, step)]}  # a try whose answer was lost may have done it
-                self._link.update(TASK, {**staying, **once}, changes.build_reuse(name, step))
-            took = {each["_id"] for each in self._link.find(TASK, ours, {"_id": 1})}
+                self.link.update(TASK, {**staying, **once}, changes.build_reuse(name, step))
+            took = {each["_id"] for each in self.link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:
-                self._link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
+                self.link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
                 raise LeaseLostError(f"positions {lost} are not leased")
 
     def _mend_state(self) -> None:
         """Keep exactly the uses known to the ledger's head, and remove unreferenced documents."""
         names = self._ledger.list_held_commits()
         last = changes.match_last_use(names)
-        self._link.update(TASK, {"status": {"$ne": OVER}, "uses": last}, [{"$set": {"status": OVER}}])
+        self.link.update(TASK, {"status": {"$ne": OVER}, "uses": last}, [{"$set": {"status": OVER}}])
         back = {"status": OVER, "uses": {"$not": last}, "ends": {"$ne": None}}
         reused = {"status": CLOSED, "uses.again": True}
-        self._records.note_uses(self._link.find(TASK, {"$or": [back, reused]}, {"uses": 1}), names)
-        self._link.update(TASK, back, changes.reopen_position())
-        self._link.update(TASK, changes.match_earlier_trainers(self._ledger.own), [{"$set": {"status": WAITING}}])
-        self._positions.raise_floor()
-        self._records.remove_unnamed()
+        self.records.note_uses(self.link.find(TASK, {"$or": [back, reused]}, {"uses": 1}), names)
+        self.link.update(TASK, back, changes.reopen_position())
+        self.link.update(TASK, changes.match_earlier_trainers(self._ledger.own), [{"$set": {"status": WAITING}}])
+        self.positions.raise_floor()
+        self.records.remove_unnamed()
 
     def _drop_unusable(self, usable: Usable) -> None:
         there = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
-        found = self._link.find(TASK, there)
+        found = self.link.find(TASK, there)
         names = {each["_id"]: [end["record"] for end in each["ends"]] for each in found}
-        for lease in self._records.build_leases(found, self._find_holding_commits(found)):
-            if not lease.used and not usable(lease.kept):
+        for lease in self.records.build_leases(found, self._find_holding_commits(found)):
+            if not lease.used and not usable(lease.attempts):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
-                self._link.update(TASK, {"_id": lease.order}, anew)
-                self._records.remove(names[lease.order])
+                self.link.update(TASK, {"_id": lease.order}, anew)
+                self.records.remove(names[lease.order])
 
     def _count_states(self, wanted: Document) -> dict[str, Document]:
-        """Return for each state the `count`, and the `age` of its oldest position in seconds; None if unknown."""
+        """Return for each state the `count`, and the `age` of its oldest position in seconds, or None if unknown."""
         grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
         stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]
-        return self._link.run_durable(lambda base: {each["_id"]: each for each in base[TASK].aggregate(stages)})
+        return self.link.run_durable(lambda base: {each["_id"]: each for each in base[TASK].aggregate(stages)})
 
     def _count_groups(self, stages: list[Document]) -> dict[str, int]:
-        return self._link.run_durable(
-            lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
-        )
+        return self.link.run_durable(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})
 
 
 def _make_lost_error(lease: Lease) -> LeaseLostError:

@@ -1,13 +1,13 @@
 """Position documents in MongoDB: created, leased in order, changed one at a time, forgotten below the floor.
 
-Invariant: a lease is one update of the position's document with a mark, so a claim with a lost answer is recognized.
-Waiting positions come first, then free ones.
+Invariant: a lease is a single update of the position's document with a mark, so a claim with a lost answer is
+recognized. Waiting positions come first, then free positions.
 
-A forgotten position is never leased again: its document is gone, positions below the ledger's `floor` are finished, and
-a claim creates no document. A process without a free position creates some, unleasable at first, and frees those seen
-before it read the floor: while a document exists the floor does not pass it, and a forgotten, recreated position lies
-below the floor read later. Marks identify the seen documents: each attempt to create has another mark, so documents of
-an attempt with a lost answer are not confused with seen ones.
+A forgotten position is never leased a second time: its document is gone, positions below the ledger's `floor` are
+finished, and a claim creates no document. A process without a free position creates some, unleasable at first, and then
+frees all positions seen before reading the floor. While a document exists, the floor does not pass its position, and a
+forgotten, recreated position lies below the floor read later. Marks identify the seen documents: each attempt to create
+has another mark, so documents of an attempt with a lost answer are not confused with seen documents.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 EXPIRES_EVERY = 1.0
 """Seconds between two searches of a process for expired leases."""
 PresenceCheck = tuple[str, list[Document]]
-"""A collection, and aggregation stages that yield one document if all written documents exist."""
+"""A collection, and aggregation stages yielding a document if all written documents exist."""
 AT_ONCE = 32
-"""Positions created at once."""
+"""Number of positions created at once."""
 
 
 class MongoPositions:
-    """The positions as used by one process, under its lock: leases last `seconds`; after `most` failed attempts a
-    position is dead."""
+    """The positions as used by a process, under its lock.
+
+    Leases last `seconds`. After `most` failed attempts a position is dead.
+    """
 
     def __init__(self, link: MongoConnection, ledger: Ledger, seconds: float, most: int) -> None:
         self._link, self._ledger, self._seconds, self._most = link, ledger, seconds, most
@@ -67,7 +69,7 @@ class MongoPositions:
         self._link.update(TASK, changes.match_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
-        """Lease one position that matches `wanted`. `upsert`: it may be new."""
+        """Lease a position matching `wanted`. `upsert`: allow a new position."""
         from pymongo import ReturnDocument
 
         mark, tries = uuid.uuid4().hex, 0
@@ -83,7 +85,7 @@ class MongoPositions:
         return self._link.run_durable(once)
 
     def claim_many(self, holder: str, count: int, below: int | None) -> list[Document]:
-        """Lease up to `count` positions, free ones only below `below`."""
+        """Lease up to `count` positions, free positions only below `below`."""
         found: list[Document] = []
         wanted = changes.match_available(self._ledger.floor, below)
         while len(found) < count:
@@ -98,7 +100,7 @@ class MongoPositions:
         return found
 
     def _make_positions(self, count: int, below: int | None) -> bool:
-        """Create free positions; return False if no more are allowed."""
+        """Create free positions. Return False if the limit is reached."""
         if not (made := self._find_made()):
             if below is not None and self._next >= below:
                 return False
@@ -107,7 +109,7 @@ class MongoPositions:
             orders = range(self._next, stop if below is None else min(stop, below))
             if not orders:
                 return False
-            self._insert_positions(orders)
+            self.insert_positions(orders)
             made = self._find_made()
         self._ledger.refresh_floor()
         floor = self._ledger.floor
@@ -122,11 +124,11 @@ class MongoPositions:
         return True
 
     def _find_made(self) -> list[Document]:
-        """Find positions not yet free; some may be left by a killed process."""
+        """Find unfreed positions, possibly left by a killed process."""
         return self._link.find(TASK, {"status": MADE}, {"mark": 1})
 
-    def _insert_positions(self, orders: Iterable[int]) -> None:
-        """Insert positions; existing ones belong to another process."""
+    def insert_positions(self, orders: Iterable[int]) -> None:
+        """Insert positions. Existing positions belong to another process."""
         from pymongo.errors import BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
@@ -174,9 +176,9 @@ class MongoPositions:
         return self._link.run_durable(once)
 
     def name_records(self, lease: Lease, there: PresenceCheck, change: changes.Update) -> Document:
-        """Apply the repeatable change if the referred documents exist, in one command, so within one run of the server.
+        """Apply the repeatable change if the referred documents exist, in a single command within a run of the server.
 
-        Returns the position afterwards; {} if it is gone.
+        Returns the position afterwards, or {} for a missing position.
         """
         collection, stages = there
         into = {"into": TASK, "on": "_id", "whenMatched": change, "whenNotMatched": "discard"}

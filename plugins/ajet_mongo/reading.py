@@ -28,7 +28,7 @@ STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "clos
 
 
 class MongoReading:
-    """Implements `ajet.store.reader.Reading` for MongoDB."""
+    """Read-only access to a store in MongoDB (`ajet.store.reader.Reading`)."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = MongoConnection(uri, database, login, patience=PATIENCE)
@@ -80,7 +80,7 @@ class MongoReading:
         return build_stored_position(order, STATES[found["status"]], ends, steps, left[-1] if left else "")
 
     def _find_named(self, order: int) -> Document | None:
-        """Return the position if it refers to episodes."""
+        """Return the position if linked to episodes."""
         found = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
         return found[0] if found else None
 

@@ -1,18 +1,18 @@
 """Episodes of a store as documents: written, read, removed.
 
-Invariant: each put has its own documents under a unique name: a replayed attempt has the same uuid, and its earlier
+Invariant: each put has its own documents under a unique name. A replayed attempt has the same uuid, and the earlier
 player may have been killed between two documents, or continue writing long after its lease. A record is written before
 its parts and removed after them, so parts always have a record. A record without a position does not exist for readers,
-and is removed by the next trainer. `mongo_store` decides on ownership and validity of positions.
+and the next trainer removes it. `mongo_store` decides on ownership and validity of positions.
 
-When a position refers to a put, the put is in the server's journal, although its documents are written without waiting,
-at first even without an acknowledgement (a refused document is missing, and the second attempt reports the refusal).
-The journal is ordered: an update in it follows all earlier writes. But a server may be killed and restarted between two
-documents, losing those outside its journal, unknown to the client. So the command that refers to the documents
-(`MongoPositions.name_records`) first checks the existence of all, and refers to none otherwise. Documents seen by the
-command were written in the same run of the server, or read from its journal; either way they precede the reference, and
-the reference is awaited. Missing documents are written again. The same holds in a replica set for a newly elected
-member, since the majority's journal is ordered, too.
+When a position refers to a put, the put is in the server's journal, although documents are written without waiting, at
+first even without an acknowledgement (a refused document is missing, and the second attempt reports the refusal). The
+journal is ordered: an update follows all earlier writes. But a server may be killed and restarted between two
+documents, losing unjournaled documents without notice to the client. The command with the reference
+(`MongoPositions.name_records`) therefore first checks the existence of all documents, and refers to none otherwise.
+Documents seen by the command were written in the same run of the server, or read from its journal. Either way the
+documents precede the reference, and the reference is awaited. Missing documents are written a second time. In a replica
+set the same holds for a newly elected member, since the majority's journal is ordered, too.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 MAX_TRIES = 10
-"""Attempts to write documents lost by a server; each needs a restart of the server."""
+"""Limit on attempts to write documents lost by a server. Each attempt needs a restart of the server."""
 Parts = dict[str, dict[str, list[Document]]]
 """Documents by collection and record."""
 
 
 class EpisodeRecords:
-    """The records of episodes in one database."""
+    """The records of episodes in a database."""
 
     def __init__(self, link: MongoConnection, redact: Redactor) -> None:
         self._link, self._redact = link, redact
@@ -60,10 +60,11 @@ class EpisodeRecords:
     def write_episodes(
         self, lease: Lease, entries: Sequence[Kept], ends: Sequence[Document], *, is_acknowledged: bool
     ) -> PresenceCheck:
-        """Write episodes; return the check for a position's reference to them.
+        """Write episodes, and return the check for a position's reference to the documents.
 
-        `is_acknowledged`: wait for the server's answer to each document. Without it, a refused document is simply
-        missing.
+        Args:
+            is_acknowledged: wait for the server's answer to each document. Otherwise a refused document is simply
+                missing.
         """
         written: Counter[str] = Counter()
         for one, end in zip(entries, ends, strict=True):
@@ -79,13 +80,13 @@ class EpisodeRecords:
         return RECORD, [*stages, {"$match": all_there}]
 
     def make_loss_error(self) -> StoreDownError:
-        """Build the error for a server that keeps losing documents."""
+        """Build the error for a server with repeated losses of documents."""
         return StoreDownError(
             "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
         )
 
     def remove(self, names: Sequence[str], **so: object) -> None:
-        """Remove records and their parts; records only if they match `so`."""
+        """Remove records and their parts, restricted to records matching `so`."""
         if not names:
             return
         gone = {"$in": list(names)}
@@ -98,8 +99,13 @@ class EpisodeRecords:
         self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
 
     def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
-        """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold. One of
-        which an episode is not what was put lies with the dead letters from now on, and is not among them."""
+        """Return positions with their episodes and the steps of their uses.
+
+        A position with a changed episode moves to the dead letters and is not returned.
+
+        Args:
+            names: The valid commits.
+        """
         tasks = [each for each in positions if each is not None]
         wanted = [end["record"] for each in tasks for end in each["ends"]]
         parts = self._load_parts(wanted) if wanted else {}
@@ -119,7 +125,7 @@ class EpisodeRecords:
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
-        """Yield a position's episodes; for a changed episode the error."""
+        """Yield a position's episodes, or the error for a changed episode."""
         parts = self._load_parts([end["record"] for end in position["ends"]])
         yield from (self._read_episode(parts, position["_id"], end) for end in position["ends"])
 
@@ -128,9 +134,12 @@ class EpisodeRecords:
         return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Write the uses into trainable records, for readers; the position decides. `names`: the valid commits.
+        """Write the uses into trainable records, for readers. The position is authoritative.
 
         Advantages of steps outside the uses are removed.
+
+        Args:
+            names: The valid commits.
         """
         orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for each in positions:
@@ -181,7 +190,7 @@ class EpisodeRecords:
         return self._link.run_durable(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
 
     def _write_episode(self, lease: Lease, one: Kept, name: str, is_acknowledged: bool) -> Counter[str]:
-        """Write an episode's documents under the record's name; return their number by collection."""
+        """Write an episode's documents under the record's name. Return the number of documents by collection."""
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
@@ -195,11 +204,11 @@ class EpisodeRecords:
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
         there = [(name, documents) for name, documents in every if documents]
         for name, documents in there:
-            self._insert_documents(name, documents, is_acknowledged=is_acknowledged)
+            self.insert_documents(name, documents, is_acknowledged=is_acknowledged)
         return Counter({name: len(documents) for name, documents in there})
 
-    def _insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
-        """Insert documents; existing ones are from an attempt with a lost answer."""
+    def insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
+        """Insert documents. Existing documents are from an attempt with a lost answer."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
@@ -225,7 +234,7 @@ class EpisodeRecords:
         return parts
 
     def _read_episode(self, parts: Parts, order: int, end: Document) -> Kept | AlteredEpisodeError:
-        """Return the episode of `end`, or the error for a changed one."""
+        """Return the episode of `end`, or the error for a changed episode."""
         name = end["record"]
         sampler = next((record.get("ended_by") for record in parts[RECORD][name]), "")
         try:

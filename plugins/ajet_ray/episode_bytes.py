@@ -1,6 +1,6 @@
-"""An episode as one bytes value, for other processes: the codec's line and its arrays.
+"""An episode as a single bytes value, for other processes: the codec's line and its arrays.
 
-Invariant: `unpack_episode(pack_episode(episode))` is the episode, as the record would read it.
+Invariant: `unpack_episode(pack_episode(episode))` equals the episode as read by the record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The probe's log-probabilities by the weights in a folder, since the trained weights are in other processes.
 
-Invariant: a model is loaded here, completely and into main memory, only for a sampler that identifies a remote server
-by the probe. The folder is the one announced to samplers.
+Invariant: a model is loaded completely and into main memory, and only for a sampler that identifies a remote server by
+the probe. The folder is the folder announced to samplers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FolderProbe:
         return WeightsProbe.resume_from(earlier, self._ids, tolerance, version=below)
 
     def score_text(self, folder: Path | None) -> list[float]:
-        """Return the text's log-probabilities by the folder's weights; None: those of model.path. Raises UserError."""
+        """Return the text's log-probabilities by the folder's weights (None: model.path). Raises UserError."""
         import torch
 
         from ajet.engine.model_source import ModelSource, locate_model

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class _RunningGroup:
     group: asyncio.Task[Group]
     sessions: int
-    """Sessions that have not joined yet."""
+    """Number of sessions still missing from the group."""
 
 
 class Host:

@@ -1,9 +1,8 @@
-"""Notices from verl's processes to the run's own process (episodes, steps, validations, checkpoints, processes), and
-its grants of tasks.
+"""Notices from verl's processes to the run's own process, and grants of tasks in the other direction.
 
-Invariant: only the run's own process writes the record (one writer, one lock); a notice is taken once and in its
-sender's order. A repeated ticket request gets the same grant, and after its group closed, the group. The mailbox is an
-actor, found by name.
+Notices are episodes, steps, validations, checkpoints and processes. Invariant: only the run's own process writes the
+record (a single writer with a lock). A notice is taken once and in its sender's order. A repeated ticket request gets
+the same grant, and after the group closed, the group. The mailbox is an actor, found by name.
 """
 
 from __future__ import annotations
@@ -60,20 +59,20 @@ class TicketRequest:
 
 @dataclass(frozen=True, slots=True)
 class TicketFailure:
-    """The ticket's group kills every process that plays it."""
+    """The ticket's group kills every playing process."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupNotice:
-    """A group was closed, or a closed one was handed over."""
+    """A group was finished, or a finished group was handed over."""
 
     group: Group
     step: int
-    """The step that requested the group."""
+    """The training step with the request for the group."""
     ticket: int | None = None
-    """None for validation."""
+    """Ticket of the group, or None for validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ class CreditNotice:
 
 @dataclass(frozen=True, slots=True)
 class StepNotice:
-    """A training step ended."""
+    """Reports the end of a training step."""
 
     step: int
     metrics: dict[str, float]
-    """Numbers of `read_numbers`."""
+    """Scalar metrics returned by `read_numbers`."""
     credited: list[CreditEntry] = field(default_factory=list)
 
 
@@ -161,7 +160,7 @@ Notice = (
 
 
 class _Mailbox:
-    """Lives in an actor; its methods run on one event loop."""
+    """The mailbox actor. All methods run on a shared event loop."""
 
     def __init__(self) -> None:
         self._letters: asyncio.Queue[Notice] = asyncio.Queue()
@@ -178,7 +177,7 @@ class _Mailbox:
             self._letters.put_nowait(letter)
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """Return a ticket's grant once it is known."""
+        """Wait for a ticket's grant and return the grant."""
         self._letters.put_nowait(TicketRequest(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
@@ -192,7 +191,7 @@ class _Mailbox:
         return self._tools
 
     async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
-        """Add the next tickets' grants; of earlier ones only those at the `open` positions are kept."""
+        """Add the next tickets' grants. Earlier grants stay only at the `open` positions."""
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
         async with self._more:
             self._grants.update(enumerate(grants, self._granted))
@@ -218,7 +217,7 @@ class _Mailbox:
 
 
 def open_mailbox() -> Any:
-    """Make the run's mailbox; it ends with the calling process."""
+    """Make the run's mailbox. The actor ends with the calling process."""
     import ray
 
     actor: Any = ray.remote(_Mailbox)
@@ -234,7 +233,7 @@ class Sender:
         self._box = ray.get_actor(NAME)
 
     def post(self, *letters: Notice) -> None:
-        """Send without waiting. Thread-safe."""
+        """Send notices without waiting. Thread-safe."""
         self._box.put.remote(list(letters))
 
     def post_and_wait(self, *letters: Notice) -> None:
@@ -248,7 +247,7 @@ class Sender:
         await self._box.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """Await a ticket's grant."""
+        """Wait for a ticket's grant and return the grant."""
         granted: TicketGrant = await self._box.grant.remote(ticket)
         return granted
 
@@ -266,7 +265,7 @@ class Sender:
         return bool(ray.get(self._box.stopping.remote()))
 
     def introduce(self, role: str) -> None:
-        """Post this process's role."""
+        """Post the role of the current process."""
         import os
         import socket
 

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # which also mak
 from ajet.schema.errors import UserError
 
 FILE_BYTES = 4 * 2**30
-"""Size of one weight file, unless a single tensor is larger."""
+"""Size of a weight file, unless a single tensor is larger."""
 _PREFIX, _BASE = "base_model.model.", ".base_layer."
 _LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 

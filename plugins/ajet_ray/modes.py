@@ -1,4 +1,4 @@
-"""Values of verl's `trainer.v1.trainer_mode` used in decisions here."""
+"""Values of verl's `trainer.v1.trainer_mode` used for decisions."""
 
 from __future__ import annotations
 

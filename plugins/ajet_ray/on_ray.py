@@ -130,9 +130,9 @@ class RunListener:
         self._pending_take: Any = None
         """The pending request for notices."""
         self._letters: list[Any] = []
-        """Taken, unrecorded notices."""
+        """Notices taken but not recorded yet."""
         self._is_recording = False
-        """True while the first of them is being recorded."""
+        """True during the recording of the first notice."""
 
     def listen_until_end(self) -> bool:
         """Listen until the process has ended, after an interrupt until it has stopped. Raises KeyboardInterrupt;

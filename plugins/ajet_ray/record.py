@@ -59,11 +59,11 @@ class RayRecord:
     """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
 
     backbone = "verl"
-    """The key of a checkpoint's state that names its format."""
+    """The key of a checkpoint's state with the name of the format."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
         """sink: receives steps and validations. tickets: the run's positions."""
-        self._settings, self._run = experiment.ajet, run
+        self.settings, self._run = experiment.ajet, run
         self.tools = PinnedFile(run.path, goes_on=run.goes_on)
         """The tools offered to its attempts."""
         self._sink, self._tickets = sink, tickets
@@ -75,10 +75,10 @@ class RayRecord:
         self._remote_processes: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
         self._measured: tuple[int, Measurement] | None = None
-        self._idle = 0
-        rounded = self._settings.model.dtype != "float32"
-        self._canary = Canary(self._settings.trainer_common.canary, rounded=rounded)
-        self._alarm = self._settings.trainer_common.mismatch_alarm(rounded=rounded)
+        self.idle_steps = 0
+        rounded = self.settings.model.dtype != "float32"
+        self._canary = Canary(self.settings.trainer_common.canary, rounded=rounded)
+        self._alarm = self.settings.trainer_common.mismatch_alarm(rounded=rounded)
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
         self.step = run.resumed.step if run.resumed else 0
@@ -86,10 +86,10 @@ class RayRecord:
     @property
     def is_exhausted(self) -> bool:
         """True after too many idle steps in a row."""
-        return 0 < self._settings.trainer_common.stop_after_idle_steps <= self._idle
+        return 0 < self.settings.trainer_common.stop_after_idle_steps <= self.idle_steps
 
     def handle_notice(self, letter: Notice) -> None:
-        """Apply one notice."""
+        """Apply a notice to the record."""
         if isinstance(
             letter, (GroupNotice, StepNotice, ValidationNotice)
         ):  # whoever sends them has loaded the checkpoint
@@ -121,7 +121,7 @@ class RayRecord:
                 self._run.status.set(elsewhere=self._remote_processes)
 
     def _enter_children(self) -> None:
-        """Record Ray's processes on this machine, so `ajet stop` finds them even after a kill."""
+        """Record Ray's processes on the machine, so that `ajet stop` finds the processes even after a kill."""
         self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self._children:
@@ -140,9 +140,9 @@ class RayRecord:
             self._validating.append(group)
             return
         self._failed = [] if group.scored else [*self._failed, group]
-        if len(self._failed) >= self._settings.data.train_batch_size:
+        if len(self._failed) >= self.settings.data.train_batch_size:
             refuse_if_all_failed(list_episodes(self._failed), first.step)
-        if len(self._failed) >= HOPELESS * self._settings.data.train_batch_size:
+        if len(self._failed) >= HOPELESS * self.settings.data.train_batch_size:
             raise UserError(
                 f"No episode of the last {len(self._failed)} tasks was scored: there is nothing to train on.",
                 where=f"step {first.step}",
@@ -170,7 +170,7 @@ class RayRecord:
             quarantined=taken.quarantined,
         )
         metrics = self._sink.commit(trained)
-        self._idle = self._idle + 1 if is_idle(metrics) else 0
+        self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0
         self.step = letter.step
         if self._saved is not None:
             self._commit_checkpoint(self._saved)

@@ -28,30 +28,29 @@ def mul(one: float, other: float) -> float:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list unchanged, any other value as a list of one."""
+    """Return a list unchanged, any other value as a list of a single element."""
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def pick(value: Any, table: Mapping[Any, Any], otherwise: Any = _NO_DEFAULT) -> Any:
-    """Return the table's entry for the value; missing values become `otherwise`, or stay unchanged."""
+    """Return the table's entry for the value. Missing values become `otherwise`, or stay unchanged."""
     if isinstance(value, str | int | float | bool | None) and value in table:
         return table[value]
     return value if otherwise is _NO_DEFAULT else otherwise
 
 
 def room(tokens: int, longest: int, parts: int) -> int:
-    """Return the tokens of a pass on one GPU: `tokens`, but enough for its part of the longest sequence split over
-    `parts`."""
+    """Return the tokens of a pass on a GPU: at least the GPU's part of the longest sequence, split over `parts`."""
     return max(tokens, -(-longest // parts))
 
 
 def versions(staleness: int | None) -> int | None:
-    """Return the number of policy versions an episode may span if trained `staleness` steps late; null is unlimited."""
+    """Return the maximum number of policy versions of an episode trained `staleness` steps late. null is unlimited."""
     return None if staleness is None else staleness + 1
 
 
 def cap(value: float | str | None, mode: str) -> float | str | None:
-    """Return `is_cap`; `auto` depends on verl's trainer mode: null if the same weights sample and train."""
+    """Return `is_cap`. `auto` depends on verl's trainer mode: null if the same weights sample and train."""
     return value if value != "auto" else None if mode == SYNC else STALE_CAP
 
 

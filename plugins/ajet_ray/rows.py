@@ -1,12 +1,12 @@
-"""Episodes as verl's rows, and rows as episodes again.
+"""Episodes as verl's rows, and rows converted back into episodes.
 
-Invariant: credit over the result of `rebuild_groups` equals credit over the groups given to `build_rows`. A row holds
-one timeline: the tokens before its first sampled one are the prompt, the rest up to its last one the response. The
-episode travels once, as codec bytes in its first row (`extra_fields["ajet"]`), read only by `rebuild_groups`. Neither
-torch nor verl is imported.
+Invariant: credit over the result of `rebuild_groups` equals credit over the groups given to `build_rows`. A row holds a
+timeline: the tokens before its first sampled token are the prompt, the rest up to its last sampled token the response.
+The episode travels once, as codec bytes in its first row (`extra_fields["ajet"]`), read only by `rebuild_groups`.
+Neither torch nor verl is imported.
 
-A scored episode without a trainable token belongs to its group's baseline, too: it travels as one row that trains
-nothing. A failed or unscored one has no row: it travels with the group's first row.
+A scored episode without a trainable token belongs to its group's baseline, too, and travels as an untrained row. Failed
+or unscored episodes have no row, and travel with the group's first row.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ NO_TOKEN = 0
 def build_rows(
     episode: Episode, *, group_order: int, policy_version: int = 0, others: Sequence[Episode] = ()
 ) -> list[dict[str, Any]]:
-    """Return keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
+    """Return keyword arguments of verl's `AgentLoopOutput`, a dict per timeline with sampled tokens.
 
-    `group_order`: the task's position in the training order. `policy_version`: for an episode without versions in its
-    calls. `others`: the group's episodes without rows. Returns [] for an untrainable episode. Raises ValueError for a
-    timeline that begins with a sampled token, since no token predicts it.
+    Returns [] for an untrainable episode. Raises ValueError for a timeline with a sampled first token, since no token
+    predicts the first.
+
+    Args:
+        group_order: the task's position in the training order.
+        policy_version: for an episode without versions in its calls.
+        others: the group's episodes without rows.
     """
     if not episode.scored:
         return []
@@ -50,10 +54,9 @@ def build_rows(
 
 
 def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of an episode scored by verl, built from its calls, without reward and without the episode
-    itself.
+    """Return the rows of an episode scored by verl, built from its calls, without reward and without the episode.
 
-    The timeline that ended last comes last, since verl scores an episode by its last output. Raises ValueError as
+    The timeline with the latest end comes last, since verl scores an episode by its last output. Raises ValueError as
     `build_rows`.
     """
     ended = {call.index: call.ended for call in episode.calls}
@@ -78,17 +81,19 @@ class RebuiltBatch:
     """The episodes and timelines of a batch of rows."""
 
     groups: list[Group]
-    """In training order; episodes in the order of their repeats."""
+    """The groups in training order, with episodes in the order of their repeats."""
     timelines: list[Timeline | None] = field(default_factory=list)
-    """The timeline of each row; None for a row that trains nothing."""
+    """The timeline of each row, or None for an untrained row."""
 
 
 def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> RebuiltBatch:
     """Rebuild groups from rows.
 
-    `keys`: `{uid}_{session}_{index}`, without padding rows, in any order. `fields`: `FIELDS`, of each row a
-    one-dimensional array (or a CPU tensor) and a dict. Raises ValueError for a missing row, or a row with other tokens
-    than its episode.
+    Raises ValueError for a missing row, or a row with tokens different from its episode.
+
+    Args:
+        keys: `{uid}_{session}_{index}`, without padding rows, in any order.
+        fields: `FIELDS`, of each row a one-dimensional array (or a CPU tensor) and a dict.
     """
     places: dict[tuple[str, str], dict[int, int]] = {}
     for row, key in enumerate(keys):
@@ -156,12 +161,12 @@ def _build_row(
 
 
 def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
-    """Return the images in a timeline's ids up to its last sampled token: those of its last call."""
+    """Return the images of a timeline's last call, up to the last sampled token."""
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
 def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
-    """Build a row that trains nothing."""
+    """Build an untrained row for an episode."""
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],

@@ -1,8 +1,8 @@
 """The experiment's transfer to verl's processes.
 
 Invariant: the resolved YAML travels, so every reader composes the same experiment. Secrets stay in the environment or
-in the `.env` next to the YAML; literal secrets of the YAML are put into the environment inherited by this machine's
-processes. On a node without the YAML's folder the working directory is its copy.
+in the `.env` next to the YAML; literal secrets of the YAML are put into the environment inherited by processes on the
+machine. On a node without the YAML's folder the working directory is its copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet"
-"""Its key in verl's `data` section, the only one passed to data sets."""
+"""The experiment's key in verl's `data` section, the only section passed to data sets."""
 
 
 def pack_experiment(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def _store_secret(secret: str) -> str:
 
 def restore_experiment(about: Any) -> Experiment:
     """Return the experiment packed in `data.ajet`."""
-    return _compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
+    return compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
 
 
 @lru_cache(maxsize=1)
-def _compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
+def compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
     from ajet.config import Experiment
     from ajet.config.dotenv import load_dotenv_files
 

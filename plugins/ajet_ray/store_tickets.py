@@ -1,9 +1,9 @@
-"""StoreTickets: verl's tickets with remote samplers: a ticket is for a group closed by a sampler.
+"""StoreTickets: verl's tickets with remote samplers. A ticket stands for a group finished by a sampler.
 
-Invariants: a ticket's group is fresh enough for its requesting step, the step that trains it; until then the requester
-waits. No group is played without a step left for it. Uses of a step count once its checkpoint belongs to the run; the
-checkpoint also has the model in Hugging Face layout and is announced only then. So after `kill -9` the last checkpoint
-holds: groups used by later steps are available again.
+Invariants: a ticket's group is fresh enough for the requesting step, the step to train the group. Until then the
+requester waits. No group is played without a remaining step. Uses of a step count once its checkpoint belongs to the
+run. The checkpoint also has the model in Hugging Face layout and is announced only then. After `kill -9` the last
+checkpoint is valid: groups used by later steps are available for the next launch.
 """
 
 from __future__ import annotations
@@ -56,32 +56,32 @@ class StoreTickets(LaunchTickets):
         super().__init__(store, order, batch=settings.data.train_batch_size)
         self._shared, self._announcer, self._run = store, announcer, run
         self._size, self._steps_in_all = settings.data.train_batch_size, steps
-        self._closed_groups = ClosedGroups(
+        self.closed_groups = ClosedGroups(
             store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
         )
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
-        """Trained steps, and steps with a checkpoint; both are policy versions."""
+        """Trained steps, and steps with a checkpoint. Both are policy versions."""
         earlier = store.announced()
         self._probes = probes
         self._probe = probes.continue_probe(
             WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier else None, self._began
         )
         self._granted = 0
-        """Number of granted tickets."""
-        self._groups: dict[int, Group] = {}
+        """Number of tickets granted so far."""
+        self.groups: dict[int, Group] = {}
         """Granted, unfinished groups by position."""
         self._abandoned: set[int] = set()
-        """Tickets abandoned before their grant."""
+        """Tickets abandoned before the grant."""
         self._played = 0
         """Positions held by samplers at the last look."""
         self._given_up: set[int] = set()
-        """Positions whose group kills its process: the next launch tries them again."""
+        """Positions with groups that kill their process. The next launch tries them once more."""
         self._announce_state(stale=0)
 
     def list_grants(self) -> list[TicketGrant]:
         """Return grants of closed groups for waiting requests."""
-        self._closed_groups.read(self._order, self._trained)
-        ready = self._closed_groups.ready(self._trained, self._trained + 1)
+        self.closed_groups.read(self._order, self._trained)
+        ready = self.closed_groups.ready(self._trained, self._trained + 1)
         there = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
         ]
@@ -114,27 +114,27 @@ class StoreTickets(LaunchTickets):
         return self.missing_groups <= self._played
 
     def close(self, group: Group, step: int) -> bool:
-        """Hand a group over for its requesting step. Returns False if it was before, or is given up."""
-        if group.order in self._steps or group.order not in self._groups:
+        """Hand a group over for its requesting step. Return False for a repeated hand-over or a given-up group."""
+        if group.order in self._steps or group.order not in self.groups:
             return False
         self._steps[group.order] = step
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a group that kills every process building its rows: this launch does not request it again."""
+        """Give up a group that kills every process building its rows. The launch does not request the group again."""
         if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
         for order in [order for order, place in self._places.items() if place == ticket]:
             logger.warning("position {} takes its process down: it is left in the store", order)
             self._given_up.add(order)
-            del self._places[order], self._groups[order]
+            del self._places[order], self.groups[order]
             self._steps.pop(order, None)
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
         """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
-        self._closed_groups.read(self._order, step - 1)
-        ready = self._closed_groups.ready(step - 1, step)
+        self.closed_groups.read(self._order, step - 1)
+        ready = self.closed_groups.ready(step - 1, step)
         over = [
             group
             for group in self._list_handed_groups()
@@ -142,7 +142,7 @@ class StoreTickets(LaunchTickets):
         ]
         given = {group.order for group in over}
         stale = [group for group in ready.stale if group.order not in given]
-        reuse = self._closed_groups.take(over, stale, ready.expired)
+        reuse = self.closed_groups.take(over, stale, ready.expired)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in over if group.scored]
         staying, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
@@ -151,7 +151,7 @@ class StoreTickets(LaunchTickets):
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.expired, step, "stale")
         for group in over:
-            del self._steps[group.order], self._places[group.order], self._groups[group.order]
+            del self._steps[group.order], self._places[group.order], self.groups[group.order]
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         retrained = [group.order for group in scored if group.order in reuse.before]
@@ -202,8 +202,10 @@ class StoreTickets(LaunchTickets):
         )
 
     def _update_probe(self) -> None:
-        """Compute the probe of the announced weights and, the first time, of the launch's first weights, used by
-        servers without updates."""
+        """Compute the probe of the announced weights.
+
+        The first call also computes the probe of the launch's first weights, for servers without updates.
+        """
         most = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if most is None else most + 1
         with self._announcer.alive(lambda: self._trained):
@@ -215,21 +217,21 @@ class StoreTickets(LaunchTickets):
         self._announcer.changed()
 
     def _find_weights(self) -> Path | None:
-        """Return the folder of the step's weights; None: model.path."""
+        """Return the folder of the step's weights, or None for model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
         return self._find_first_weights()
 
     def _find_first_weights(self) -> Path | None:
-        """Return the folder of the launch's first weights; None: model.path."""
+        """Return the folder of the launch's first weights, or None for model.path."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _list_handed_groups(self) -> list[Group]:
         """List groups waiting for their requesting step."""
-        return [self._groups[order] for order in self._steps]
+        return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
-        self._places[group.order], self._groups[group.order] = self._granted, group
+        self._places[group.order], self.groups[group.order] = self._granted, group
         self._granted += 1
         return TicketGrant(group.order, group.task, group)
 

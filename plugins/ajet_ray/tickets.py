@@ -30,11 +30,15 @@ ROWS, QUEUE = "data.pt", "transfer_queue"
 DEADLY = "its group took down each process that played it"
 """The reason for giving up a position."""
 AHEAD = 2
-"""Batches of positions leased ahead, so players never wait for the record."""
+"""Batches of positions leased ahead, so that players never wait for the record."""
 
 
 def find_drop_age(config: Mapping[str, Any]) -> int | None:
-    """Return the steps that verl keeps a group, its requesting step included; None: any number. `config`: verl's."""
+    """Return how many steps verl stores a group, including the requesting step. None: any number.
+
+    Args:
+        config: verl's config.
+    """
     v1 = config["trainer"]["v1"]
     sampler = v1["sampler"]
     drops = v1["trainer_mode"] != SYNC and sampler["max_off_policy_strategy"] == "drop"
@@ -86,7 +90,7 @@ def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class TicketGroups:
-    """The groups that leave with a step."""
+    """The groups consumed by a step."""
 
     over: list[Group]
     """Trained groups, and groups without a score."""
@@ -101,7 +105,7 @@ class TicketGroups:
 
 
 class LaunchTickets:
-    """The tickets of one launch."""
+    """The tickets of a launch, granted in training order."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
         """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see
@@ -110,39 +114,39 @@ class LaunchTickets:
         self._dead_letters = DeadLetterLog(store)
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
         self._handed_over: list[Lease] | None = None
-        """Groups closed by earlier launches; None before the first look."""
+        """Groups finished by earlier launches. None before the first check."""
         self._leases: list[Lease] = []
-        """Leases by ticket."""
+        """Leases of positions, by ticket."""
         self._places: dict[int, int] = {}
-        """Ticket by unfinished position."""
+        """Tickets, by the unfinished position."""
         self._last_requested = -1
         self._steps: dict[int, int] = {}
-        """Requesting step by position, of groups closed or handed over by this launch."""
+        """Requesting step by position, for groups finished or handed over by the launch."""
         self._deadly: dict[int, list[str]] = {}
         """Given-up positions and reasons, not yet in a row of metrics."""
         self._failed_count = 0
         """Number of positions given up."""
 
     def note_request(self, ticket: int) -> None:
-        """Note that a ticket is about to be played."""
+        """Note the start of a ticket's rollout."""
         self._last_requested = max(self._last_requested, ticket)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Return the next grants, so some unrequested ones are always available."""
+        """Return the next grants, so that some unrequested grants are always available."""
         return [self._grant_next() for _ in range(len(self._leases), self._last_requested + 1 + self._ahead)]
 
     @property
     def missing_groups(self) -> int:
-        """Number of requests waiting for remote groups; every finished step then has a checkpoint."""
+        """Number of requests waiting for remote groups. Every finished step then has a checkpoint."""
         return 0
 
     @property
     def can_fill_missing(self) -> bool:
-        """True if groups in flight can fill the missing ones."""
+        """True if groups in flight can fill the missing groups."""
         return False
 
     def close(self, group: Group, step: int) -> bool:
-        """Record a complete group for its requesting step. Returns False if it was recorded before."""
+        """Record a complete group for its requesting step. Return False for an already recorded group."""
         if group.order in self._steps:
             return False
         self._steps[group.order] = step
@@ -152,7 +156,7 @@ class LaunchTickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a ticket whose group kills every process that plays it."""
+        """Give up a ticket with a group that kills every playing process."""
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
@@ -178,7 +182,7 @@ class LaunchTickets:
         return TicketGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
-        """List leased, unfinished positions."""
+        """List the leased positions without a finished group."""
         return list(self._places)
 
     def list_waiting(self) -> list[int]:
@@ -216,7 +220,7 @@ class LaunchTickets:
             (lease,) = self._store.lease(1)
         self._places[lease.order] = len(self._leases)
         self._leases.append(Lease(lease.order, lease.fence))
-        return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.kept else None)
+        return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.attempts else None)
 
     def _list_closed(self) -> list[Group]:
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
@@ -227,7 +231,7 @@ class LaunchTickets:
 
 
 def _build_group(lease: Lease) -> Group:
-    episodes = [kept.episode for kept in lease.kept]
+    episodes = [stored.episode for stored in lease.attempts]
     return Group(episodes[0].task, lease.order, episodes)
 
 

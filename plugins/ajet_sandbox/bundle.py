@@ -1,6 +1,6 @@
-"""The programs of `inside` as one value, started by a bare Python: nothing is bound or installed inside.
+"""The programs of `inside` as a single value, started by a bare Python: no file is bound or installed inside.
 
-Invariant: an interpreter of the same version gets compiled code, any other one the source.
+Invariant: an interpreter of the same version gets compiled code, any other interpreter the source.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def _load_modules(compiled: bool) -> dict[str, Any]:
 
 
 def is_same_version(magic: bytes) -> bool:
-    """True if an interpreter with the magic number can read this one's bytecode."""
+    """Return True if an interpreter with the magic number can read the current interpreter's bytecode."""
     return magic == importlib.util.MAGIC_NUMBER and sys.implementation.name == "cpython"

@@ -1,7 +1,7 @@
 """A control group for a sandbox: limits on memory and processes of all its processes together.
 
-Invariant: the group lies below a writable group, in version 1, version 2 or both mixed; otherwise nothing is changed
-and the result is None. Groups of killed runs are removed by the next run.
+Invariant: the group lies below a writable group, in version 1, version 2 or a mix of both. Otherwise the machine stays
+unchanged and the result is None. The next run removes groups of killed runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _count = itertools.count()
 
 
 class ControlGroup:
-    """`folders`: one with version 2, one per controller with version 1."""
+    """A control group: `folders` holds a single folder with version 2, a folder per controller with version 1."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
@@ -53,7 +53,7 @@ class ControlGroup:
 def make_control_group(
     limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")
 ) -> ControlGroup | None:
-    """Make a group with the limits; None if the machine has none."""
+    """Make a group with the limits, or return None without usable control groups."""
     for parents in _find_parents(root, proc):
         folders: list[Path] = []
         try:

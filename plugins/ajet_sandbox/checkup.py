@@ -1,6 +1,6 @@
-"""Sandbox checks of `ajet doctor`: each mechanism, and three walls of the selected one.
+"""Sandbox checks of `ajet doctor`: each mechanism, and three walls of the selected mechanism.
 
-Invariant: a probe changes nothing and leaves nothing behind. The table of attacks is a test.
+Invariant: a probe leaves the machine unchanged. The table of attacks is a test.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ REACHED = f"reached-{secrets.token_hex(8)}"
 def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Finding]:
     """Return the findings about sandboxes.
 
-    A sandbox named by the experiment that fails here is a problem; no working sandbox at all is only a note, since not
-    every agent runs code. The selected sandbox is started and its walls are probed, unless the check is about a model
-    or the experiment sets no sandbox key.
+    A failing sandbox named by the experiment is a problem. No working sandbox at all is only a note, since not every
+    agent runs code. The selected sandbox is started and its walls are probed, unless the check is about a model or the
+    experiment sets no sandbox key.
     """
     config = experiment.ajet if experiment is not None else None
     probed = model is None and (experiment is None or _sets_sandbox(experiment))

@@ -1,6 +1,6 @@
-"""Choice of the mechanism: the configured one, or the first secure one that works on this machine.
+"""Choose the mechanism: the configured mechanism, or the first secure mechanism working on the machine.
 
-Invariant: `auto` never selects `none`, and a configured mechanism is never replaced by another one.
+Invariant: `auto` never selects `none`, and a configured mechanism is never replaced.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def open_sandbox(
 
 
 def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
-    """Open a sandbox, run a line of code, and close it."""
+    """Open a sandbox, run a line of code, and close the sandbox."""
     if mechanism in ENGINES:
         from ajet_sandbox.container import IMAGE
 
@@ -115,7 +115,7 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
 
 @lru_cache(maxsize=8)
 def choose_mechanism(wanted: str, image: str | None = None) -> str:
-    """Return the mechanism for `environment.sandbox`; with an image, one for images.
+    """Return the mechanism for `environment.sandbox`, with an image a mechanism for images.
 
     Raises ConfigError with the tried mechanisms and advice.
     """
@@ -153,7 +153,7 @@ def _has_package() -> bool:
 
 
 def build_limits(config: Any) -> Limits:
-    """Return the limits of the section `environment`, typed or as workflows see it."""
+    """Return the limits of the section `environment`, as a typed section or as seen by workflows."""
     given = config.sandbox_limits
     return Limits(
         wall=given.wall,

@@ -7,7 +7,7 @@ from ajet.config.schema.extended import PluginKeys
 
 
 class SandboxLimits(Section):
-    """What one call in a sandbox may use; it is ended beyond that, and says why."""
+    """Limits of a call in a sandbox. A call beyond a limit is ended with the reason."""
 
     wall: float = key(30.0, "Seconds by the clock.", gt=0)
     cpu: int = key(30, "Processor seconds of each process.", ge=1)
@@ -19,7 +19,7 @@ class SandboxLimits(Section):
 
 
 class SandboxKeys(PluginKeys):
-    """How the mechanism that `environment.sandbox` names holds code."""
+    """Options of the mechanism named by `environment.sandbox`."""
 
     sandbox_limits: SandboxLimits = section(
         SandboxLimits,

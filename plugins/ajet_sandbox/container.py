@@ -23,7 +23,7 @@ from ajet_sandbox.seccomp import seccomp_filter
 from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
 IMAGE = "docker.io/library/python:3.12-slim"
-"""The default image."""
+"""The default image of containers, used without `environment.sandbox_image`."""
 FOLDER = "/box"
 _OF_PODMAN = ("--read-only-tmpfs=false", "--http-proxy=false")
 _AS_NEW = {"podman": ",notmpcopyup"}
@@ -37,7 +37,11 @@ class ContainerSandbox(WarmSandbox):
     def __init__(
         self, engine: str, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, image: str | None = None
     ) -> None:
-        """`image`: has a `python3`, 3.10 or later, on its PATH. Raises SandboxFailure."""
+        """Start a container. Raise SandboxFailure if the engine fails.
+
+        Args:
+            image: has a `python3`, 3.10 or later, on its PATH.
+        """
         self.mechanism = engine
         self._image = image or IMAGE
         self._name = ""

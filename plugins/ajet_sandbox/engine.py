@@ -1,9 +1,9 @@
-"""A container engine, podman or docker, by its command: images, containers and their owners.
+"""Run a container engine, podman or docker, by its command: images, containers and their owners.
 
-Invariants: each container is labelled with its owner process; containers of ended processes of this machine are removed
-by the next process. Nothing is pulled: a missing image is reported. A container's variables are in no argument list and
-not in the environment of the engine's command, where a loader or the engine would read them: the command reads them
-from a descriptor.
+Invariants: each container is labelled with its owner process. The next process removes containers of ended processes of
+the machine. No image is pulled: a missing image is reported. A container's variables are in no argument list and not in
+the environment of the engine's command, because a loader or the engine would read the environment: the command reads
+the variables from a descriptor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ajet.schema.errors import SandboxFailure
 ENGINES = ("podman", "docker")
 """In the order of trial."""
 LABEL = "ajet.sandbox"
-"""Its value identifies the owner process and the machine's boot."""
+"""The label's value identifies the owner process and the machine's boot."""
 ENGINE_VARIABLES = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
 """Variables read by the engine's command itself."""
 MAX_VALUE_BYTES = 30_000
 """Bytes of a variable's value in an env file: docker and podman read lines of at most 64 KiB."""
 _MEMORY = hasattr(os, "memfd_create")
 COMMAND_TIMEOUT_S = 30.0
-"""For commands that start nothing."""
+"""Timeout of commands that start no container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ContainerVariables:
 
     words: tuple[str, ...]
     descriptor: int
-    """Inherited by the command under this number, and closed by the starter."""
+    """Descriptor inherited by the command under the same number, and closed by the starter."""
     environment: Mapping[str, str]
     """Multi-line variables, impossible in env files: passed in the command's environment."""
 
@@ -98,15 +98,15 @@ def find_engine(image: str) -> str:
 
 @lru_cache(maxsize=2)
 def remove_dead_containers(program: str) -> int:
-    """Remove containers of ended processes of this machine, once per process; return their number."""
-    left = [name for name, told in _list_labelled(program, "{{.Id}}") if _has_ended(told)]
+    """Remove containers of ended processes of the machine, once per process. Return the number of containers."""
+    left = [name for name, label in _list_labelled(program, "{{.Id}}") if _has_ended(label)]
     if left:
         run_engine(program, "rm", "--force", *left)
     return len(left)
 
 
 def list_container_pids(program: str) -> list[int]:
-    """Return the first process of each container of this process, as numbered by this machine."""
+    """Return the first process of each container of the current process, in the machine's numbering."""
     owned_pids = [number for number, owned in _list_labelled(program, "{{.State.Pid}}") if owned == make_owner_label()]
     return [int(number) for number in owned_pids if number.isdecimal() and number != "0"]
 
@@ -122,12 +122,12 @@ def remove_container(program: str, name: str) -> None:
 
 
 def make_owner_label() -> str:
-    """Return this process as a label."""
+    """Return the current process as a label."""
     return json.dumps(asdict(ProcessIdentity.of(os.getpid())), separators=(",", ":"))
 
 
 def run_engine(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run an engine's command. Raises SandboxFailure if it cannot run."""
+    """Run an engine's command. Raise SandboxFailure if the command cannot run."""
     try:
         return subprocess.run(
             [program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S

@@ -70,7 +70,7 @@ class ResidentFolder:
         self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:
-        """See `Files`."""
+        """Close the folder, as required by `Files`. Idempotent."""
 
     def _request_blobs(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
         head, blobs = self._send_order(order, content)

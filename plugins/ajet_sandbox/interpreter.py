@@ -1,6 +1,6 @@
 """The warm Python of a sandbox, and its files on the machine.
 
-Invariant: of a virtual environment only its packages and the underlying Python are shown, none of its scripts.
+Invariant: a virtual environment is shown without its scripts: only the packages and the underlying Python.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ _PROBE = (
 _PROBE_TIMEOUT_S = 30.0
 _PARTS = ("bin", "etc", "include", "lib", "lib64", "libexec", "share", "ssl")
 NEUTRAL = "/py"
-"""Its folder inside."""
+"""Folder of the interpreter inside the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxPython:
-    """`prefix`: its folder; `program`: the name below bin; `packages`: folders of importable modules;
-    `reads_our_bytecode`: True if it reads this Python's bytecode."""
+    """A Python interpreter for sandboxes.
+
+    `prefix`: the installation folder. `program`: the name below bin. `packages`: folders of importable modules.
+    `reads_our_bytecode`: True if compatible with the current Python's bytecode.
+    """
 
     prefix: str
     program: str
@@ -39,7 +42,7 @@ class SandboxPython:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Names of its folders below the prefix, which may also be a project: `conda create -p .`"""
+        """Names of the Python's folders below the prefix. The prefix may also be a project: `conda create -p .`"""
         return tuple(name for name in _PARTS if Path(self.prefix, name).exists())
 
     @property
@@ -48,8 +51,10 @@ class SandboxPython:
         return f"{self.prefix}/bin/{self.program}"
 
     def select_for_user(self, uid: int | None) -> SandboxPython:
-        """Return this interpreter, or the distribution's if another user (None: this one) cannot start it. Raises
-        SandboxFailure."""
+        """Return the interpreter, or the distribution's if another user (None: the current user) cannot start it.
+
+        Raises SandboxFailure.
+        """
         if uid is None or is_reachable(self.path):
             return self
         other = find_system_interpreter()
@@ -59,13 +64,13 @@ class SandboxPython:
 
 
 def is_reachable(path: str) -> bool:
-    """True if every user can reach the path, and start it if it is a program."""
+    """Return True if every user can reach the path, and start a program at the path."""
     resolved = Path(path).resolve()
     return all(each.stat().st_mode & 0o001 for each in (resolved, *resolved.parents))
 
 
 def find_own_interpreter() -> SandboxPython:
-    """Return this interpreter with its standard library alone."""
+    """Return the current interpreter with only its standard library."""
     program = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     return SandboxPython(sys.base_prefix, program, (), reads_our_bytecode=True)
 

@@ -1,8 +1,8 @@
-"""One sandbox per attempt: the workflow runs in a worker process behind bubblewrap's walls.
+"""A sandbox per attempt: the workflow runs in a worker process behind bubblewrap's walls.
 
-Invariants: inside are this machine's programs, this Python, the project folder and other import folders, all read-only,
-and an empty working folder; no variable of this environment, no other process, and no network except the gateway's
-door. A sandbox is never reused by another attempt: with it end all its processes and files.
+Invariants: inside are the machine's programs, the current Python, the project folder and other import folders, all
+read-only, and an empty working folder. No environment variable, no other process, and no network except the gateway's
+door are accessible. A sandbox is never reused by another attempt: all its processes and files end with the sandbox.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SandboxIsolation(ProcessIsolation):
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = WorkerSandbox(self._setup, self._door.path, address, build_limits(experiment.ajet.environment))
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
-        """bubblewrap ends with the thread that started it, so all starts use this one thread."""
+        """bubblewrap ends with its starting thread, so all starts share a permanent thread."""
         try:
             self._starter.submit(self._box.probe_sandbox).result()
         except BaseException:
@@ -257,7 +257,7 @@ def _open_socket(path: str) -> socket.socket:
 
 
 def _refuse_memory_limit(experiment: Experiment) -> None:
-    """Raise ConfigError for a configured memory limit that this machine cannot enforce for a workflow."""
+    """Raise ConfigError for a configured memory limit not enforceable on the machine for a workflow."""
     layer = experiment.layers.find_winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
         return  # ajet's own

@@ -93,8 +93,10 @@ class LandlockSandbox(HostFolderSandbox):
 
 
 class UnconfinedSandbox(HostFolderSandbox):
-    """No sandbox: code runs as this user, with this user's rights. Limits apply as far as possible, and leftover
-    processes are ended. Only used if configured by name."""
+    """No sandbox: code runs with the current user's rights.
+
+    Limits apply as far as possible, and leftover processes are ended. Used only if configured by name.
+    """
 
     mechanism = "none"
 

@@ -1,4 +1,4 @@
-"""What ajet knows of this package before its code is loaded."""
+"""Describe the sandbox package for the plug-in registry, without loading its code."""
 
 from __future__ import annotations
 

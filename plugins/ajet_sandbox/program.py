@@ -16,7 +16,7 @@ from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.bubblewrap import FOLDER, make_memfd
 from ajet_sandbox.inside import first
-from ajet_sandbox.walls import ShownFolders, WalledProgram, wall_command
+from ajet_sandbox.walls import ConfinedProgram, ShownFolders, wall_command
 
 SERVER_LIMITS = Limits(memory=2 << 30, processes=128)
 """The limits of a tool server."""
@@ -36,7 +36,7 @@ class Walls:
 
 def wall_program(
     command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: ShownFolders | None = None
-) -> WalledProgram:
+) -> ConfinedProgram:
     """Return the command line of the program behind walls. Raises SandboxFailure.
 
     `shown`: the folders of `walls.shown`; without it they are searched now.

@@ -1,7 +1,7 @@
-"""The filter of system calls for code in a sandbox, for seccomp; written by hand, without a package.
+"""The seccomp filter of system calls for code in a sandbox, written by hand, without a package.
 
-Invariants: all other calls pass; a process with calls of another architecture (32 bit, x32) is killed; `clone3`, with
-flags invisible to a filter, fails with ENOSYS, so libc uses `clone`. Numbers from Linux's syscall tables.
+Invariants: all unlisted calls pass. A process with calls of another architecture (32 bit, x32) is killed. `clone3` has
+flags invisible to a filter and fails with ENOSYS, so libc uses `clone`. Numbers from Linux's syscall tables.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SHARED: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181), "socket": (41, 198),
     "setpriority": (141, 140), "ioprio_set": (251, 30),
 }  # fmt: skip
-"""Refused, too, where no namespace of its own keeps them in."""
+"""Further refused calls without a separate namespace to contain their effects."""
 _OF_ITSELF: dict[str, tuple[int, int]] = {
     "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118), "sched_setattr": (314, 274),
 }  # fmt: skip
-"""There, allowed with 0 as the process only."""
+"""Allowed without namespaces only with process 0 (the caller itself)."""
 _UNSEEN: dict[str, tuple[int, int]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194)}
-"""Memory that belongs to no process. Said not to exist where no control group counts it."""
+"""Calls creating memory outside of any process, answered as unknown unless a control group counts the memory."""
 _SETSOCKOPT, _FCNTL, _PRCTL = (54, 208), (72, 25), (157, 167)
 _SOL_SOCKET, _BUFFERS = 1, (7, 8, 18, 32, 33)
 """SO_SNDBUF, SO_RCVBUF, SO_RCVLOWAT, SO_SNDBUFFORCE, SO_RCVBUFFORCE."""
@@ -54,9 +54,10 @@ _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW* of user, process, network, IPC, names, mount, cgroup and time namespaces."""
 _FAMILIES = (1, 2, 10, 16)
-"""Sockets of a network namespace: AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. AF_VSOCK, for one, is in none."""
+"""Socket families of a network namespace: AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others (AF_VSOCK) ignore namespaces.
+"""
 _PUSH_INPUT = (0x5412, 0x541C)
-"""TIOCSTI, TIOCLINUX."""
+"""The terminal requests TIOCSTI and TIOCLINUX."""
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
@@ -64,13 +65,13 @@ _X32 = 0x40000000
 
 
 def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
-    """The program; b"" on an architecture that is not known here.
+    """Return the filter program, or b"" on an unknown architecture.
 
     Args:
-        namespaces: True if the sandbox has process, network and IPC namespaces of its own; without them sockets and
-            shared memory are refused, too.
-        counted: True if its memory is added up by looks at its processes: no memory may then lie outside of them, no
-            buffer may grow, and no process may hide.
+        namespaces: True if the sandbox has separate process, network and IPC namespaces. Otherwise sockets and shared
+            memory are refused, too.
+        counted: True if memory is measured per process. Memory outside of processes, growing buffers and hidden
+            processes are then refused.
     """
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
@@ -128,5 +129,5 @@ def _answer_with(number: int) -> tuple[int, int, int, int]:
 
 
 def _check_call(number: int, rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Apply `rows` to this call only; they load an argument, so allowed calls must return at once."""
+    """Apply `rows` to a single call. The rows load an argument, so allowed calls must return at once."""
     return [(_EQUAL, 0, len(rows) + 1, number), *rows, (_ANSWER, 0, 0, _ALLOW)]

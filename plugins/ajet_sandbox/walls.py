@@ -1,8 +1,9 @@
-"""Walls: bubblewrap's command line for programs that see folders of this machine: tool servers, services, workflows.
+"""Walls: bubblewrap's command line for programs with access to folders: tool servers, services, workflows.
 
-Invariant: inside are this machine's programs, this Python, and the shown folders, read-only; no other process, no
-network, and no variable of this environment. In shown folders key files are empty, lock files closed, and records of
-runs empty, at any depth (`inside.file_rule`). Folders can only be shown by `ShownFolders`, which finds those files.
+Invariant: inside are the machine's programs, the current Python, and the shown folders, read-only. No other process, no
+network, and no environment variable is accessible. In shown folders key files are empty, lock files closed, and records
+of runs empty, at any depth (`inside.file_rule`). Folders can only be shown by `ShownFolders`, after a search for such
+files.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ for name in (package.partition(".")[0], package):
     sys.modules[name].__path__ = [here]
 import_module(f"{package}.{file.removesuffix('.py')}").main()
 """
-"""Starts a program of `inside` with its neighbours as modules: nothing else of the package is inside."""
+"""Starts a program of `inside` with its neighbours as modules. The rest of the package stays outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,13 @@ class ShownFolders:
     folders: tuple[str, ...]
     """Includes single files: a virtual environment's `pyvenv.cfg`."""
     secrets: tuple[str, ...]
-    """Key files, and lock files if no Landlock rule closes them."""
+    """Key files, and lock files unless closed by a Landlock rule."""
     records: tuple[str, ...] = ()
     """Folders of runs, shown empty."""
     in_records: tuple[str, ...] = ()
-    """Folders within `records` shown because they were named."""
+    """Folders within `records` shown because of an explicit name."""
     projects: tuple[str, ...] = ()
-    """Folders with a rule per file: the named ones, without nested ones."""
+    """Folders with a rule per file: the named folders, without nested folders."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> ShownFolders:
@@ -87,7 +88,7 @@ class ShownFolders:
 
 
 @dataclass(frozen=True, slots=True)
-class WalledProgram:
+class ConfinedProgram:
     """The command line of a program behind walls."""
 
     argv: list[str]
@@ -107,12 +108,15 @@ def wall_command(
     more: Sequence[str] = (),
     ways: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
-) -> WalledProgram:
+) -> ConfinedProgram:
     """Build the command line of `command` behind walls. Raises SandboxFailure.
 
-    `program`: a program of `sandbox.inside` that sets user and limits and becomes `command`; `settings`: further
-    settings for it. `uid`: the sandbox's own user (`choose_uid`). `more`: further arguments for bubblewrap; `ways`:
-    their mount points.
+    Args:
+        program: a program of `sandbox.inside`; sets user and limits and becomes `command`.
+        settings: further settings of the program.
+        uid: the sandbox's own user (`choose_uid`).
+        more: further arguments for bubblewrap.
+        ways: mount points of `more`.
     """
     bubblewrap = find_bubblewrap()
     if bubblewrap is None:
@@ -149,11 +153,11 @@ def wall_command(
     # root without its rights may not enter another's folder: the program inside does, once it is somebody else
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
     argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
-    return WalledProgram(argv, tuple(descriptors), None if as_root else uid)
+    return ConfinedProgram(argv, tuple(descriptors), None if as_root else uid)
 
 
 def holds_home(folder: Path) -> bool:
-    """True if the folder is a home folder, or contains one."""
+    """Return True if the folder is, or contains, a home folder."""
     path = Path(os.path.abspath(folder))
     return Path.home().is_relative_to(path) or path in (Path("/"), Path("/tmp"))
 
@@ -170,7 +174,7 @@ class _Places:
                 self.moved[folder] = f"/shown/{number}"
 
     def show(self) -> Iterator[str]:
-        """Yield the arguments that show the moved folders."""
+        """Yield the arguments to show the moved folders."""
         for folder, place in self.moved.items():
             yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
             yield from build_folder_args((), folder)
@@ -185,7 +189,7 @@ class _Places:
 
 
 def _hide_records(shown: ShownFolders, places: _Places) -> Iterator[str]:
-    """Yield the arguments that cover records with empty folders, and show the named folders in them again."""
+    """Yield the arguments to cover records with empty folders, and to show the named folders inside."""
     records = [places.of(each) for each in shown.records]
     for record in records:
         yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
@@ -201,7 +205,7 @@ def _lies_in(path: Path, folders: Iterable[str]) -> bool:
 
 
 def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
-    """Yield key files and their hard links; lock files, too, if no Landlock rule closes them.
+    """Yield key files and their hard links, and lock files unless closed by a Landlock rule.
 
     SQLite's lock files are transient, and a cover for a missing file stops the start.
     """

@@ -1,6 +1,6 @@
-"""Sandboxes with a warm resident: started once, it forks for each call. The base of every mechanism.
+"""Sandboxes with a warm resident, started once and forked for each call. The base of every mechanism.
 
-Invariants: the host trusts only size and form of the resident's output. A resident that exceeds its time is killed from
+Invariants: the host trusts only size and form of the resident's output. A resident beyond its time limit is killed from
 outside. Closing ends the process tree, and so does the end of the host, since the line closes.
 """
 
@@ -28,7 +28,7 @@ from ajet_sandbox.folder import FolderAccess, LocalFolder, ResidentFolder
 from ajet_sandbox.identity import count_processes
 
 START_SECONDS = 120.0
-"""Seconds for the start of a resident; an early end is noticed at once, so the limit is for a hang."""
+"""Limit in seconds for the start of a resident. An early end is noticed at once, so the limit catches only hangs."""
 LATE = 5.0
 """Seconds after a call's wall limit until the host gives up."""
 _MAX_START_OUTPUT = 4000
@@ -40,7 +40,7 @@ class ResidentPlan:
     """A mechanism's plan to start a resident."""
 
     argv: list[str]
-    """The command up to the interpreter, followed by its arguments."""
+    """The command up to the interpreter, without the interpreter's arguments."""
     settings: dict[str, Any]
     is_compiled: bool
     user: int | None = None
@@ -54,7 +54,7 @@ class ResidentPlan:
     has_site_packages: bool = False
     """True if the interpreter's own packages can be imported."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the starting program; none of them may reach the resident."""
+    """Variables of the starting program, never passed to the resident."""
 
 
 class ControlGroupRefusedError(SandboxFailure):
@@ -62,21 +62,22 @@ class ControlGroupRefusedError(SandboxFailure):
 
 
 class WarmSandbox(ABC):
-    """Implements `ajet.schema.sandbox.Sandbox` over a resident."""
+    """Base class of sandboxes (`ajet.schema.sandbox.Sandbox`) over a resident."""
 
     mechanism = ""
     is_disk_bounded: ClassVar[bool] = False
-    """True if its folders have a fixed size; otherwise their content is measured."""
+    """True if the folders have a fixed size. Otherwise their content is measured."""
     end_timeout_s: ClassVar[float] = 2.0
     """Seconds until a resident with a closed line ends by itself."""
     has_own_process_count = True
-    """True if the kernel counts its processes separately from this user's others."""
+    """True if the kernel counts the sandbox's processes separately from the user's others."""
 
     def __init__(self, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, cgroups: bool = True) -> None:
         """Start the sandbox. Raises SandboxFailure, ConfigError.
 
-        `environment`: variables of every call, besides the necessary ones. `cgroups`: False to measure memory even if a
-        control group could limit it.
+        Args:
+            environment: variables of every call, besides the necessary variables.
+            cgroups: False to measure memory even if a control group could set a limit.
         """
         self._limits = limits
         self._environment = dict(environment)
@@ -117,7 +118,7 @@ class WarmSandbox(ABC):
 
     @property
     def is_memory_held(self) -> bool:
-        """True if the kernel limits the memory of all its processes together; otherwise it is measured."""
+        """True if the kernel limits the memory of all processes together. Otherwise memory is measured."""
         return self._is_memory_held
 
     def run(
@@ -158,7 +159,7 @@ class WarmSandbox(ABC):
 
     def stop(self) -> None:
         with suppress(OSError):
-            self._send_frame(pack_frame({"do": "stop"}))
+            self.send_frame(pack_frame({"do": "stop"}))
 
     def close(self) -> None:
         if self._is_closed:
@@ -225,7 +226,7 @@ class WarmSandbox(ABC):
             os.close(output_fd)
 
     def _read_pid(self, plan: ResidentPlan) -> int:
-        """Return the resident's process."""
+        """Return the process id of the resident."""
         return self._process.pid
 
     def _await_resident(self, plan: ResidentPlan, output_fd: int) -> None:
@@ -249,8 +250,9 @@ class WarmSandbox(ABC):
         self._longest = 2 * self._limits.output + (1 << 20)
 
     def _receive_folder(self) -> FolderAccess:
-        """Receive the folder's descriptor sent by the started resident, or its word that there is none; `_turn` is
-        held."""
+        """Receive the folder's descriptor from the started resident, or the report of a missing folder; `_turn` is
+        held.
+        """
         if self._folder is None:
             try:
                 word, numbers, _, _ = socket.recv_fds(self._line, 1, 1)
@@ -272,7 +274,7 @@ class WarmSandbox(ABC):
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
             try:
-                self._send_frame(pack_frame(dict(order), content))
+                self.send_frame(pack_frame(dict(order), content))
                 return self._receive_answer(time.monotonic() + LATE, (1 << 20) + order.get("longest", 0))
             except (OSError, FrameError) as error:
                 self._end_processes()
@@ -292,14 +294,14 @@ class WarmSandbox(ABC):
             order["watch_memory"] = not self._is_memory_held or limits.memory < self._limits.memory
             began = time.monotonic()
             try:
-                self._send_frame(pack_frame(order, *blobs))
+                self.send_frame(pack_frame(order, *blobs))
                 longest = max(self._longest, 2 * limits.output + (1 << 20))
                 head, texts = self._receive_answer(began + limits.wall + LATE, longest)
             except (OSError, FrameError) as error:
                 return self._handle_loss(error, time.monotonic() - began)
             return self._parse_result(head, texts)
 
-    def _send_frame(self, frame: bytes) -> None:
+    def send_frame(self, frame: bytes) -> None:
         with self._writing:
             self._line.sendall(frame)
 
@@ -343,7 +345,7 @@ class WarmSandbox(ABC):
         return now > before
 
     def _handle_loss(self, error: Exception, seconds: float) -> Result:
-        """Handle a resident that is gone or does not answer."""
+        """Handle a dead or unresponsive resident."""
         closed = self._is_closed
         why = self._mark_lost(str(error))
         self._end_processes()
@@ -358,7 +360,7 @@ class WarmSandbox(ABC):
         return self.lost
 
     def _end_processes(self) -> None:
-        """End all processes; the resident ends them by itself, if possible."""
+        """End all processes, first by the resident itself, if possible."""
         process = getattr(self, "_process", None)
         if process is None:
             return

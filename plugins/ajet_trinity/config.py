@@ -29,11 +29,11 @@ class TrinityLaunch:
     """Facts known once a run has its folder and task count."""
 
     folder: Path
-    """Trinity's own folder."""
+    """The folder of Trinity itself."""
     namespace: str
     """Namespace of the run's actors."""
     steps: int
-    """The last step."""
+    """The last step of the run."""
 
 
 def compose_trinity_config(

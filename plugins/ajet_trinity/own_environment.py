@@ -1,9 +1,9 @@
 """Trinity's own Python environment for GPUs, made by `make trinity-gpu`, and the continuation of a command there.
 
-Invariant: the command continues unchanged, in the same process, before a run writes anything. There it finds Trinity
-next to its interpreter and does not continue again: a script as the script, `-m` as `-m`, which imports from the
-working directory, possibly a clone of AgentJet with its own `ajet`. Another program gets an error with the command to
-start.
+Invariant: the command continues unchanged, in the same process, before a run writes any file. In the new environment
+Trinity lies next to the interpreter, and the command does not continue a second time. A script continues as a script,
+and `-m` as `-m`, with imports from the working directory (possibly a clone of AgentJet with another `ajet`). Another
+program gets an error with the command to start.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ajet.schema.errors import UserError
 from ajet_trinity.package import find_version
 
 FOLDER = Path("share") / "trinity-gpu"
-"""Below ajet's environment."""
+"""Folder name below ajet's environment."""
 SCRIPT = "ajet"
 MODULES = ("ajet.__main__", "ajet.launcher", "ajet.cli.launcher")
-"""Modules that run for `-m ajet` and its variants: another program's file may have the same name."""
+"""Modules run by `-m ajet` and variants. Another program's file may have the same name."""
 
 
 def find_python(device: str) -> Path | None:

@@ -1,7 +1,7 @@
-"""The installation of Trinity-RFT. Nothing of it is imported.
+"""The installation of Trinity-RFT, found without importing Trinity.
 
-Invariant: one version. Its requirements exclude verl's, and its plug-in breaks vLLM in ajet's environment, so in a
-shared environment Trinity lies in a folder used only by its own processes (`OWN_FOLDER`).
+Invariant: a single version is supported. Trinity's requirements exclude verl's, and its plug-in breaks vLLM in ajet's
+environment. In a shared environment Trinity therefore lies in a folder used only by its own processes (`OWN_FOLDER`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN_FOLDER = Path("share") / "trinity"
 
 
 def require_trinity() -> Path | None:
-    """Return the package folder for Trinity's processes; None if it is importable by default.
+    """Return the package folder for Trinity's processes, or None if importable by default.
 
     Raises MissingExtraError without Trinity, UserError for another version.
     """
@@ -42,7 +42,7 @@ def require_trinity() -> Path | None:
 
 
 def find_version(folder: Path | None) -> str | None:
-    """Return Trinity's version in the folder, or in this interpreter's path; None if missing."""
+    """Return Trinity's version in the folder, or in the current interpreter's path, or None if missing."""
     found = (
         metadata.distributions(name=DISTRIBUTION)
         if folder is None

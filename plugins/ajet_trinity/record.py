@@ -1,7 +1,7 @@
 """The run's record and screen from the notices of Trinity's processes.
 
-Invariants: those of verl's record, with mostly the same notices; a step ends once both parts of its numbers exist,
-credit's and the trainer's. A checkpoint is Trinity's folder of that step, moved completely.
+Invariants: as for verl's record, with mostly the same notices. A step ends once both parts of its numbers exist, the
+credit's and the trainer's. A checkpoint is Trinity's folder of the step, moved completely.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet_ray.tickets import LaunchTickets
 
 BACKBONE = "trinity"
-"""The key of a checkpoint's state that names its format."""
+"""The key of a checkpoint's state with the name of the format."""
 
 
 class TrinityRecord(RayRecord):
@@ -31,7 +31,7 @@ class TrinityRecord(RayRecord):
         self._assigned: dict[int, CreditNotice] = {}
 
     def handle_notice(self, letter: Notice) -> None:
-        """Apply one notice."""
+        """Apply a notice to the record."""
         if isinstance(letter, CreditNotice):
             self._assigned[letter.step] = letter
             return

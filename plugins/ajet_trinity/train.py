@@ -57,7 +57,7 @@ def train_on_trinity(
 
     folder = require_trinity()
     address, device = find_address(options), choose_device(experiment)
-    config, order, words, tokenizer = _prepare_config(experiment, run, sink)
+    config, order, words, tokenizer = prepare_config(experiment, run, sink)
     steps, begun = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
     over = begun >= steps
     if over and options.from_store is None:
@@ -135,7 +135,7 @@ def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
     return found
 
 
-def _prepare_config(
+def prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
     """Return Trinity's config for this run, the order of tasks, renderer and tokenizer.

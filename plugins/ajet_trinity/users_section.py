@@ -1,6 +1,6 @@
 """The user's `trinity:` section: its allowed keys.
 
-Invariant: keys owned by ajet on this backbone (`OWNED`) are refused there; an unknown key is an error with the nearest
+Invariant: keys owned by ajet on the Trinity backbone (`OWNED`) are refused. An unknown key is an error with the nearest
 name. Trinity's keys are read as text, without an import.
 """
 
@@ -79,10 +79,11 @@ OWNED: Mapping[str, str] = {
     "trainer.max_checkpoints_to_keep": "ajet.trainer_common.max_checkpoints_to_keep",
     "monitor.monitor_type": "ajet.trainer_common.logger",
 }
-"""Keys of Trinity that the section may not set, with ajet's key; "" if the value follows from ajet's way to play and
-train."""
+"""Keys of Trinity forbidden in the section, with ajet's key, or "" if the value follows from ajet's way to play and
+train.
+"""
 Keys = Mapping[str, Mapping[str, str]]
-"""Dataclass -> field -> the name of its type."""
+"""Dataclass name to field names to type names."""
 BOTH, TRAIN, EXPLORE = "both", "train", "explore"
 """Trinity's modes with a meaning here."""
 SEPARATE_MODES = {

@@ -51,9 +51,9 @@ class TrlRollout:
         self._run.episodes.write(step + 1, "train", episodes)
         self._run.status.set(step=step + 1)
         refuse_if_all_failed(episodes, step + 1)
-        return self._build_rows(episodes)
+        return self.build_rows(episodes)
 
-    def _build_rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+    def build_rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
         rows = [build_row(episode) for episode in episodes]
         found: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in NOTHING}
         found["verdict"] = [episode.reward if episode.scored else None for episode in episodes]

@@ -27,7 +27,7 @@ def require_trl() -> Path | None:
     another version, or with verl in the same environment."""
     folder = Path(sys.prefix) / TRL_FOLDER
     brings = f"{format_install(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
-    installed, separate = _find_version(None), _find_version(folder)
+    installed, separate = find_version(None), find_version(folder)
     if installed is not None and find_spec("verl") is not None:
         raise UserError(
             f"trl {installed} is installed in the same environment as verl.",
@@ -49,7 +49,7 @@ def require_trl() -> Path | None:
     return None if installed else folder
 
 
-def _find_version(folder: Path | None) -> str | None:
+def find_version(folder: Path | None) -> str | None:
     places = (
         metadata.distributions(name="trl") if folder is None else metadata.distributions(name="trl", path=[str(folder)])
     )

@@ -1,9 +1,9 @@
-"""verl on Ray: what its trainer is given, its servers as our engine, our credit and loss in its steps.
+"""The verl backbone: verl's trainer and servers on Ray, with ajet's engine, credit assignment and loss.
 
-In: an experiment. Out: verl's whole config, and what verl's processes need of ours. `launch` is what a run asks of it,
-`train` what happens in the run's own process, `agent` and `trainer` what happens in verl's. Invariants: verl's public
-extension points, but for the hooks in `trainer.hooks` and `ajet_ray.cluster.logs`, each guarded by a test; nothing of
-verl is changed while it runs, but on machines without an accelerator (`cpu`); only the process that the person started
-writes the record (`ajet_ray.record`), from what the others post to it. Nothing is imported here: each process of verl's
-and vLLM's imports something from below, and most need no more of it.
+It turns an experiment into verl's complete config, plus the code run in verl's processes. `launch` serves the command
+line, `train` runs in the run's own process, `agent` and `trainer` run in verl's processes. Invariants: ajet uses verl's
+public extension points, except for the hooks in `trainer.hooks` and `ajet_ray.cluster.logs`, each guarded by a test.
+verl is patched at run time only on machines without an accelerator (`cpu`). Only the process started by the user writes
+the record (`ajet_ray.record`), from messages of the other processes. This module imports nothing, since each process of
+verl and vLLM imports only a few submodules.
 """

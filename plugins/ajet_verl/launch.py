@@ -1,6 +1,6 @@
-"""VerlRunner: what a launch asks of verl.
+"""VerlRunner: the verl backbone's part of a launch.
 
-Invariant: nothing of verl, ray or torch is imported before `train`.
+Invariant: verl, ray and torch are not imported before `train`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ PROCESSES = "verl.actor_rollout_ref.rollout.agent.num_workers: 1"
 
 
 class VerlRunner(Runner):
-    """Ray's processes around verl's trainer."""
+    """Runs verl's trainer and its Ray processes."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """The settings, as verl's own keys have them."""
+        """Return the settings effective in verl."""
         from ajet_verl.config.credit import read_credit_settings
         from ajet_verl.settings import build_settings
 
         return read_credit_settings(build_settings(experiment))
 
     def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
-        """The experiment with the values that verl gets."""
+        """Return the experiment with the values effective in verl."""
         from ajet_verl.config.precedence import apply_sections
 
         if from_store is not None:
@@ -46,13 +46,13 @@ class VerlRunner(Runner):
         return apply_sections(experiment)
 
     def describe_overridden(self, experiment: Experiment) -> str:
-        """A line for each key that verl's own sections override."""
+        """Return a line for each key overridden by verl's own sections."""
         from ajet_verl.config.precedence import describe_overridden, find_overridden
 
         return describe_overridden(find_overridden(experiment))
 
     def describe_replaced_defaults(self, experiment: Experiment) -> str:
-        """Lines on verl's defaults that ajet replaces."""
+        """Return lines for the verl defaults replaced by ajet."""
         from ajet_verl.config.defaults import describe_replaced_defaults
 
         return describe_replaced_defaults(experiment)
@@ -60,7 +60,7 @@ class VerlRunner(Runner):
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Require a store where samplers are to play, and settings that samplers can follow."""
+        """Require a store if samplers play, and settings that samplers can follow."""
         if looking or (from_store is None and experiment.ajet.trainer_common.mode != "async"):
             return
         from ajet_verl.settings import build_settings
@@ -72,7 +72,7 @@ class VerlRunner(Runner):
             require_one_sampling(experiment.ajet, config)
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """A port for each gateway."""
+        """Require a free port for each gateway."""
         from ajet_ray.cluster.gateway_port import require_gateways
 
         require_gateways(experiment, options, lambda: self._count_gateways(experiment), named=PROCESSES)
@@ -83,7 +83,7 @@ class VerlRunner(Runner):
         return int(build_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
 
     def shown(self, experiment: Experiment) -> str:
-        """verl's whole config."""
+        """Return verl's complete config as YAML."""
         from ajet.config.document import dump_yaml
         from ajet_verl.config import VERL_VERSION, make_printable_config
         from ajet_verl.settings import build_settings
@@ -94,7 +94,7 @@ class VerlRunner(Runner):
         )
 
     def name_accelerators(self) -> str | None:
-        """Return the names that nvidia-smi prints; None for NPUs."""
+        """Return the names printed by nvidia-smi; None for NPUs."""
         from ajet_ray.cluster.gpus import list_gpus
         from ajet_verl.settings import find_device
 
@@ -104,7 +104,7 @@ class VerlRunner(Runner):
         return " ".join(each.name for each in found)
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Empty where verl is not installed: the packages' findings say that."""
+        """Return the version findings; empty without verl, which the package findings report."""
         from ajet_verl.checkup import check_verl
 
         return check_verl(config.rollout.name if config is not None else "vllm", needed=needed)
@@ -112,13 +112,13 @@ class VerlRunner(Runner):
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """See `ajet_verl.train`."""
+        """Train on verl (`ajet_verl.train`)."""
         from ajet_verl.train import train_on_verl
 
         train_on_verl(experiment, run, options, interrupts, sink)
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
-        """Merge verl's shards."""
+        """Merge verl's shards into one checkpoint."""
         from ajet_ray.merge import merge_checkpoint
 
         merge_checkpoint(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)

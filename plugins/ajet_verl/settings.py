@@ -1,6 +1,6 @@
-"""The config that verl gets, checked against the model and the machine as far as they are at hand.
+"""verl's config, checked against the model and the machine as far as known.
 
-Invariant: neither verl nor ray is imported for it, so that what is wrong is said within seconds.
+Invariant: neither verl nor ray is imported, so errors appear within seconds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ def build_settings(
     run_folder: Path | None = None,
     own_cluster: bool = True,
 ) -> dict[str, Any]:
-    """verl's whole config.
+    """Return verl's complete config.
 
-    model_folder: where the model lies, if `model.path` is nothing that verl could load. run_folder: the run's.
-    own_cluster: the run's machine is all of the cluster, so its accelerators decide what `device: auto` is. Raises
-    ConfigError for what verl would refuse, MissingExtraError without verl.
+    Args:
+        model_folder: folder of the model, if verl cannot load `model.path` itself.
+        run_folder: the run directory.
+        own_cluster: True if the cluster is this machine, whose accelerators decide `device: auto`.
+
+    Raises:
+        ConfigError: verl would refuse a setting.
+        MissingExtraError: verl is not installed.
     """
     folder = model_folder or _find_local_folder(experiment)
     model = read_limits(folder) if folder is not None else ModelLimits()
@@ -51,24 +56,26 @@ def build_settings(
 
 
 def build_environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that verl's processes need for `config`, as verl's own program sets them. Warns where that is for tests
-    only."""
+    """Return the variables of verl's processes for `config`, as set by verl's own program.
+
+    Warns for a device supported for tests only.
+    """
     device = config["trainer"]["device"]
     found: dict[str, str] = {}
     if config["trainer"]["v1"]["trainer_mode"] == SEPARATE:
-        found["VERL_LOGGING_LEVEL"] = "WARNING"  # a line that verl 0.9.1 logs at INFO there raises TypeError
+        found["VERL_LOGGING_LEVEL"] = "WARNING"  # an INFO log line of verl 0.9.1 raises TypeError in this mode
     if device == "npu":
         found |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
     elif device == "cpu":
-        logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
+        logger.warning("verl runs without an accelerator: this is slow, and meant for tests only")
         found |= cpu.build_environment()
     elif _uses_megatron(config) and any(gpu.generation in (8, 9) for gpu in list_gpus()):
-        found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
+        found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels run in launch order
     return found
 
 
 def build_needs(config: Mapping[str, Any]) -> RayNeeds:
-    """Return what verl needs of Ray, by its configuration."""
+    """Return verl's needs of Ray for a configuration."""
     device = config["trainer"]["device"]
     return RayNeeds(
         Demand.of(config),
@@ -86,14 +93,14 @@ def _uses_megatron(config: Mapping[str, Any]) -> bool:
 
 
 def find_device(gpu_bytes: int | None) -> str:
-    """The kind of accelerator of this machine; cpu without one."""
+    """Return the kind of accelerator of this machine; cpu without an accelerator."""
     if gpu_bytes is not None:
         return "cuda"
     return "npu" if shutil.which("npu-smi") else "cpu"
 
 
 def _find_local_folder(experiment: Experiment) -> Path | None:
-    """The folder of the model's config.json, if it is on this machine already."""
+    """Return the folder of the model's config.json, if present on this machine."""
     path = experiment.settle_values()["model"]["path"]
     if path is None:
         return None

@@ -1,7 +1,7 @@
-"""Train on verl, as the process that the person started sees it: start, listen, record, end.
+"""Training on verl in the process started by the user: start, receive, record, end.
 
-Invariant: what is wrong in the configuration is said before Ray starts and before the run directory is made. How the
-launch itself goes, and ends, is `on_ray`'s.
+Invariant: configuration errors are reported before Ray starts and before the run directory is created. `on_ray` handles
+the launch itself and its end.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ if TYPE_CHECKING:
 def train_on_verl(
     experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
-    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
-    UserError; and what verl raised."""
+    """Train until the last step; each step ends in `sink`.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted, after saving.
+        UserError: the run cannot start.
+        Exception: as raised by verl.
+    """
     from omegaconf import OmegaConf
 
     from ajet_verl.trainer.process import TrainerProcess
@@ -62,15 +67,15 @@ def train_on_verl(
         refuse_busy(Demand.of(config).accelerators)
     tickets: LaunchTickets
     if options.from_store is not None:
-        config["trainer"]["save_freq"] = 1  # what is announced is on the disk
+        config["trainer"]["save_freq"] = 1  # announced weights must be on disk
         tickets = open_store_tickets(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
         tickets = open_tickets(experiment, run, config, order)
-    if over:  # whoever was killed may not have said so
+    if over:  # a killed run may not have marked its end
         tickets.finish_run()
         return
     announce_staleness(config)
-    logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
+    logger.info("Memory check skipped: not available on verl; its first step shows whether the settings fit.")
     if run.resumed is not None:
         counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
         logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
@@ -96,7 +101,7 @@ def train_on_verl(
 def open_tickets(
     experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder
 ) -> LaunchTickets:
-    """The tickets of verl's rows, from the checkpoint on that the run resumes. `config`: verl's."""
+    """Return the tickets of verl's rows, starting at the resumed checkpoint; `config` is verl's."""
     settings = experiment.ajet
     oldest = find_oldest_version(config, run.resumed.step if run.resumed else 0)
     store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)
@@ -104,18 +109,24 @@ def open_tickets(
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:
-    """Raises ConfigError where samplers are to play and no store is named, or the reverse, and where they could not
-    load what is trained. `config`: verl's."""
+    """Check that a store is given if and only if samplers play, and that samplers can load the weights.
+
+    Args:
+        config: verl's complete config.
+
+    Raises:
+        ConfigError: the store and the settings do not fit.
+    """
     mode = config["trainer"]["v1"]["trainer_mode"]
     if mode == DECOUPLED and address is None:
         raise ConfigError(
-            "On verl `mode: async` trains on what samplers put into a store, and none is named.",
+            "On verl `mode: async` trains on episodes of samplers in a store, and no store is given.",
             where="ajet.trainer_common.mode: async",
-            expected="--from-store ADDRESS, with `ajet sample` beside it; colocate_async and separate_async need none",
+            expected="--from-store ADDRESS, and `ajet sample` running; colocate_async and separate_async need none",
         )
     if mode != DECOUPLED and address is not None:
         raise ConfigError(
-            f"--from-store trains on what samplers played, and verl's trainer {mode} has its own servers play.",
+            f"--from-store trains on episodes of samplers, and verl's trainer {mode} samples with its own servers.",
             where="verl.trainer.v1.trainer_mode",
             do="leave that key out",
         )
@@ -134,20 +145,26 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
 
 
 def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> None:
-    """Raises ConfigError where verl's own sections have it train on other samples than samplers play: those read the
-    keys below `ajet` alone. `config`: verl's."""
+    """Check that verl's own sections sample like the samplers, which read the keys below `ajet` only.
+
+    Args:
+        config: verl's complete config.
+
+    Raises:
+        ConfigError: a sampling parameter differs.
+    """
     effective = read_credit_settings(config).rollout
     for ours, verls in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("num_repeat", "n")):
         if (found := getattr(effective, ours)) != getattr(settings.rollout, ours):
             raise ConfigError(
                 f"verl would train with {verls} {found}, and samplers play with {getattr(settings.rollout, ours)}.",
                 where=f"verl.actor_rollout_ref.rollout.{verls}",
-                do=f"say it as ajet.rollout.{ours}, which both sides read",
+                do=f"set ajet.rollout.{ours} instead, read by both sides",
             )
 
 
 def announce_staleness(config: Mapping[str, Any]) -> None:
-    """Say what stale tokens get where there can be any. `config`: verl's."""
+    """Log the treatment of stale tokens if the mode allows them; `config` is verl's."""
     v1 = config["trainer"]["v1"]
     if v1["trainer_mode"] != SYNC:
         most = v1["sampler"]["max_off_policy_threshold"]
@@ -157,8 +174,11 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
 def _prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink, *, own: bool
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
-    """verl's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where the
-    run that is resumed had others."""
+    """Return verl's config for this run, the task order, the renderer and the tokenizer.
+
+    Raises:
+        TaskError: the resumed run had other tasks.
+    """
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer, prepare_folder
     from ajet.rollout.components import make_renderer
@@ -182,7 +202,7 @@ def _prepare_config(
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
     sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
     config["data"][KEY] = pack_experiment(experiment, run_id=run.run_id)
-    config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks has no end
+    config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks is endless
     if not reader.has("validation"):
         config["trainer"].update(test_freq=-1, val_before_train=False)
         config["data"]["val_batch_size"] = 1
@@ -192,7 +212,7 @@ def _prepare_config(
             raise ConfigError(
                 "The checkpoint is of another backbone: verl cannot go on from it.",
                 where=str(run.resumed.path),
-                do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
+                do=f"start a new run from its weights with ajet.model.path: {run.resumed.path}",
             )
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)

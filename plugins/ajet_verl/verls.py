@@ -1,7 +1,7 @@
-"""Settings of verl's that AWorld's `run.sh` gives it, and what says the same here where no layer shows it.
+"""verl settings from AWorld's `run.sh`, and their equivalents below `ajet` where no layer shows them.
 
-Invariant: a key that stands here is a key of ours; docs/verl_keys.md has a row for each. Nothing is
-read by these names: who gives one is told.
+Invariants: a key named here is a key of ajet, with a row in docs/verl_keys.md. No setting is read by verl's names; a
+user who sets one gets advice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HERE: dict[str, str] = {
     "reward.custom_reward_function.path": _REWARD,
     "reward.custom_reward_function.name": _REWARD,
 }
-"""Below roots that are ours, or nobody's: what to write in its place."""
+"""Keys below roots of ajet or of unread sections, with the key to write instead."""
 
 LIKE: dict[str, str] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer_common.mini_batch_num",
@@ -39,7 +39,7 @@ LIKE: dict[str, str] = {
     "data.shuffle": "data.shuffle",
     "trainer.logger": "trainer_common.logger",
 }
-"""Keys in sections of verl's own that ours decide and do not fill as they are: `find_counterpart` cannot see them."""
+"""verl keys decided by an ajet key without a direct mapping, invisible to `find_counterpart`."""
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _TURNS = "rollout.multi_turn.max_steps, for `mcp_agent` rollout.mcp_agent.max_steps"
@@ -64,7 +64,7 @@ UNREAD: dict[str, str] = {
     "trainer.logger": "trainer_common.logger names the trackers of the run; this one is verl's alone",
     "trainer.experiment_name": "experiment_name names the run's folder; this name is verl's alone",
 }
-"""Keys in sections that verl reads, which decide nothing in a run of ajet's: what does in their place."""
+"""Keys in sections read by verl without effect in a run of ajet, with the effective setting."""
 ROWS: dict[str, str] = dict.fromkeys(
     (
         *(f"{_ACTOR}.ppo_micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
@@ -72,7 +72,7 @@ ROWS: dict[str, str] = dict.fromkeys(
     ),
     _BY_TOKENS,
 )
-"""The same while `use_dynamic_bsz` is true, as it is unless somebody sets it."""
+"""Further keys without effect while `use_dynamic_bsz` is true, its default here."""
 DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 
 DEFAULTS: Mapping[str, Any] = {
@@ -104,8 +104,10 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.v1.sampler.max_off_policy_threshold": 8,
     "trainer.v1.separate_async.parameter_sync_step": 4,
 }
-"""verl's own default of each key for which verl gets another one here. Not listed: seeds, names,
-places, and what the reference model has as the actor has it."""
+"""verl's own default of each key with another default in ajet.
+
+Not listed: seeds, names, places, and settings of the reference model copied from the actor.
+"""
 
 
 SHORT: dict[str, str] = {
@@ -113,6 +115,6 @@ SHORT: dict[str, str] = {
     "rollout.n": "rollout.num_repeat",
     "rollout.val_kwargs.n": "rollout.val_kwargs.num_repeat",
 }
-"""Names of verl's in sections that have the same name here, and of keys that verl itself does not follow."""
+"""verl names in sections of the same name here, and names of keys unused by verl itself."""
 
 ADVICE = KeyAdvice(instead=HERE, like=LIKE, unread=UNREAD, switched={DYNAMIC: ROWS}, short=SHORT)

@@ -43,7 +43,7 @@ class OpenedPage:
 
 def open_page(address: str) -> OpenedPage | None:
     """Open the page; None without a desktop or a writable folder. The address is printed too."""
-    if not _has_desktop():
+    if not has_desktop():
         return None
     try:
         return OpenedPage(address)
@@ -51,7 +51,7 @@ def open_page(address: str) -> OpenedPage | None:
         return None
 
 
-def _has_desktop() -> bool:
+def has_desktop() -> bool:
     if not sys.stdout.isatty():
         return False
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -114,7 +114,7 @@ class Library:
         return known and spelled and self.only in (None, parts[0]) and self._is_inside(self.root / parts[0])
 
     def _list_run_folders(self) -> Iterator[Path]:
-        names = [self.only] if self.only is not None else [path.name for path in _list_folders(self.root)]
+        names = [self.only] if self.only is not None else [path.name for path in list_folders(self.root)]
         for name in names:
             folder = self.root / name
             if not self._is_inside(folder):
@@ -122,7 +122,7 @@ class Library:
             if _is_run(folder):
                 yield folder
             for kind in WITHIN:
-                yield from (path for path in _list_folders(folder / kind) if self._is_inside(path) and _is_run(path))
+                yield from (path for path in list_folders(folder / kind) if self._is_inside(path) and _is_run(path))
 
     def _is_inside(self, folder: Path) -> bool:
         base = (
@@ -257,7 +257,7 @@ def _find_change_time(folder: Path) -> float | None:
         return None
 
 
-def _list_folders(folder: Path) -> list[Path]:
+def list_folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:

@@ -14,9 +14,10 @@ from scripts.reference.pages import (
     ROOT,
     WORDS,
     algorithms_md,
-    architecture_md,
     cli_md,
     definitions_js,
+    metrics_md,
+    packages_md,
     performance_md,
     verl_keys_md,
 )
@@ -27,11 +28,12 @@ def build_files() -> dict[Path, str]:
     """Return every generated file of the repository with the text it should have."""
     return {
         ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
-        ROOT / "docs" / "configuration.md": configuration_md(),
-        ROOT / "docs" / "cli.md": cli_md(),
+        ROOT / "docs" / "reference" / "configuration.md": configuration_md(),
+        ROOT / "docs" / "reference" / "cli.md": cli_md(),
+        ROOT / "docs" / "reference" / "metrics.md": metrics_md(),
         ROOT / "docs" / "openapi.json": json.dumps(build_openapi(), indent=1) + "\n",
-        ROOT / "docs" / "architecture.md": architecture_md(),
-        ROOT / "docs" / "algorithms.md": algorithms_md(),
+        ROOT / "docs" / "reference" / "packages.md": packages_md(),
+        ROOT / "docs" / "reference" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "performance.md": performance_md(),
         ROOT / "docs" / "verl_keys.md": verl_keys_md(),
         ROOT / WORDS: definitions_js(),

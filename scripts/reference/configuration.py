@@ -1,4 +1,4 @@
-"""What is generated from the schema: `default_config/ajet_default.yaml` and `docs/configuration.md`.
+"""What is generated from the schema: `default_config/ajet_default.yaml` and `docs/reference/configuration.md`.
 
 Invariant: both say exactly what the schema says; a test compares.
 """
@@ -54,7 +54,7 @@ def _scalar(value: Any) -> str:
 
 
 def configuration_md() -> str:
-    """Return the text of `docs/configuration.md`."""
+    """Return the text of `docs/reference/configuration.md`."""
     lines = ["# Configuration", "", _GENERATED, ""]
     for paragraph in _INTRODUCTION:
         lines += [paragraph, ""]

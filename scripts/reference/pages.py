@@ -1,7 +1,7 @@
-"""The text of the generated pages: command line, rooms, algorithms, verl's keys, and the viewer's words on metrics.
+"""The text of the generated pages: command line, packages, algorithms, verl's keys, and the viewer's words on metrics.
 
-Invariant: a table says what its source says: the rooms' docstrings, the descriptors, the layers of verl, the typer
-commands, docs/metrics.md. What stands around a generated table is read from the page and stays.
+Invariant: a table says what its source says: the packages' docstrings, the descriptors, the layers of verl, the typer
+commands, the definitions of metrics. What stands around a generated table is read from the page and stays.
 """
 
 from __future__ import annotations
@@ -15,48 +15,75 @@ from typing import Any
 
 import typer
 
+from ajet.record.metric_definitions import GROUPS, list_metric_definitions
+
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
-ALGORITHMS = "<!-- Generated from the algorithms by `make docs`. -->"
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "plugins/ajet_viewer/page/definitions.js"
-LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
 MEASURED = "<!-- Generated from benchmarks/results/measured.jsonl by `make docs`. -->"
 
 
-def architecture_md() -> str:
-    """The page with its table of rooms: the first line of each one's docstring, in the order in which they import."""
+def packages_md() -> str:
+    """Return the page of packages in import order: the first line of each docstring, then the plug-ins."""
     from ajet.config.plugins import list_plugins
 
     layers = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
     assert layers is not None
     listed = re.findall(r'"ajet\.(\w+)"', layers[1])
-    rows = [f"| `ajet/{room}` | {_purpose(room)} |" for room in listed if (ROOT / "ajet" / room).is_dir()]
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [f"| `ajet/{package}` | {_purpose(package)} |" for package in listed if (ROOT / "ajet" / package).is_dir()]
     rows += [
         f"| `plugins/{each.plugin.name}` | {each.plugin.about[0].upper()}{each.plugin.about[1:]}. |"
         for each in list_plugins()
         if each.plugin is not None and (ROOT / "plugins" / each.plugin.name).is_dir()
     ]
-    return _with_table(page, TABLE, ["| Folder | What it is for |", "|---|---|", *rows])
+    return "\n".join([_PACKAGES, "| Folder | What it is for |", "|---|---|", *rows]) + "\n"
+
+
+_PACKAGES = """\
+# Packages
+
+<!-- Generated from the docstrings of the packages by `make docs`; change them there. -->
+
+Each package imports only those below it in this list. [How it fits together](../architecture.md) describes a step.
+`train/` and `env/`, next to `ajet/`, have the names that users of [AWorld](../aworld.md) import and only re-export.
+`deploy/` has files that start a model server.
+"""
 
 
 def algorithms_md() -> str:
-    """The page with its tables of advantages and losses: those that come with ajet."""
+    """Return the page with the advantages and losses that come with ajet."""
     from ajet.config.plugin import load_code
     from ajet.config.plugins import find_parts
 
     algorithms = {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
-    rows = [
+    lines = [_ALGORITHMS, "| Value | Advantage of episode i | Compared with | Paper |", "|---|---|---|---|"]
+    lines += [
         f"| `{name}` | {_cell(each.formula)} | {_compared(each.needs)} | {each.paper} |"
         for name, each in algorithms.items()
     ]
-    head = ["| Value | Advantage of episode i | Compared with | Paper |", "|---|---|---|---|"]
-    page = _with_table((ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"), ALGORITHMS, [*head, *rows])
-    kinds = {name: load_code(part.code) for name, part in find_parts("loss").items()}
-    losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in kinds.items()]
-    return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
+    losses = {name: load_code(part.code) for name, part in find_parts("loss").items()}
+    lines += ["", _LOSSES, "| Value | Loss of a token | Paper |", "|---|---|---|"]
+    lines += [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in losses.items()]
+    return "\n".join(lines) + "\n"
+
+
+_ALGORITHMS = """\
+# Formulas of the algorithms
+
+<!-- Generated from the algorithms by `make docs`; change the formulas in ajet/algorithm. -->
+
+[Algorithms](../algorithms.md) explains the keys.
+
+## Advantages
+
+r₁ … r_k are the rewards of a group's scored episodes.
+"""
+_LOSSES = """\
+## Losses
+
+ρ is the importance ratio of the token, A its advantage; sg( ) stops the gradient.
+"""
 
 
 def verl_keys_md() -> str:
@@ -113,22 +140,48 @@ def _compared(needs: Collection[str]) -> str:
     return "the other attempts at its task" if "group" in needs else "all episodes of the batch"
 
 
+def metrics_md() -> str:
+    """Return the page of metrics: every name, its unit and its meaning."""
+    lines = [_METRICS]
+    for group in GROUPS:
+        lines += ["", f"## {group.title}", ""] + ([group.about, ""] if group.about else [])
+        if group.metrics:
+            lines += ["| Name | Unit | What |", "|---|---|---|"]
+        for metric in group.metrics:
+            names = ", ".join(f"`{name}`" for name in metric.names)
+            lines.append(f"| {names} | {metric.unit} | {_cell(metric.about)} |")
+        lines += ["", group.notes] if group.notes else []
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+_METRICS = """\
+# Metrics
+
+<!-- Generated from ajet/record/metric_definitions.py by `make docs`; change it there. -->
+
+A row of `metrics.jsonl` is a training step or a validation: `step`, `time` (seconds since 1970), and the numbers below.
+A number that is not finite is null. A name without a value is missing: no `train/failed/engine` if no engine failed.
+[Trackers](../trackers.md) get the same numbers. Rows of training steps also have lists of positions in the training
+order:
+
+| List | Positions |
+|---|---|
+| `tasks` | trained on by the step |
+| `again` | of those, trained on [by an earlier step too](../off_policy.md#train-on-a-group-more-than-once) |
+| `discarded` | played and not used (oversampling, too old) |
+| `waiting` | played ahead of their step, or left unfinished and played again |
+| `given_up` | failed too often at [samplers](../samplers.md), with the reasons |
+"""
+
+
 def definitions_js() -> str:
-    """What docs/metrics.md says of each metric, for the viewer: [pattern, unit, words], plain names first."""
-    rows: list[tuple[str, str, str]] = []
-    units = False
-    for line in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines():
-        cells = [_plain(cell) for cell in line.strip()[1:-1].split("|")] if line.startswith("| ") else []
-        if cells and cells[0] == "Name":
-            units = "Unit" in cells
-        elif cells and line.startswith("| `"):
-            what = cells[-1] if units else f"{cells[-1]}, in seconds"
-            rows += [(name, cells[1] if units else "", what) for name in cells[0].split(", ")]
+    """Return the viewer's definitions of metrics: [pattern, unit, words], plain names first."""
+    rows = [(name, metric.unit, _plain(metric.about)) for metric in list_metric_definitions() for name in metric.names]
     rows.sort(key=lambda row: bool(_ANY.search(row[0])))
-    told = ",\n".join(json.dumps([_pattern(name), unit, what], ensure_ascii=False) for name, unit, what in rows)
+    words = ",\n".join(json.dumps([_pattern(name), unit, what], ensure_ascii=False) for name, unit, what in rows)
     return (
-        "// What each metric is. Generated from docs/metrics.md by `make docs`; change it there.\n\n"
-        f"const DEFINITIONS = [\n{told},\n].map(([pattern, ...told]) => [new RegExp(`^${{pattern}}$`), ...told]);\n\n"
+        "// What each metric is. Generated from ajet/record/metric_definitions.py by `make docs`; change it there.\n\n"
+        f"const DEFINITIONS = [\n{words},\n].map(([pattern, ...told]) => [new RegExp(`^${{pattern}}$`), ...told]);\n\n"
         "export function definition(metric) {\n"
         "  const found = DEFINITIONS.find(([pattern]) => pattern.test(metric));\n"
         '  return found ? `${metric}: ${found[2]}${found[1] && found[1] !== "–" ? ` (${found[1]})` : ""}` : "";\n'
@@ -155,8 +208,8 @@ def _with_table(page: str, mark: str, table: list[str]) -> str:
     return "\n".join([before + mark, "", *table, "", rest.split("\n\n", 2)[2]])
 
 
-def _purpose(room: str) -> str:
-    docstring = ast.get_docstring(ast.parse((ROOT / "ajet" / room / "__init__.py").read_text(encoding="utf-8")))
+def _purpose(package: str) -> str:
+    docstring = ast.get_docstring(ast.parse((ROOT / "ajet" / package / "__init__.py").read_text(encoding="utf-8")))
     return _cell((docstring or "").splitlines()[0])
 
 

@@ -15,7 +15,7 @@ from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_refer
 from ajet.config import Experiment
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
-from tests.local_fixtures import config_of, episode_of, group_of
+from tests.support.local_fixtures import config_of, episode_of, group_of
 
 
 def algorithm(name, **changes):
@@ -243,7 +243,7 @@ def test_overlong_shaping_by_hand():
     assert count_sampled_tokens(long) == 30, "a turn that is not trained was sampled all the same"
     long.calls[:] = [replace(call, trained=False)]
     assert count_sampled_tokens(long) == 0, "another agent's, or another model's"
-    with pytest.raises(UserError, match="more than the 10"):
+    with pytest.raises(UserError, match="10 tokens"):
         open_algorithm(config_of(**{**overlong, "algorithm__overlong__buffer": 11}))
 
 

@@ -19,7 +19,7 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
-from tests.local_fixtures import config_of, episode_of, group_of, sample_of
+from tests.support.local_fixtures import config_of, episode_of, group_of, sample_of
 
 GAE = dict(algorithm__adv_estimator="gae", algorithm__norm_adv_by_std=False)
 
@@ -141,7 +141,7 @@ def test_the_batch_is_normalised_over_episodes():
 
 
 def test_it_needs_its_critic():
-    with pytest.raises(ValueError, match="gae needs the values"):
+    with pytest.raises(ValueError, match="gae needs a critic"):
         assign_credit([group_of(two_turns())], config_of(**GAE), step=1)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ajet.algorithm.loss_terms import estimate_kl, policy_loss
 from ajet.algorithm.weights import compute_mini_batch_scale, compute_token_weights
-from tests.local_fixtures import sample_of
+from tests.support.local_fixtures import sample_of
 
 LOGPROBS = [-0.1, -2.0, -1.0, -0.5, -3.0, -1.2, -0.7, -0.2]
 OLD = [-0.6, -1.0, -1.05, -0.5, -1.0, -2.5, -0.75, -4.0]

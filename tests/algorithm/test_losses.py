@@ -23,7 +23,7 @@ from ajet.config.plugins import find_parts
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError, UserError
 from tests.algorithm.test_loss_terms import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, huber, numeric_gradient
-from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
+from tests.support.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
 
 ENGINE = [-0.3, -1.2, -2.0, -0.9, -1.1, -1.0, -0.7, -1.9]
 REPLIES = [0, 0, 0, 1, 1, 2, 2, 2]
@@ -200,7 +200,7 @@ def test_decoupled_ppo_is_the_clipped_ratio_to_the_proximal_policy_times_the_pro
 def test_what_counts_twice_is_refused():
     for settings in (
         {"old_policy": "behaviour", "is_cap": 2.0},
-        {"adv_estimator": "tests.own_algorithms->AgainstTheMedian"},
+        {"adv_estimator": "tests.support.own_algorithms->AgainstTheMedian"},
     ):
         tree = {"trainer_common": {"algorithm": {"policy_loss": "sapo", **settings}}}
         with pytest.raises(UserError):
@@ -229,7 +229,7 @@ def test_bounds_that_hold_no_token_are_refused(settings, key):
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}], ids=str)
 def test_a_ratio_to_what_a_part_of_the_distribution_says_is_refused(cut):
     behaviour = {"trainer_common": {"algorithm": {"old_policy": "behaviour"}}}
-    with pytest.raises(UserError, match="part of the distribution") as refusal:
+    with pytest.raises(UserError, match="truncated distribution") as refusal:
         open_algorithm(AjetConfig.model_validate({**behaviour, "rollout": cut}))
     assert "old_policy" in refusal.value.where and "proximal" in refusal.value.expected
     open_algorithm(AjetConfig.model_validate(behaviour))
@@ -269,7 +269,7 @@ def test_a_token_outside_has_no_loss_and_no_gradient(name):
 @pytest.mark.parametrize("given", [{"strict_in_bound": True}, {"out_of_date_decay": 0.1}])
 def test_what_bears_on_bounds_that_are_not_there_is_refused(given):
     changes = {f"algorithm__{name}": value for name, value in given.items()}
-    with pytest.raises(ConfigError, match="no bounds(.|\n)*importance_weight_cap_ratio: a number") as refused:
+    with pytest.raises(ConfigError, match="without bounds(.|\n)*importance_weight_cap_ratio: a number") as refused:
         open_algorithm(config_of(**changes))
     assert f"algorithm.{next(iter(given))}" in str(refused.value)
     open_algorithm(config_of(**changes, algorithm__importance_weight_cap_ratio=4.0))
@@ -311,7 +311,7 @@ def test_the_trainer_has_the_numbers_of_whole_replies_however_they_are_cut_into_
             drawn = np.random.default_rng(sample.timeline.ids.size).normal(0, 0.2, row.size)
             sample.timeline.logprobs = (row + drawn).astype(np.float32)
         loss = StepLoss(samples[:2], trainer.tokens, 1.0, compare_engine=True, old=own[:2])
-        trainer._add_gradients(loss, 1.0)
+        trainer.add_gradients(loss, 1.0)
         trainer.policy.weights.drop_gradients()
         assert loss.tally.loss == pytest.approx(
             sum(at_first(*each, mode) for each in zip(samples[:2], own[:2], strict=True)), rel=1e-4

@@ -39,7 +39,7 @@ def test_the_trainer_chooses_over_the_whole_step_however_it_is_cut_into_passes(n
 
     from ajet.backbone.local.trainer import Trainer
     from ajet.schema.batch import TrainingBatch
-    from tests.local_fixtures import config_of, random_samples, tiny_qwen3, weights_of
+    from tests.support.local_fixtures import config_of, random_samples, tiny_qwen3, weights_of
 
     found = []
     for tokens in (12, 4096):

@@ -13,7 +13,7 @@ from ajet.algorithm.staleness import log_staleness
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
 from ajet.config.schema.trainer_common import TrainerConfig
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.verl_fixtures import experiment, without_verl
 
 ALGORITHM = "trainer_common.algorithm"
 

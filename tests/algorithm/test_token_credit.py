@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ajet.algorithm import assign_credit, open_algorithm
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.process_reward import ProcessReward, ReplySpan
-from tests.local_fixtures import config_of, episode_of, group_of
+from tests.support.local_fixtures import config_of, episode_of, group_of
 
 
 def with_parts(episode: Episode, *parts: ProcessReward) -> Episode:

@@ -19,7 +19,7 @@ from ajet.schema.errors import UserError
 from ajet.train.sources.store import extend_probe, start_probe
 from ajet_ray.folder_probe import FolderProbe
 from ajet_verl.trainer.fresh_tokens import measure_canary_gap
-from tests.local_fixtures import sample_of
+from tests.support.local_fixtures import sample_of
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def test_it_leaves_no_trace(tmp_path):
         engine: Any = backbone.engine
         random, counts, weights = torch.get_rng_state(), dict(engine.counts), backbone.trainer.policy.weights
         values, own = weights.values.clone(), np.random.get_state()[1].tolist()
-        assert backbone._ask_canary()["canary_gap"] < 1e-4
+        assert backbone.compute_canary()["canary_gap"] < 1e-4
         assert torch.equal(torch.get_rng_state(), random) and np.random.get_state()[1].tolist() == own
         assert engine.counts == counts and not engine._rows.pools
         assert torch.equal(weights.values, values) and weights.gradients is None

@@ -10,7 +10,7 @@ from ajet.backbone.decoupled import quarantine
 from ajet.backbone.decoupled.quarantine import MANY_IN_A_ROW, Quarantine
 from ajet.store import GroupTerms, Kept, SharedStore, open_shared
 from ajet.store.group_check import kind_of
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 TERMS = GroupTerms(run="r", repeats=2, longest=10_000)
 

@@ -9,7 +9,7 @@ from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet.backbone.local.flat_weights import FlatWeights
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.schema.errors import ConfigError
-from tests.local_fixtures import config_of
+from tests.support.local_fixtures import config_of
 
 
 def parameters(dtype=torch.float32):

@@ -15,7 +15,7 @@ from ajet.config.schema.trainer_common import AdapterConfig, LoraConfig
 from ajet.context_tracker.packing import pack
 from ajet.engine.same_model import logits_match
 from ajet.schema.errors import ConfigError
-from tests.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
+from tests.support.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def attention(request, monkeypatch):
         monkeypatch.setattr(tree_attention, "DENSE", 0)
         monkeypatch.setattr(tree_attention, "QUERY_BLOCK", 2)
     if request.param in ("by segment", "computed again"):
-        monkeypatch.setattr(tree_attention, "_uses_subtrees", lambda *given: False)
+        monkeypatch.setattr(tree_attention, "uses_subtrees", lambda *given: False)
     if request.param == "computed again":
         monkeypatch.setattr(tree_attention, "KEPT", 0)
 
@@ -106,7 +106,7 @@ def test_a_head_with_an_adapter_is_read_in_chunks_as_the_whole(monkeypatch):
         model.zero_grad()
         forward.backward(row, 0.7, lambda lp, entropy, at: (lp * torch.arange(at.start, at.stop)).sum())
         found.append({name: parameter.grad.clone() for name, parameter in trained.items()})
-    assert any("lm_head" in name for name in trained) and len(forward._split_targets(row)) > 3
+    assert any("lm_head" in name for name in trained) and len(forward.split_targets(row)) > 3
     for name, whole in found[0].items():
         assert whole.abs().max() > 0
         torch.testing.assert_close(found[1][name], whole, rtol=1e-10, atol=1e-12)
@@ -179,7 +179,7 @@ def test_memory_is_linear_in_the_longest_path(name, way, monkeypatch):
     """A mask of queries by keys, kept in each block, would make it four times as much for twice the length; the
     window of the third is far below both."""
     if way == "by segment":
-        monkeypatch.setattr(tree_attention, "_uses_subtrees", lambda *given: False)
+        monkeypatch.setattr(tree_attention, "uses_subtrees", lambda *given: False)
     for knob, value in (("DENSE", 64), ("QUERY_BLOCK", 32), ("KEPT", 128)):
         monkeypatch.setattr(tree_attention, knob, value)
     model = MODELS[name]()

@@ -12,7 +12,7 @@ from ajet.backbone.local.backbone import make_sample, run_rehearsal
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
-from tests.local_fixtures import VOCABULARY, config_of, random_samples, tiny_qwen3, weights_of
+from tests.support.local_fixtures import VOCABULARY, config_of, random_samples, tiny_qwen3, weights_of
 
 CPU = torch.device("cpu")
 

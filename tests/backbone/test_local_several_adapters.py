@@ -23,7 +23,7 @@ from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Terms
 from ajet.schema.errors import ConfigError, EngineFailure, UserError
 from ajet_proof.tokens.proof_lines import prove_timelines
-from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3
+from tests.support.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3
 
 TWO = {"solver": AdapterConfig(rank=4), "critic": AdapterConfig(rank=2, alpha=4, agents=["critic*"])}
 

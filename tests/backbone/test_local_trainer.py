@@ -17,7 +17,7 @@ from ajet.algorithm.weights import split_mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.timeline import SampledSpan
-from tests.local_fixtures import (
+from tests.support.local_fixtures import (
     config_of,
     episode_of,
     group_of,
@@ -37,7 +37,7 @@ def gradient_of(trainer, samples, temperature=1.0):
     from ajet.backbone.local.losses import StepLoss
 
     loss = StepLoss(samples, trainer.tokens, 1.0, compare_engine=True)
-    trainer._add_gradients(loss, temperature)
+    trainer.add_gradients(loss, temperature)
     weights = trainer.policy.weights
     flat = weights.gradients.clone()
     weights.drop_gradients()
@@ -246,7 +246,7 @@ def test_an_error_leaves_everything_as_it_was(parts, monkeypatch):
     trainer.update(TrainingBatch(1, random_samples(groups=3)))
     before = (weights_of(trainer), trainer.optimizer.first.clone(), trainer.optimizer.second.clone())
     steps, version = trainer.optimizer.steps, trainer.version
-    plain, calls = trainer._add_gradients, []
+    plain, calls = trainer.add_gradients, []
 
     def failing(*args, **more):
         calls.append(args)
@@ -254,7 +254,7 @@ def test_an_error_leaves_everything_as_it_was(parts, monkeypatch):
             raise MemoryError("no more")
         return plain(*args, **more)
 
-    monkeypatch.setattr(trainer, "_add_gradients", failing)
+    monkeypatch.setattr(trainer, "add_gradients", failing)
     with pytest.raises(MemoryError):
         trainer.update(TrainingBatch(2, random_samples(7, groups=3)))
     after = (weights_of(trainer), trainer.optimizer.first, trainer.optimizer.second)
@@ -267,7 +267,7 @@ def test_an_error_leaves_everything_as_it_was(parts, monkeypatch):
 def test_what_cuts_an_optimizer_step_short_is_undone_or_known(parts, torn, monkeypatch):
     trainer = Trainer(tiny_qwen3(), config_of(mini_batch_num=parts, optim__lr=0.05))
     trainer.update(TrainingBatch(1, random_samples(groups=2)))
-    before, plain = weights_of(trainer), trainer.optimizer._move_slice
+    before, plain = weights_of(trainer), trainer.optimizer.move_slice
     assert not trainer.has_partial_update
 
     def cut_short(*args):
@@ -275,7 +275,7 @@ def test_what_cuts_an_optimizer_step_short_is_undone_or_known(parts, torn, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer.optimizer, "_move_slice", cut_short)
+        patch.setattr(trainer.optimizer, "move_slice", cut_short)
         trainer.update(TrainingBatch(2, random_samples(7, groups=2)))
     assert trainer.has_partial_update == torn and torch.equal(weights_of(trainer), before) != torn
 

@@ -12,7 +12,7 @@ import torch
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
-from tests.local_fixtures import (
+from tests.support.local_fixtures import (
     config_of,
     plain_logprobs,
     random_samples,

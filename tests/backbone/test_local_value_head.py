@@ -10,7 +10,7 @@ from ajet.algorithm.loss_terms import value_loss
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
-from tests.local_fixtures import config_of, random_samples, tiny_qwen3, weights_of
+from tests.support.local_fixtures import config_of, random_samples, tiny_qwen3, weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def gradients(trainer, samples):
 
     critic = StepValueLoss(trainer.critic, samples, 1.0)
     loss = StepLoss(samples, trainer.tokens, 1.0, compare_engine=False)
-    trainer._add_gradients(loss, 1.0, critic=critic)
+    trainer.add_gradients(loss, 1.0, critic=critic)
     found = trainer.policy.weights.gradients.clone(), trainer.critic.weights.gradients.clone()
     trainer.policy.weights.drop_gradients()
     trainer.critic.weights.drop_gradients()

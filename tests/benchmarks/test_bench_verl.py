@@ -102,8 +102,8 @@ def test_a_rollouts_processor_time_is_what_was_used_between_its_dispatch_and_its
 
 def test_a_process_that_has_ended_takes_nothing_away(monkeypatch):
     bench = loaded("bench_verl", monkeypatch)
-    assert bench._less(Counter(a=5.0), Counter(a=2.0, gone=9.0)) == {"a": 3.0}
-    assert bench._less(Counter(a=1.0), Counter(a=2.0)) == {"a": 0.0}
+    assert bench.subtract_counts(Counter(a=5.0), Counter(a=2.0, gone=9.0)) == {"a": 3.0}
+    assert bench.subtract_counts(Counter(a=1.0), Counter(a=2.0)) == {"a": 0.0}
 
 
 def test_a_line_that_is_being_written_is_told_once_it_is_whole(monkeypatch, tmp_path):

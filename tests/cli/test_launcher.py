@@ -13,7 +13,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.cli.init import Template
 from ajet.schema.commands import format_command
-from tests.ajet_command import ajet, environment
+from tests.support.ajet_process import ajet, environment
 
 READY = """
 ajet:

@@ -15,7 +15,7 @@ import pytest
 from ajet.client import Client, Unreachable
 from ajet.client.proxies import build_bypass
 from ajet.schema.task import WorkflowOutput
-from tests.ajet_command import ajet
+from tests.support.ajet_process import ajet
 from tests.support.rollouts import stage
 from tests.support.served import KEY, RunningServer, start_serving
 

@@ -33,7 +33,7 @@ def settings(**changes: object) -> AjetConfig:
     [
         ((0.0, 1.0, 0.0), "1 of 3 above 0 (rewards 0 to 1): training can learn from it"),
         ((0.0, 0.0), "0 of 2 above 0 (all 0): nothing to prefer"),
-        ((1.0, 1.00001), "2 of 2 above 0 (1 to 1.00001): too alike"),
+        ((1.0, 1.00001), "2 of 2 above 0 (1 to 1.00001): too similar"),
         ((1.0, None), "1 of 2 above 0, 1 without a score (all 1): nothing to prefer"),
         ((None, None), "0 of 2 scored (0 failed): nothing to learn from"),
     ],
@@ -48,7 +48,7 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     failed = group(None)
     failed.episodes = [replace(each, status="failed", failure=Failure("agent", "E", "m")) for each in failed.episodes]
     half = [failed, group(*[0.0] * len(failed.episodes))]
-    assert advise_on_groups(half, AjetConfig()).endswith("episodes failed: correct what the hints above name")
+    assert advise_on_groups(half, AjetConfig()).endswith("episodes failed: correct the code named by the hints above")
     assert "name a judge" in advise_on_groups([group(None)], AjetConfig())
     judged = settings(task_judge__judge_protocol="judge.py->judge")
     assert "the judge decided none" in advise_on_groups([group(None)], judged)

@@ -5,26 +5,26 @@ import pytest
 from ajet.commands import deploy, model_card
 from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.gateway import Refused
-from ajet.gateway.dialects.responses.kept import KeptResponses
+from ajet.gateway.dialects.responses.stored import StoredResponses
 from ajet.schema.errors import UserError
 
 
 def test_only_the_newest_responses_are_kept_with_what_they_go_on_from():
-    kept = KeptResponses()
+    stored = StoredResponses()
     previous = None
     for number in range(10):
         output = [{"id": f"msg_{number}", "type": "message", "content": f"{number}"}]
         response = {"id": f"resp_{number}", "tools": [], "output": output}
-        kept.keep(previous, [{"role": "user", "content": f"ask {number}"}], response)
-        kept.called(f"call_{number}", response["id"])
-        previous = kept.get(response["id"]) if number % 2 == 0 else None  # conversations of two
-    kept.keep_newest(2)
-    assert [kept.find(f"resp_{number}") is not None for number in range(10)] == [False] * 8 + [True] * 2
-    assert [item["content"] for item in kept.get("resp_9").conversation()] == ["ask 8", "8", "ask 9"]
-    assert kept.item("msg_8") and kept.item("msg_9") and kept.item("msg_1") is None
-    assert kept.reply_of("call_9") == "resp_9"
+        stored.keep(previous, [{"role": "user", "content": f"ask {number}"}], response)
+        stored.called(f"call_{number}", response["id"])
+        previous = stored.get(response["id"]) if number % 2 == 0 else None  # conversations of two
+    stored.keep_newest(2)
+    assert [stored.find(f"resp_{number}") is not None for number in range(10)] == [False] * 8 + [True] * 2
+    assert [item["content"] for item in stored.get("resp_9").conversation()] == ["ask 8", "8", "ask 9"]
+    assert stored.item("msg_8") and stored.item("msg_9") and stored.item("msg_1") is None
+    assert stored.reply_of("call_9") == "resp_9"
     with pytest.raises(Refused, match="not found"):
-        kept.get("resp_0")
+        stored.get("resp_0")
 
 
 def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
@@ -46,10 +46,10 @@ def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_card_names_no_address_and_no_folder(value, told):
-    assert model_card._plain_text(value) == told
+    assert model_card.flatten_text(value) == told
 
 
 def test_a_number_that_is_none_does_not_stop_a_card(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"label": "m"}')
     (tmp_path / "metrics.jsonl").write_text('{"validation/reward": "NaN", "validation/success_rate": 0.5}\n')
-    assert list(model_card._describe_evaluation(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]
+    assert list(model_card.describe_evaluation(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]

@@ -19,10 +19,10 @@ from ajet.schema.commands import format_extra_install
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from ajet_verl.checkup import check_verl as verl
-from tests.ajet_command import environment
-from tests.chat_templates import SMOLLM2, made, variant
-from tests.ports import free_port
-from tests.published_templates import FAMILIES, family
+from tests.support.ajet_process import environment
+from tests.support.chat_templates import SMOLLM2, made, variant
+from tests.support.ports import free_port
+from tests.support.published_templates import FAMILIES, family
 
 pytestmark = pytest.mark.slow
 
@@ -155,10 +155,10 @@ def test_packages_that_do_not_fit_verl_are_named_one_by_one(installed):
     installed("TransferQueue", "0.0.1")
     found = {each.topic: each for each in verl(needed=True)}
     for topic, words in {
-        "verl": "verl 0.7.0 is installed where ==0.9.1 is asked for",
-        "TransferQueue": "transferqueue 0.0.1 is installed where ==0.1.11 is asked for",
+        "verl": "verl 0.7.0 is installed, but ==0.9.1 is required",
+        "TransferQueue": "transferqueue 0.0.1 is installed, but ==0.1.11 is required",
         "ray": ">=99",
-        "with verl": "where <5 is asked for",
+        "with verl": "but <5 is required",
     }.items():
         assert found[topic].state == "problem" and words in found[topic].text.lower(), found[topic]
         assert "pip install" in found[topic].do

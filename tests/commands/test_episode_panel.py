@@ -60,17 +60,17 @@ def call_of(agent: str, asked: list[int], reply: int) -> Call:
     return Call(0, agent, agent, True, None, 0, none, none, floats, floats, (), "stop", tuple(asked), None, reply)
 
 
-def test_of_several_agents_each_is_named_where_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_agents_each_is_named_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(panel, "console", Console(file=out, width=80))
     messages = [{"role": role, "content": text} for role, text in zip("ua" * 3, "abcdef", strict=True)]
     calls = [call_of("solver", [0], 1), call_of("critic", [2], 3), call_of("critic", [2, 3, 4], 5)]
     show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls))
     lines = [line.strip("│ ") for line in out.getvalue().splitlines()][1:-1]
-    assert lines == ["solver is asked", "u: a", "a: b", "critic is asked", "u: c", "a: d", "u: e", "a: f"]
+    assert lines == ["solver is called", "u: a", "a: b", "critic is called", "u: c", "a: d", "u: e", "a: f"]
     out.truncate(0)
     show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls[:1]))
-    assert "is asked" not in out.getvalue()
+    assert "is called" not in out.getvalue()
 
 
 def lines_of(monkeypatch: pytest.MonkeyPatch, episode: Episode) -> list[str]:

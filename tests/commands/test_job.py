@@ -13,7 +13,7 @@ from ajet.rollout.components import load_workflow
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
-from tests.own_algorithms import AgainstTheMedian
+from tests.support.own_algorithms import AgainstTheMedian
 
 WORKFLOW = """
 from ajet import Workflow, WorkflowOutput

@@ -15,8 +15,8 @@ from ajet.commands.pace import EpisodePace
 from ajet.config import Experiment, load_experiment
 from ajet.schema.commands import format_command
 from ajet.train import footprint
-from tests.judge_fixtures import judge_server
-from tests.verl_fixtures import without_verl
+from tests.support.judge_fixtures import judge_server
+from tests.support.verl_fixtures import without_verl
 
 YAML = """ajet:
   model: {path: embedded:tiny-tools, dtype: float32}

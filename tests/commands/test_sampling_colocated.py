@@ -22,7 +22,7 @@ from ajet.commands.supervised_process import SupervisedProcess
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
 from ajet.train import parts
-from tests.local_fixtures import config_of, episode_of
+from tests.support.local_fixtures import config_of, episode_of
 
 
 def of_folder(path: Path) -> Any:

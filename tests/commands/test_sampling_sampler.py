@@ -25,8 +25,8 @@ from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from ajet.train.interrupts import Interrupts
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 TOLD_PROBE = {"ids": [1, 2], "tolerance": 0.01, "said": {"0": [0.1], "1": [0.2]}}
 """What a trainer announces, by which a server's weights are known."""
@@ -83,28 +83,28 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look_at_store()
+    sampler.look_at_store()
     (_, first, first_group) = rollout.begun[0]
     now[0] += 1000.0  # its process was stopped meanwhile
     assert ledger.depths().waiting == 1
     first(episode("lost", order=0, repeat=0))
-    sampler._take_in(0.0)
+    sampler.take_in(0.0)
     sampler._looked = float("-inf")
-    sampler._look_at_store()
+    sampler.look_at_store()
     (over, second, second_group) = rollout.begun[1]
     assert sampler.played.lost == 1 and over == set()
     assert rollout.stopped == [first_group], "what nobody wants is not played on"
     first(episode("late", order=0, repeat=1))
     first_group.set_result(None)
-    sampler._take_in(0.0)
+    sampler.take_in(0.0)
     assert ledger.depths().closed == 0, "its attempts have not ended"
     for repeat in (0, 1):
         second(episode(f"again{repeat}", order=0, repeat=repeat))
     second_group.set_result(None)
-    sampler._take_in(0.0)
+    sampler.take_in(0.0)
     (closed,) = ledger.closed()
-    assert [kept.episode.uuid for kept in closed.kept] == ["again0", "again1"]
-    assert {kept.episode.sampler for kept in closed.kept} == {"one"}, "the record says who played it"
+    assert [kept.episode.uuid for kept in closed.attempts] == ["again0", "again1"]
+    assert {kept.episode.sampler for kept in closed.attempts} == {"one"}, "the record says who played it"
 
 
 def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
@@ -112,17 +112,17 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
 ) -> None:
     """Between two looks the store is asked for positions only where there is room, and once where there are none."""
     asked: list[int] = []
-    lease = sampler._store.lease
+    lease = sampler.store.lease
 
     def noted(count: int, **more: Any) -> list[Lease]:
         asked.append(count)
         return lease(count, **more)
 
-    monkeypatch.setattr(sampler._store, "lease", noted)
+    monkeypatch.setattr(sampler.store, "lease", noted)
     ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
-    sampler._look_at_store()
+    sampler.look_at_store()
     sampler._looked = float("inf")  # no other look
-    sampler._begin_groups()
+    sampler.begin_groups()
     assert (len(rollout.begun), len(asked)) == (1, 1), "there is room for two attempts"
 
     def end(number: int) -> None:
@@ -130,19 +130,19 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
         for repeat in (0, 1):
             ended(episode(f"{number}-{repeat}", order=number, repeat=repeat))
         group.set_result(None)
-        sampler._take_in(0.0)
-        sampler._begin_groups()
+        sampler.take_in(0.0)
+        sampler.begin_groups()
 
     end(0)
     assert (len(rollout.begun), len(asked)) == (2, 2)
     end(1)
-    sampler._begin_groups()
+    sampler.begin_groups()
     assert (len(rollout.begun), len(asked)) == (2, 3)
     sampler._looked = float("-inf")
     ledger.announce(Policy("run", 0, "", below=9, told={"version": 0, "over": True}))
     sampler._gets_more = True
-    sampler._look_at_store()
-    sampler._begin_groups()
+    sampler.look_at_store()
+    sampler.begin_groups()
     assert (len(rollout.begun), len(asked)) == (2, 3) and ledger.depths().next == 2
 
 
@@ -154,19 +154,19 @@ def test_no_more_is_begun_in_a_minute_than_its_rate(
     now, begun = [1000.0], list[float]()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     paced = GroupSampler(
-        sampler._parts,
-        sampler._backbone,
-        sampler._store,
-        sampler._tasks,
+        sampler.parts,
+        sampler.backbone,
+        sampler.store,
+        sampler.tasks,
         name="two",
         played=SamplerCounts(),
         per_minute=15.0,
     )
-    paced._most = 1000
+    paced.max_attempts = 1000
     ledger.announce(Policy("run", 0, "", below=100, told={"version": 0}))
     for _ in range(480):
-        paced._look_at_store()
-        paced._begin_groups()
+        paced.look_at_store()
+        paced.begin_groups()
         begun += [now[0]] * (len(rollout.begun) - len(begun))
         now[0] += module.STORE_POLL_S + late
     apart = [later - earlier for earlier, later in zip(begun, begun[1:], strict=False)]
@@ -274,7 +274,7 @@ def test_nothing_is_begun_while_the_announced_weights_are_not_there(
     sink = module.logger.add(lambda message: said.append(str(message)), level="WARNING")
     ledger.announce(Policy("run", 3, str(tmp_path / "elsewhere"), below=4, told={"version": 3}))
     try:
-        sampler._look_at_store()
+        sampler.look_at_store()
     finally:
         module.logger.remove(sink)
     assert not rollout.begun and ledger.depths().next == 0
@@ -285,18 +285,18 @@ def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_
     sampler: GroupSampler, ledger: SharedStore, tmp_path: Path
 ) -> None:
     """This one was stopped while the new trainer fell back and made that version anew."""
-    sampler._backbone.version = 2  # type: ignore[misc]
+    sampler.backbone.version = 2  # type: ignore[misc]
     ledger.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": 0}))
-    sampler._look_at_store()
+    sampler.look_at_store()
     for began, expected in ((2, False), (1, True)):
         later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
         later.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": began}))
         sampler._looked = float("-inf")
         if expected:
             with pytest.raises(PolicyWentBackError):
-                sampler._look_at_store()
+                sampler.look_at_store()
         else:
-            sampler._look_at_store()
+            sampler.look_at_store()
         later.disconnect()
 
 
@@ -305,17 +305,17 @@ def test_what_a_sign_of_life_finds_lost_is_not_played_on(
 ) -> None:
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
-    sampler._renew_every, sampler._most = -1.0, 4
+    sampler.renew_every, sampler.max_attempts = -1.0, 4
     ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
-    sampler._look_at_store()
-    first, second = (sampler._under_way[order].lease for order in (0, 1))
+    sampler.look_at_store()
+    first, second = (sampler.under_way[order].lease for order in (0, 1))
     now[0] += 100.0
-    sampler._store.renew([second])
+    sampler.store.renew([second])
     now[0] += 100.0
     (taken,) = ledger.lease(1)
     assert taken.order == first.order, "its lease had ended"
-    sampler._renew_leases()
-    assert rollout.stopped == [rollout.begun[0][2]] and list(sampler._under_way) == [second.order]
+    sampler.renew_leases()
+    assert rollout.stopped == [rollout.begun[0][2]] and list(sampler.under_way) == [second.order]
     assert sampler.played.lost == 1
 
 
@@ -323,17 +323,17 @@ def test_after_an_error_what_was_leased_is_to_be_had_at_once(
     sampler: GroupSampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look_at_store()
+    sampler.look_at_store()
     assert ledger.depths().leased == 1
-    give_back = sampler._store.give_back
+    give_back = sampler.store.give_back
 
     def down(leases: Any) -> None:
         raise StoreUnavailableError("The store does not answer.")
 
-    monkeypatch.setattr(sampler._store, "give_back", down)
+    monkeypatch.setattr(sampler.store, "give_back", down)
     sampler.release()
     assert ledger.depths().leased == 1, "and no second error hides the first"
-    monkeypatch.setattr(sampler._store, "give_back", give_back)
+    monkeypatch.setattr(sampler.store, "give_back", give_back)
     sampler.release()
     assert (ledger.depths().leased, ledger.depths().waiting, sampler.played.given_back) == (0, 1, 1)
 
@@ -343,8 +343,8 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
 ) -> None:
     """However long that takes: here until it was."""
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look_at_store()
-    renew, renewed, many = sampler._store.renew, list[list[int]](), threading.Event()
+    sampler.look_at_store()
+    renew, renewed, many = sampler.store.renew, list[list[int]](), threading.Event()
 
     def noted(leases: Any) -> None:
         renew(leases)
@@ -358,12 +358,12 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
         assert many.wait(60)
         return True
 
-    monkeypatch.setattr(sampler._store, "renew", noted)
-    monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
-    sampler._renew_every = 0.001
+    monkeypatch.setattr(sampler.store, "renew", noted)
+    monkeypatch.setattr(sampler.backbone, "load_weights", load_weights)
+    sampler.renew_every = 0.001
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked, sampler._renewed = float("-inf"), float("inf")
-    sampler._look_at_store()
+    sampler.look_at_store()
     assert renewed[:3] == [[0]] * 3 and [each.name for each in ledger.members()] == ["one"]
     count = len(renewed)
     assert not [thread for thread in threading.enumerate() if thread.name == THREAD] and len(renewed) == count
@@ -373,7 +373,7 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
     sampler: GroupSampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look_at_store()
+    sampler.look_at_store()
     renewed: list[Any] = []
 
     def load_weights(folder: Path, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
@@ -383,12 +383,12 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
         return True
 
     monkeypatch.setattr(module, "MAX_LOAD_S", -1.0)
-    monkeypatch.setattr(sampler._store, "renew", renewed.append)
-    monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
-    sampler._renew_every, sampler._renewed = 0.001, float("inf")
+    monkeypatch.setattr(sampler.store, "renew", renewed.append)
+    monkeypatch.setattr(sampler.backbone, "load_weights", load_weights)
+    sampler.renew_every, sampler._renewed = 0.001, float("inf")
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked = float("-inf")
-    sampler._look_at_store()
+    sampler.look_at_store()
     assert renewed == []
 
 
@@ -397,21 +397,21 @@ def test_of_those_that_sample_from_one_server_the_first_that_is_not_silent_gives
 ) -> None:
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
-    assert sampler._is_leader(), "its engine is its own"
-    sampler._server = "http://there:8000"
+    assert sampler.is_leader(), "its engine is its own"
+    sampler.server = "http://there:8000"
     with closing_stores(tmp_path, 3) as (earlier, mine, elsewhere):
-        for store, name, server in ((elsewhere, "another", "http://other"), (earlier, "zero", sampler._server)):
+        for store, name, server in ((elsewhere, "another", "http://other"), (earlier, "zero", sampler.server)):
             store.join("sampler", name, {module.SERVER: server})
             now[0] += 1.0
-        mine.join("sampler", "one", {module.SERVER: sampler._server})
-        assert not sampler._is_leader()
+        mine.join("sampler", "one", {module.SERVER: sampler.server})
+        assert not sampler.is_leader()
         now[0] += 1000.0
-        mine.join("sampler", "one", {module.SERVER: sampler._server})
-        assert sampler._is_leader(), "the other one fell silent"
-        earlier.join("sampler", "zero", {module.SERVER: sampler._server})
-        assert not sampler._is_leader()
+        mine.join("sampler", "one", {module.SERVER: sampler.server})
+        assert sampler.is_leader(), "the other one fell silent"
+        earlier.join("sampler", "zero", {module.SERVER: sampler.server})
+        assert not sampler.is_leader()
         earlier.leave()
-        assert sampler._is_leader()
+        assert sampler.is_leader()
 
 
 def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the_server(
@@ -440,7 +440,7 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
     draining = GroupSampler(parts, Given(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
-    draining._look_at_store()
+    draining.look_at_store()
     assert len(rollout.begun) == 1 and [each.details[module.SERVER] for each in ledger.members()] == ["http://server"]
     ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
     draining.drain(Interrupts(), 600.0)
@@ -477,9 +477,9 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
     draining = GroupSampler(parts, Gone(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
-    draining._look_at_store()
+    draining.look_at_store()
     ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
-    monkeypatch.setattr(draining, "_renew_leases", renewed)
+    monkeypatch.setattr(draining, "renew_leases", renewed)
     draining.drain(Interrupts(), 600.0)
     assert asked == [1] and len(looks) >= 3, "a server that is gone is not asked again and again"
     assert (draining.played.groups, draining.played.given_back, ledger.depths().closed) == (1, 0, 1)
@@ -489,20 +489,20 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
 def test_who_drains_goes_on_with_no_trainer_that_forgot_what_it_plays_with(
     sampler: GroupSampler, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler._backbone.version = 2  # type: ignore[misc]
+    sampler.backbone.version = 2  # type: ignore[misc]
     ledger.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": 0}))
-    sampler._look_at_store()
+    sampler.look_at_store()
     taken: list[int] = []
 
     def load_weights(folder: object, version: int, *about: object, is_leader: bool) -> bool:
         taken.append(version)
         return True
 
-    monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
+    monkeypatch.setattr(sampler.backbone, "load_weights", load_weights)
     for began, expected in ((1, []), (2, [3])):
         later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
         later.announce(Policy("run", 3, "", below=0, told={"version": 3, "began": began}))
-        sampler._follow_on(float("inf"))
+        sampler.follow_server(float("inf"))
         assert taken == expected
         later.disconnect()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import environment, metric_rows
+from tests.support.ajet_process import environment, metric_rows
 
 pytestmark = pytest.mark.slow
 HEAD = """import ajet
@@ -43,7 +43,7 @@ def script(folder: Path, text: str) -> subprocess.Popen[str]:
     [
         ('ajet.tune(**given, settings={"rollout.n": 3})', "rollout.num_repeat"),
         ('ajet.AgentJetJob(name="s").set(rollout__val_kwargs__n=3).experiment()', "rollout.val_kwargs.num_repeat"),
-        ("ajet.tune(**{**given, 'tasks': []})", "one at least"),
+        ("ajet.tune(**{**given, 'tasks': []})", "at least one task"),
     ],
 )
 def test_a_mistake_is_one_screen(tmp_path: Path, call: str, named: str) -> None:

@@ -15,7 +15,7 @@ from ajet.record import RunDirectory
 from ajet.record.live_status import format_prometheus, read_live_status
 from ajet.schema.episode import Outcome
 from tests.record.test_run_directory import experiment
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 pytestmark = pytest.mark.slow
 

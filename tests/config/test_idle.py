@@ -55,7 +55,7 @@ def test_on_verl_local_engines_do_nothing(tmp_path):
         "ajet.rollout.engine": ("x.yaml:4", VLLM),
         "ajet.rollout.vllm (2 keys)": ("x.yaml:7", VLLM),
         "ajet.trainer_common.threads": ("override trainer_common.threads", "Ray says how many verl's processes have"),
-        "ajet.debug.debug_first_n_tasks": ("x.yaml:15", "it is the debug backbone's own"),
+        "ajet.debug.debug_first_n_tasks": ("x.yaml:15", "only the debug backbone reads it"),
         "ajet.gateway.idle_timeout": ("x.yaml:16", "only `ajet serve` reads it"),
         "ajet.rollout.mode": ("x.yaml:5", "requests are always asynchronous"),
     }
@@ -68,7 +68,7 @@ def test_a_value_that_is_the_default_was_set_too(tmp_path):
 def test_keys_of_a_section_with_one_reason_share_a_line(tmp_path):
     found = idle(tmp_path, "debug")
     assert found["ajet.trainer_common (4 keys)"] == ("x.yaml:11", "debug trains nothing")
-    assert found["ajet.rollout.max_env_worker"][1] == "`debug.debug_max_parallel` says it there"
+    assert found["ajet.rollout.max_env_worker"][1] == "`debug.debug_max_parallel` replaces it"
     assert found["verl"] == ("x.yaml:17", "it is verl's own")
     assert "ajet.rollout.vllm (2 keys)" not in found
 
@@ -147,7 +147,7 @@ def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
 def test_of_a_server_nothing_is_said_that_holds_of_a_launch_alone(tmp_path):
     settings = ("data.shuffle=false", "data.train_batch_size=4")
     launched, served = (idle(tmp_path, "debug", *settings, serving=serving) for serving in (False, True))
-    assert launched["ajet.data.shuffle"][1] == "debug plays the first tasks of the reader"
+    assert "first tasks" in launched["ajet.data.shuffle"][1]
     assert "ajet.data.shuffle" not in served, "by it those who ask for a task get one"
     assert served["ajet.data.train_batch_size"][1].startswith("debug trains nothing")
 

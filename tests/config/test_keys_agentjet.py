@@ -211,8 +211,8 @@ def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("rm_weight: 1", ["section beside `ajet:`", "config.my_section.rm_weight", "x.yaml:2:3"]),
-        ("judge: {model: x}", ["section beside `ajet:`"]),
+        ("rm_weight: 1", ["config.my_section.rm_weight", "x.yaml:2:3"]),
+        ("judge: {model: x}", ["section next to `ajet:`"]),
         ("rollout.num_repeat: 4", ["one key, with a dot in its name", "`rollout: {num_repeat: …}`"]),
         ("rollout: {val_kwargs.top_k: 4}", ["one key, with a dot in its name", "`val_kwargs: {top_k: …}`"]),
     ],

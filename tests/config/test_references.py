@@ -212,7 +212,7 @@ def test_functions_are_named_too_and_only_the_name_is_mended(base):
     write(base / "reward.py", "def rewards(task, output): ...\ndef _hidden(): ...\nclass Judge: ...\n")
     assert error_of(base, "reward.py->reward").do == "write reward.py->rewards"
     assert error_of(base, "reward.py->zzz").expected == "one of Judge, rewards"
-    assert error_of(base, "reward.py").do == "name what is in the file, too: reward.py->NAME"
+    assert error_of(base, "reward.py").do.endswith(": reward.py->NAME")
 
 
 def test_what_a_library_raises_is_said_at_the_line_that_led_there(base):

@@ -10,7 +10,7 @@ import yaml
 from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.schema.errors import ConfigError
-from tests.verl_fixtures import nested
+from tests.support.verl_fixtures import nested
 
 VERL = """\
 actor_rollout_ref:

@@ -52,9 +52,9 @@ def test_linked_calls_are_not_compared_again(monkeypatch):
     looked = []
     insert = PrefixTree.insert
 
-    def counting(self, rest, after=Spot(0, 0), whole=None):
+    def counting(self, rest, after=Spot(0, 0), joined=None):
         looked.append(rest.size)
-        return insert(self, rest, after, whole)
+        return insert(self, rest, after, joined)
 
     monkeypatch.setattr(PrefixTree, "insert", counting)
     calls = [make_call(0, range(100), range(10))]

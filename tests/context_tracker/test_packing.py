@@ -184,13 +184,13 @@ def test_groups_that_begin_alike_share_a_tree_where_it_pays(shared, own, groups,
 
 def test_many_groups_are_joined_in_time_that_grows_with_their_number(monkeypatch):
     compared = Counter()
-    shared = packing._count_shared
+    shared = packing.count_shared
 
     def counted(*lines):
         compared["pairs"] += 1
         return shared(*lines)
 
-    monkeypatch.setattr(packing, "_count_shared", counted)
+    monkeypatch.setattr(packing, "count_shared", counted)
     (row,) = pack(sized(300, 3, 100), 10_000)
     assert row.ids.size == 300 + 100 * (3 + 2) and compared["pairs"] <= 5 * 200
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tests.ajet_command import ajet
+from tests.support.ajet_process import ajet
 
 TOOL_SETTINGS = [
     "model.dtype=float32", "trainer_common.total_training_steps=2", "trainer_common.save_freq=1",

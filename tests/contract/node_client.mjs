@@ -1,4 +1,4 @@
-// The episode of tests/client_fixtures.py, played by the `openai` package for Node. argv: dialect, whole|streaming,
+// The episode of tests/support/client_fixtures.py, played by the `openai` package for Node. argv: dialect, whole|streaming,
 // the tool and the opening as JSON; prints {answer, usage, pieces, around} as JSON. Endpoint and key are in the environment.
 import OpenAI from "openai";
 

@@ -1,4 +1,4 @@
-"""A real SGLang server on the CPU, with tiny-tools in it: what `tests/sglang_server.py` stands in for.
+"""A real SGLang server on the CPU, with tiny-tools in it: what `tests/support/sglang_server.py` stands in for.
 
 SGLang's wheel asks for CUDA's torch and for kernels that exist for CUDA alone. On a CPU it needs neither: its files and
 what this environment lacks of what they import lie in a folder of the cache, ahead of this environment on the path.
@@ -25,9 +25,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.ports import free_port
 from tests.support.cached_packages import find_packages_folder, install_packages
-from tests.vllm_fixtures import tiny_folder
+from tests.support.ports import free_port
+from tests.support.vllm_fixtures import tiny_folder
 
 REQUIREMENT = "sglang==0.5.23"
 PACKAGES = (REQUIREMENT, "transformers==5.19.0", "tokenizers==0.23.2", "soundfile==0.13.1")

@@ -16,7 +16,7 @@ from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import ConfigError
-from tests.ajet_command import ajet, metric_rows, start
+from tests.support.ajet_process import ajet, metric_rows, start
 
 KEY = "the-key-of-these-tests-0123456789"
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]

@@ -22,7 +22,7 @@ from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
 from ajet_ray.on_ray import find_address
 from tests.support.rollouts import stage
-from tests.workflow_fixtures import scene
+from tests.support.workflow_fixtures import scene
 
 ASKED = [{"role": "user", "content": "Is it right?"}]
 

@@ -26,10 +26,10 @@ from ajet.tokens import Renderer
 from ajet.train.parts import assemble
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
-from tests import world_fixtures
-from tests.chat_templates import tokenizer
-from tests.workflow_fixtures import scene
-from tests.world_fixtures import on_a_loop
+from tests.support import world_fixtures
+from tests.support.chat_templates import tokenizer
+from tests.support.workflow_fixtures import scene
+from tests.support.world_fixtures import on_a_loop
 
 pytestmark = pytest.mark.slow
 TAIL = """
@@ -52,10 +52,10 @@ ajet:
   task_reader:
     type: huggingface_dat_repo
     huggingface_dat_repo: {dataset_path: /mnt/data/gsm8k/main, training_split: train, validation_split: test}
-  task_judge: {judge_protocol: tests.agentjet_agents->BoxedJudge}
+  task_judge: {judge_protocol: tests.support.agentjet_agents->BoxedJudge}
   model: {path: /mnt/data/Qwen2___5-7B-Instruct}
   rollout:
-    user_workflow: tests.agentjet_agents->AGENT
+    user_workflow: tests.support.agentjet_agents->AGENT
     temperature: 1.0
     max_env_worker: 64
     num_repeat: 6
@@ -79,10 +79,10 @@ COUNTDOWN = """
 ajet:
   project_name: example_countdown
   model: {path: /mnt/data/Qwen2.5-7B-Instruct}
-  rollout: {user_workflow: tests.agentjet_agents->Countdown, agentscope_disable_toolcalls: True, num_repeat: 4,
+  rollout: {user_workflow: tests.support.agentjet_agents->Countdown, agentscope_disable_toolcalls: True, num_repeat: 4,
             val_kwargs: {temperature: 0.0, top_k: -1, top_p: 1.0, do_sample: False, num_repeat: 1}}
   task_reader: {type: huggingface_dat_repo, huggingface_dat_repo: {dataset_path: dataset/Countdown-Tasks-3to4}}
-  task_judge: {judge_type: customized_protocol, judge_protocol: tests.agentjet_agents->CountdownJudge}
+  task_judge: {judge_type: customized_protocol, judge_protocol: tests.support.agentjet_agents->CountdownJudge}
   execute_test: False
   execute_testing_lambda: ""
 """
@@ -92,7 +92,7 @@ ajet:
   task_reader: {type: random_dummy}
   task_judge: {judge_protocol: null}
   model: {path: /mnt/data/Qwen2___5-3B-Instruct}
-  rollout: {agentscope_workflow: tests.agentjet_agents->Lake, agentscope_disable_toolcalls: True, mode: async,
+  rollout: {agentscope_workflow: tests.support.agentjet_agents->Lake, agentscope_disable_toolcalls: True, mode: async,
             compute_madness_checklist: [], multi_turn: {max_sample_per_task: 20, max_steps: 20, expected_steps: 1}}
   trainer_common: {total_training_steps: 25, nnodes: 1, n_gpus_per_node: 8, logger: swanlab}
 frozen_lake: {frozen_lake_size: 2, is_slippery: False}
@@ -104,7 +104,7 @@ ajet:
     type: dataset_file
     dataset_file: {training: {file_path: your_file_path}, validation: {file_path: your_file_path}}
   model: {path: Qwen/Qwen2.5-7B-Instruct}
-  rollout: {agentscope_workflow: tests.agentjet_agents->Asks, agentscope_disable_toolcalls: True}
+  rollout: {agentscope_workflow: tests.support.agentjet_agents->Asks, agentscope_disable_toolcalls: True}
 trinity: {synchronizer: {sync_offset: 1, sync_method: nccl}}
 """
 WOLVES = """
@@ -113,7 +113,7 @@ ajet:
   task_reader: {type: random_dummy}
   task_judge: {judge_protocol: null}
   model: {path: /mnt/data/Qwen2___5-7B-Instruct}
-  rollout: {agentscope_learn_protocol: tests.agentjet_agents->Wolves, multi_turn: {expected_steps: 3}}
+  rollout: {agentscope_learn_protocol: tests.support.agentjet_agents->Wolves, multi_turn: {expected_steps: 3}}
   trainer_common: {save_freq: 5, nnodes: 2, n_gpus_per_node: 8, trinity_only__n_vllm_engine: 2}
 trinity: {trainer: {max_token_len_per_gpu: 13000}}
 """
@@ -127,14 +127,15 @@ ajet:
     env_service: {env_type: count, env_url: "http://127.0.0.1:8080", env_action_preference: code,
                   training_split: train, validation_split: dev}
   model: {path: /mnt/data/Qwen2___5-14B-Instruct}
-  rollout: {agentscope_disable_toolcalls: True, user_workflow: tests.agentjet_agents->AGENT,
+  rollout: {agentscope_disable_toolcalls: True, user_workflow: tests.support.agentjet_agents->AGENT,
             multi_turn: {max_sample_per_task: 25, max_steps: 25}}
 """
 REPORTS = """
 ajet:
   project_name: ajet
   task_judge: {judge_type: customized_protocol, judge_protocol: null}
-  rollout: {user_workflow: tests.agentjet_agents->Reports, force_disable_toolcalls: True, enable_oversample: False}
+  rollout:
+    {user_workflow: tests.support.agentjet_agents->Reports, force_disable_toolcalls: True, enable_oversample: False}
   interchange_server: {interchange_method: tcp}
   task_reader: {type: env_service}
   trainer_common: {save_trajectory_as_json_file: True}
@@ -184,7 +185,7 @@ FORMS = {
     "math_agent_langchain": Form(MATH, agent="MathByLangChain"),
     "math_answer_as_judge, by a model": Form(
         MATH, other=["<Correct>"], agent="MathByHttp",
-        more=["task_judge.judge_protocol=tests.agentjet_agents->AskingJudge"],
+        more=["task_judge.judge_protocol=tests.support.agentjet_agents->AskingJudge"],
     ),
     "countdown": Form(
         COUNTDOWN, ["\\boxed{1+2}"], {"target": 3, "nums": [1, 2]}, more=["task_reader.require_question=false"]
@@ -309,7 +310,7 @@ SHAPES = {
     "None": ("ajet: {rollout: {compute_madness_checklist: None}}", "compute_madness_checklist", "[] is an empty list"),
     "keys of its own": (
         "ajet: {judge: {openjudge_llm: qwen-flash}, rm_weight: 0.4}",
-        "ajet.rm_weight", "a section beside `ajet:`, and is read as config.my_section.rm_weight",
+        "ajet.rm_weight", "config.my_section.rm_weight",
     ),
     "a reader of its own": (
         "ajet: {task_reader: {type: deep_finance, env_service: {env_type: finworld}}}",

@@ -21,9 +21,9 @@ from ajet.config.schema.base import describe_field, walk_keys
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
 from ajet_verl.config.credit import ESTIMATOR, find_unsupported
-from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT, blocks
-from tests.local_fixtures import config_of, episode_of, group_of
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.local_fixtures import config_of, episode_of, group_of
 
 PAGE = ROOT / "docs" / "algorithms.md"
 OWN = ["own.py->AgainstTheMedian", "own.py->AgainstHalf"]
@@ -182,11 +182,11 @@ class Rows(Algorithm):
         ("absent.py->A", "names absent.py, which is not there"),
         ("wrong.py->Silnt", "names Silnt, which is not there(.|\n)*write wrong.py->Silent"),
         ("wrong.py->Plain", "is the class Plain, which is no Algorithm(.|\n)*a subclass of ajet.Algorithm"),
-        ("wrong.py->Silent", "does not say what an attempt's advantage is(.|\n)*of_group"),
-        ("wrong.py->Pairs", "needs pairs, which no algorithm is given(.|\n)*group, reference"),
+        ("wrong.py->Silent", "wrong.py->Silent(.|\n)*of_group"),
+        ("wrong.py->Pairs", "unknown needs: pairs(.|\n)*group, reference"),
         ("wrong.py->Refers", "needs the reference model's logprobs(.|\n)*use_kl_in_reward: true"),
-        ("wrong.py->Expects", "has a critic say values(.|\n)*of_values"),
-        ("wrong.py->Fails", "could not be made: KeyError: 'alpha'"),
+        ("wrong.py->Expects", "needs a critic(.|\n)*of_values"),
+        ("wrong.py->Fails", "Fails could not be created: KeyError: 'alpha'"),
     ],
 )
 def test_what_is_no_algorithm_is_refused_before_a_run(tmp_path, name, said):

@@ -16,7 +16,7 @@ from ajet.engine.contract import ChatEngine
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.scripted import ScriptedChat
 from ajet.schema.errors import ConfigError, EngineFailure
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 KEY = "sk-very-secret"
 REQUEST = {"model": "ajet", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}

@@ -13,7 +13,7 @@ import pytest
 
 from ajet.client import Client, Episode, EpisodeLost, Refused, Unreachable
 from ajet.schema.episode import Group
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.support.served import (
     KEY,
     LONGEST_PAUSE,

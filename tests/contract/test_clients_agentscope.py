@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ajet import ModelTuner
-from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
-from tests.client_fixtures import add as add_numbers
+from tests.support.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
+from tests.support.client_fixtures import add as add_numbers
 
 pytestmark = pytest.mark.slow
 

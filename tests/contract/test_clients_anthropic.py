@@ -5,7 +5,18 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.client_fixtures import PARAMETERS, QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
+from tests.support.client_fixtures import (
+    PARAMETERS,
+    QUESTION,
+    SYSTEM,
+    Cell,
+    Plays,
+    Stage,
+    Told,
+    add,
+    cases,
+    play_and_prove,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_fixtures import FINAL, QUESTION, Cell, Plays, Stage, Told, play_and_prove
 from tests.contract.npm_packages import CODEX, npm_package
+from tests.support.client_fixtures import FINAL, QUESTION, Cell, Plays, Stage, Told, play_and_prove
 
 PLAYS = Plays()
 LOOK = 'Let me see ✓.\n<tool_call>\n{"arguments": {"cmd":  "expr 40 + 2"}, "name":"exec_command"}\n</tool_call>'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_fixtures import Cell, Plays, Stage, Told, play_and_prove
+from tests.support.client_fixtures import Cell, Plays, Stage, Told, play_and_prove
 
 PLAYS = Plays()
 LOOK = 'Let me see ✓.\n<tool_call>\n{"arguments": {"command":  "expr 40 + 2"}, "name":"bash"}\n</tool_call>'

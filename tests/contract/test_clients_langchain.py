@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
+from tests.support.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.client_fixtures import (
+from tests.support.client_fixtures import (
     CHAT_TOOL,
     PARAMETERS,
     QUESTION,

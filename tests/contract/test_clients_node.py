@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.contract.npm_packages import NODE_CLIENT, npm_package
+from tests.support.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 
 pytestmark = pytest.mark.slow
 

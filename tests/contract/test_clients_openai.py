@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from ajet.tokens import Rendered, Renderer
-from tests.client_fixtures import (
+from tests.support.client_fixtures import (
     CHAT_TOOL,
     PARAMETERS,
     QUESTION,

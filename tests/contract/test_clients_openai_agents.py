@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.client_fixtures import FINAL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
-from tests.client_fixtures import add as add_numbers
+from tests.support.client_fixtures import FINAL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
+from tests.support.client_fixtures import add as add_numbers
 
 pytestmark = pytest.mark.slow
 

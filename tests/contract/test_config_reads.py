@@ -13,11 +13,11 @@ from ajet.config.idle import find_idle_reason
 from ajet.config.plugins import find_parts
 from ajet.record import EpisodeFiles
 from ajet_verl.config import compose_verl_config
-from tests.ajet_command import metric_rows
-from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
-from tests.config_runs import launched, loaded, on_verl, scorers_recorded, served
-from tests.verl_fixtures import experiment as on_gpus
-from tests.verl_fixtures import without_verl
+from tests.support.ajet_process import metric_rows
+from tests.support.config_reads import KEYS, LAYER, Reads, recorded_reads
+from tests.support.config_runs import launched, loaded, on_verl, scorers_recorded, served
+from tests.support.verl_fixtures import experiment as on_gpus
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from ajet.schema.errors import UserError
-from tests.ajet_command import ajet
 from tests.contract.conftest import TOOL_SETTINGS
+from tests.support.ajet_process import ajet
 from tests.support.deployed import replace_sessions_after, start_deployment
 
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]

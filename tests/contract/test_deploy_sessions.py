@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.deployed import replace_sessions_after, start_scripted_deployment
 from tests.support.gateways import ASK
-from tests.waiting import until
+from tests.support.waiting import until
 
 KEY = "a-key-of-my-own-0123456789"
 BODIES = {

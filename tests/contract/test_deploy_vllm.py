@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.test_adapters_run import ASK, KEY, project, served, trained
 from tests.support.deployed import start_deployment
-from tests.vllm_fixtures import skip_without_vllm
+from tests.support.vllm_fixtures import skip_without_vllm
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 
 from ajet.schema.call import full_ids, prompt_ids
-from tests.chat_templates import variant
+from tests.support.chat_templates import variant
 from tests.support.gateways import (
     Renderer,
     Sampling,

@@ -19,7 +19,7 @@ from ajet.engine.endpoint import EndpointEngine
 from ajet.record.attempts import read_attempts
 from ajet.task_reader.jsonl import JsonlReader
 from ajet.workflow import ambient
-from tests.ajet_command import ajet, start
+from tests.support.ajet_process import ajet, start
 
 WORKFLOW = """
 import os
@@ -221,7 +221,7 @@ def test_failures_count_and_are_said(project, server, capsys):
     (project / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     none = "task_reader.jsonl_dataset_file.validation.file_path=null"
     out = run(capsys, "x.yaml", none, "--tasks", "two.jsonl", "--model", f"strong@{server}")
-    assert "50.0%" in out and "1 failed" in out and "a failed attempt solves nothing" in out and "1/2" in out
+    assert "50.0%" in out and "1 failed" in out and "a failed attempt counts as unsolved" in out and "1/2" in out
 
 
 @pytest.mark.parametrize("more", [(), ("rollout.engine=endpoint", "rollout.endpoint.model=weak")])
@@ -238,7 +238,7 @@ def test_down_model_server_is_named_before_play(project, server, capsys, more):
 
 @pytest.mark.slow
 def test_attempts_that_the_server_failed_are_left_out_and_played_again(project, server, capsys, monkeypatch):
-    monkeypatch.setattr(ambient, "_foreign_hosts", set())
+    monkeypatch.setattr(ambient, "foreign_hosts", set())
 
     def goes_away(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -247,7 +247,7 @@ def test_attempts_that_the_server_failed_are_left_out_and_played_again(project, 
     monkeypatch.setattr(Answers, "do_POST", goes_away)
     gone = ["x.yaml", "--model", f"weak@{server}", "--at-most", "2", "rollout.max_retries=0"]
     out = run(capsys, *gone, code=1)
-    assert "nothing is known of it: no attempt came to a verdict (exit code 1)" in out
+    assert "no result: no attempt got a verdict (exit code 1)" in out
     assert "2 attempts left out" in out and "2 at the model's server" in out and server in out
     assert "ajet itself" not in out
     assert "neither tuned nor recorded" not in out, "it is the gateway that called there, and no agent"
@@ -293,7 +293,7 @@ def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_
         and f"{server} hangs: it took the request and sent" in out
     )
     words = " ".join((out + printed.err).split())
-    assert words.count("look at that server, or raise rollout.endpoint.timeout where its replies take longer") == 1
+    assert words.count("check that server, or raise rollout.endpoint.timeout if its replies take longer") == 1
     monkeypatch.setattr(Answers, "do_POST", answers)
     out = run(capsys, *arguments)
     assert "75.0%" in out and "2 of 4 attempts are recorded, 2 are played" in out
@@ -316,7 +316,7 @@ def test_judges_that_cannot_be_asked_leave_attempts_out_and_one_that_fails_is_sa
     (project / "three.jsonl").write_text(json.dumps(rows[0]) + "\n")
     arguments = ["x.yaml", "--model", f"strong@{server}", "--tasks", "three.jsonl", "rollout.max_retries=0"]
     out = run(capsys, *arguments, "task_judge.judge_protocol=workflow.py->strict", code=1)
-    assert "nothing is known of it: no attempt came to a verdict" in out and "a judge that stumbles" in out
+    assert "no result: no attempt got a verdict" in out and "a judge that stumbles" in out
     run(capsys, *arguments)
     out = run(capsys, *arguments, "--judge", "workflow.py->strict", code=1)
     assert "by workflow.py->strict: nothing is known of it" in out
@@ -331,7 +331,7 @@ def test_judges_that_cannot_be_asked_leave_attempts_out_and_one_that_fails_is_sa
         (["nobody"], "There is no run named nobody"),
         (["x.yaml", "--tasks", "none.jsonl"], "There is no file none.jsonl"),
         (["x.yaml", "--tasks", "."], ". is a folder"),
-        (["x.yaml", "--model", "best"], "There is no run yet whose checkpoint best could be"),
+        (["x.yaml", "--model", "best"], "There is no run yet with a checkpoint best"),
         (["x.yaml", "--model", "a@http://h/v1", "--model", "a@http://h/v1"], "is the same model as"),
         (["x.yaml", "task_reader.jsonl_dataset_file.validation.file_path=null"], "There are no validation tasks"),
         (["x.yaml", "--model", "SERVER"], "has 2 models: strong, weak"),

@@ -22,7 +22,7 @@ from ajet.record.episodes import read_recorded
 from ajet.record.resume import RunIdentity
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,10 @@ from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 from ajet.store import open_shared
 from ajet_proof.recorded.prove import prove_record
-from tests.ajet_command import metric_rows, start
-from tests.local_fixtures import config_of
-from tests.sample_fixtures import project_in
-from tests.vllm_fixtures import tiny_folder, vllm_server
+from tests.support.ajet_process import metric_rows, start
+from tests.support.local_fixtures import config_of
+from tests.support.sample_fixtures import project_in
+from tests.support.vllm_fixtures import tiny_folder, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 PLAIN = ("--worker-extension-cls", "ajet.engine.vllm.plain_worker.PlainWeights")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.gateways import ASK, start_gateway
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("pace", [0.0, 0.05])

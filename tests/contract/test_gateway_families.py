@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from ajet.schema.call import full_ids
-from tests.published_templates import FAMILIES, family
 from tests.support.gateways import (
     TOOL,
     Renderer,
@@ -23,6 +22,7 @@ from tests.support.gateways import (
     start_gateway,
     timelines,
 )
+from tests.support.published_templates import FAMILIES, family
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a skiff?"}]
 CALLING = {"role": "assistant", "content": None, "tool_calls": [call("skiff", 1)]}

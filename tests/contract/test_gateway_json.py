@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet.schema.call import full_ids, prompt_ids
 from ajet.schema.json_schema import find_reply_problem, find_schema_problem
-from tests.chat_templates import tokenizer, variant
+from tests.support.chat_templates import tokenizer, variant
 from tests.support.gateways import (
     ADD,
     ASK,

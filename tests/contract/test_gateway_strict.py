@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from tests.dialect_fixtures import CHAT, MESSAGES, PARAMETERS, RESPONSES, named
-from tests.dialect_replies import ADD_UP, SUM
+from tests.support.dialect_fixtures import CHAT, MESSAGES, PARAMETERS, RESPONSES, named
+from tests.support.dialect_replies import ADD_UP, SUM
 from tests.support.gateways import TRIES, Sampling, ScriptedChat, ScriptedReply, start_gateway, timelines
 
 pytestmark = pytest.mark.slow

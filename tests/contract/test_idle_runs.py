@@ -16,7 +16,7 @@ from ajet.config import Experiment
 from ajet.record import RunDirectory
 from ajet.schema.commands import format_command
 from ajet.train.sources.served import ServedSource
-from tests.ajet_command import metric_rows
+from tests.support.ajet_process import metric_rows
 
 AGENT = """
 from collections import Counter

@@ -18,7 +18,6 @@ import pytest
 from ajet import WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Verdict
 from ajet.schema.tool_use import compute_digest
-from tests.sandbox_fixtures import require
 from tests.support.rollouts import (
     HoldsNothing,
     cancelled_attempts_have_time,
@@ -28,7 +27,8 @@ from tests.support.rollouts import (
     threads,
     time_is_up,
 )
-from tests.waiting import until
+from tests.support.sandbox_fixtures import require
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ class FunctionJudge(HoldsNothing):
     ("isolation", "function"), played(flows.asks, flows.asks_blocking, on_process=(flows.asks,))
 )  # fmt: skip
 def test_a_function_is_a_workflow_wherever_it_runs(isolation: str, function: Any) -> None:
-    reference = f"tests.rollout_workflows->{function.__name__}"
+    reference = f"tests.support.rollout_workflows->{function.__name__}"
     with stage(function, judge=FunctionJudge(), isolation=isolation, user_workflow=reference) as made:
         episodes = [episode for group in made.play(2) for episode in group.episodes]
     assert [episode.failure for episode in episodes] == [None] * 4

@@ -13,7 +13,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.schema.errors import UserError
 from tests.contract.newest_vllm import REQUIREMENT, newest_vllm_python
-from tests.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_server
+from tests.support.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 PROMPT = np.array([5, 6, 7], np.int32)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.odd_endpoint import odd_endpoint, warnings_said
 from tests.support.observed import KEY, STREAM, count_traces, endpoint, observed, report_silence_from
+from tests.support.odd_endpoint import odd_endpoint, warnings_said
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 LOGIN = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Who are you?</body></html>"

@@ -25,7 +25,7 @@ from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.config import ModelJudgeConfig
 from ajet_judges.model_judge.panel import ModelPanel, PanelMember
 from ajet_judges.model_judge.prompt import JudgeQuestion
-from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
+from tests.support.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}
 SECONDS = 0.8
@@ -70,7 +70,7 @@ def test_an_evaluated_endpoint_that_answers_no_reply_is_named_with_what_it_said(
     engine = endpoint_engine(server)
     words = {
         "a page": "DOCTYPE html",
-        "nothing": "answered nothing",
+        "nothing": "sent an empty",
         "other JSON": "detail",
         "half": "choices",
         "nested": "choices",
@@ -109,7 +109,7 @@ def test_a_client_hears_that_it_need_not_ask_a_server_again_that_hangs(monkeypat
 
 @pytest.mark.parametrize("server", [*HANGS, *ODD], indirect=True)
 def test_models_that_judge_write_and_embed(server, monkeypatch):
-    monkeypatch.setattr(chat_model, "_hung", RateLimiter(60))
+    monkeypatch.setattr(chat_model, "hung_endpoints", RateLimiter(60))
     model = ChatModel(base_url=server.url, model="m")
     with warnings_said() as said:
         for asked in (request_completion(model, ASK, SECONDS), request_embeddings(model, ["a"], SECONDS)):
@@ -151,7 +151,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
     monkeypatch.delenv("DASHSCOPE_API_KEY", raising=False)
     monkeypatch.setattr(other_model, "TIMEOUT", SECONDS)
     monkeypatch.setattr(other_model, "RETRIES", 0)
-    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "it answered what is no chat completion"
+    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "its answer is no chat completion"
     with pytest.raises(JudgeFailure, match=f"m at {server.url} does not answer: {said}") as failure:
         make_model_caller("m", 10)(ASK["messages"])
     assert failure.value.own and failure.value.retryable
@@ -161,11 +161,11 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
 def test_the_teacher(server):
     teacher = TeacherEndpoint(TeacherConfig(base_url=server.url, model="m", timeout=SECONDS, max_retries=0))
     said = r"hangs: it took the request and sent nothing for 0.8 s" if server.way in HANGS else "did not answer"
-    with pytest.raises(ConfigError, match=f"The teacher cannot be asked: (it )?(the teacher )?{said}") as refused:
+    with pytest.raises(ConfigError, match=f"The teacher cannot be used: (it )?(the teacher )?{said}") as refused:
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
     with pytest.raises(TeacherFailure, match=said) as failure:
-        asyncio.run(teacher._request_rows([1, 2]))
+        asyncio.run(teacher.request_rows([1, 2]))
     assert failure.value.own and failure.value.retryable == (server.way in HANGS)
 
 
@@ -179,7 +179,7 @@ def test_a_server_that_tokens_are_sampled_from(server):
 
 
 def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
-    from tests.odd_endpoint import PAGE, Odd
+    from tests.support.odd_endpoint import PAGE, Odd
 
     with odd_endpoint("a page") as server:
         assert find_model_problem(server.url, "m", None, 5.0, named="") == ""

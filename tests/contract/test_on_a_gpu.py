@@ -21,7 +21,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
 from ajet.engine.transformers.sampling import Sampler
 from ajet.schema.batch import TrainingBatch
-from tests.local_fixtures import VOCABULARY, config_of, random_samples, tiny_qwen3, weights_of
+from tests.support.local_fixtures import VOCABULARY, config_of, random_samples, tiny_qwen3, weights_of
 
 NAMED = os.environ.get("AJET_TEST_DEVICE", "cuda")
 pytestmark = [

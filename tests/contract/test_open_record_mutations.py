@@ -19,7 +19,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from tests.ajet_command import ajet, start
 from tests.contract.conftest import TOOL_SETTINGS
 from tests.contract.test_record_mutations import (
     CHAIN,
@@ -41,6 +40,7 @@ from tests.contract.test_record_mutations import (
     whole,  # noqa: F401
     write,
 )
+from tests.support.ajet_process import ajet, start
 
 pytestmark = pytest.mark.extra_slow
 FIRST, LAST, HELD = "episodes/step-1.jsonl", "episodes/step-2.jsonl", "episodes/step-0.validation.jsonl"

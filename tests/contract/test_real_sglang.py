@@ -26,7 +26,7 @@ from tests.contract.test_token_engines import (  # noqa: F401 - pytest runs them
     test_versions_go_up_only,
     test_what_an_sglang_server_refuses_is_not_asked_again,
 )
-from tests.vllm_fixtures import tiny_folder
+from tests.support.vllm_fixtures import tiny_folder
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

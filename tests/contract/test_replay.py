@@ -16,7 +16,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, compute_digest
 from ajet.workflow import Workflow
 from ajet.workflow.tools import ToolFailedError
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 from tests.support.rollouts import stage
 
 pytestmark = pytest.mark.slow

@@ -246,7 +246,7 @@ def test_a_sampler_with_other_weights_ends_before_it_has_leased_anything(project
     other_weights(shutil.copytree(model_folder("embedded:tiny-tools"), tmp_path / "model"))
     ledger = open_shared(store, rolls=True)
     announce_training(experiment(project), ledger)
-    with pytest.raises(UserError, match="would play something else than what is trained: the weights"):
+    with pytest.raises(UserError, match="differs from the trainer in: the initial weights"):
         sample_here(experiment(project, f"model.path={tmp_path}/model"), store, name="other")
     assert (ledger.depths().next, ledger.members()) == (0, [])
 
@@ -396,7 +396,7 @@ def test_a_sampler_that_is_asked_to_end_gives_back_what_it_cannot_finish(project
     assert (depths.waiting, depths.leased, depths.closed) == (2, 0, HELD_FROM)
     assert not ledger.members() and "2 given back" in log.read_text()
     (lease,) = ledger.lease(1)
-    assert [kept.episode.repeat for kept in lease.kept] == [0], "what had ended goes on elsewhere"
+    assert [kept.episode.repeat for kept in lease.attempts] == [0], "what had ended goes on elsewhere"
 
 
 @pytest.mark.extra_slow

@@ -30,7 +30,7 @@ from ajet.store import (
 from ajet.store.opening import credentials
 from ajet.store.outage import limited_patience
 from ajet_mongo import positions
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 Opens = Callable[..., SharedStore]
 
@@ -91,7 +91,7 @@ def test_what_fails_again_and_again_lies_with_the_dead_letters(opens: Opens, clo
     sampler.put(first, Kept(episode("a")))
     sampler.fail(first, "the tool's server is down")
     (second,) = sampler.lease(1)
-    assert second.order == 0 and [kept.episode.uuid for kept in second.kept] == ["a"]
+    assert second.order == 0 and [kept.episode.uuid for kept in second.attempts] == ["a"]
     clock(61)
     (third,) = sampler.lease(1)
     sampler.give_back([third])
@@ -122,7 +122,7 @@ def test_who_puts_again_too_late_takes_nothing_away(opens: Opens, clock: Callabl
     with pytest.raises(LeaseLostError):
         one.put(lease, Kept(episode("a")), Kept(episode("b")))
     two.close(taken)
-    assert [[kept.episode.uuid for kept in each.kept] for each in two.closed()] == [["a"]]
+    assert [[kept.episode.uuid for kept in each.attempts] for each in two.closed()] == [["a"]]
 
 
 def test_the_second_trainer_fences_off_the_first(opens: Opens) -> None:
@@ -177,7 +177,7 @@ def test_closed_groups_come_as_a_stream(opens: Opens) -> None:
         sampler.close(lease)
     had = [lease.order for lease in trainer.closed(2)]
     more = trainer.closed(1, but=had)
-    assert had == [0, 1] and [(lease.order, len(lease.kept)) for lease in more] == [(2, 1)]
+    assert had == [0, 1] and [(lease.order, len(lease.attempts)) for lease in more] == [(2, 1)]
     trainer.use(had, step=1)
     depths = trainer.depths()
     assert (depths.closed, depths.over, depths.next) == (2, 2, 4)
@@ -215,7 +215,7 @@ def test_what_may_not_be_used_at_a_checkpoint_is_played_anew(opens: Opens) -> No
         sampler.close(lease)
     trainer = opens(rolls=True, usable=lambda kept: kept[0].episode.uuid == "e1")
     assert [lease.order for lease in trainer.closed()] == [1]
-    assert [(lease.order, lease.kept) for lease in trainer.lease(1)] == [(0, ())]
+    assert [(lease.order, lease.attempts) for lease in trainer.lease(1)] == [(0, ())]
 
 
 def test_members_come_and_go(opens: Opens, clock: Callable[[float], None]) -> None:
@@ -276,7 +276,7 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
 
         for error in (OperationFailure("no room", 14031), WTimeoutError("too few members", 64)):
             with pytest.raises(StoreUnavailableError, match="cannot write"), limited_patience(0.1):
-                store._link.run_durable(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
+                store.link.run_durable(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
     store.disconnect()
     with pytest.raises(UserError):
         store.put(lease, Kept(episode("a")))
@@ -336,5 +336,5 @@ def test_a_process_that_is_stopped_within_a_write_holds_others_up_and_loses_noth
     store.put(lease, Kept(episode("a")))
     store.close(lease)
     (closed,) = store.closed()
-    assert [kept.episode.uuid for kept in closed.kept] == ["a"]
+    assert [kept.episode.uuid for kept in closed.attempts] == ["a"]
     store.disconnect()

@@ -13,7 +13,7 @@ from ajet.store import Address, check_store, open_shared, require_store
 from ajet.store.sqlite_tables import VERSION
 from ajet_mongo import connection
 from tests.commands.test_plan import YAML
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 LOCAL = ["--conf", "x.yaml", "--backbone", "local"]
 

@@ -23,8 +23,8 @@ from ajet.task_reader import TaskOrder
 from ajet.train.session import open_store
 from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet_ray.tickets import open_verl_store
-from tests.mongod import Mongod
-from tests.record_fixtures import episode, failed
+from tests.support.mongod import Mongod
+from tests.support.record_fixtures import episode, failed
 
 AGENT = """
 async def agent(task, tuner):
@@ -144,6 +144,6 @@ def test_what_samplers_play_for_a_run_is_that_run_s(tmp_path: Path, monkeypatch:
             sampler.give_back([lease])
     again = opened("one")
     assert [lease.order for lease in again.closed()] == [1]
-    assert [(lease.order, len(lease.kept)) for lease in again.lease(3)] == [(0, 0), (2, 1), (3, 0)]
+    assert [(lease.order, len(lease.attempts)) for lease in again.lease(3)] == [(0, 0), (2, 1), (3, 0)]
     with pytest.raises(UserError, match="belongs to another run"):
         opened("two")

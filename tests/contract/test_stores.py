@@ -34,7 +34,7 @@ from ajet.store.digest import ALTERED
 from ajet.store.sqlite_store import SqliteStore
 from ajet_mongo.mongo_store import MongoStore
 from ajet_mongo.schema import RECORD, TASK
-from tests.record_fixtures import assert_equal, episode
+from tests.support.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None
 
@@ -84,7 +84,7 @@ def orders(leases: list[Lease]) -> list[int]:
 
 
 def ends(leases: list[Lease]) -> dict[int, list[str]]:
-    return {lease.order: [kept.episode.uuid for kept in lease.kept] for lease in leases}
+    return {lease.order: [kept.episode.uuid for kept in lease.attempts] for lease in leases}
 
 
 def closed(store: Store, lease: Lease, *names: str) -> None:
@@ -100,7 +100,7 @@ def test_ends_that_are_put_together_are_kept_together(opener: Opener) -> None:
     store.put(lease, Kept(episode("a")), Kept(episode("b"), ended_by="client"))
     store.put(lease, Kept(episode("b")), Kept(episode("c")))
     (again,) = opener().lease(1)
-    assert [(one.episode.uuid, one.ended_by) for one in again.kept] == [("a", ""), ("b", "client"), ("c", "")]
+    assert [(one.episode.uuid, one.ended_by) for one in again.attempts] == [("a", ""), ("b", "client"), ("c", "")]
 
 
 def test_what_may_not_be_used_any_more_is_played_anew(tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_what_was_put_is_there_once_whoever_is_killed(opener: Opener) -> None:
     again = opener()
     assert again.closed() == []
     (found,) = again.lease_kept()
-    assert (found.order, [one.ended_by for one in found.kept]) == (0, ["client", ""])
-    assert_equal(found.kept[0].episode, whole)
+    assert (found.order, [one.ended_by for one in found.attempts]) == (0, ["client", ""])
+    assert_equal(found.attempts[0].episode, whole)
     again.put(found, Kept(whole))
     again.put(found, Kept(episode("c")))
     again.close(found)
@@ -207,7 +207,7 @@ def test_what_is_no_unicode_is_kept(opener: Opener) -> None:
     store.put(lease, Kept(odd))
     store.give_back([lease])
     (again,) = store.lease(1)
-    assert_equal(again.kept[0].episode, odd)
+    assert_equal(again.attempts[0].episode, odd)
 
 
 def test_a_kill_on_either_side_of_the_checkpoint(opener: Opener) -> None:
@@ -355,11 +355,11 @@ def test_what_no_checkpoint_goes_back_to_is_kept_nowhere(opener: Opener) -> None
             "step-1.bin", "step-1.closed", "step-1.jsonl"
         ]  # fmt: skip
     elif isinstance(store, MongoStore):
-        assert [each["traj_id"] for each in store._link.find(RECORD, {})] == ["b"]
-        assert [each["_id"] for each in store._link.find(TASK, {"num_samples": {"$gte": 1}})] == [1]
+        assert [each["traj_id"] for each in store.link.find(RECORD, {})] == ["b"]
+        assert [each["_id"] for each in store.link.find(TASK, {"num_samples": {"$gte": 1}})] == [1]
     else:
         assert isinstance(store, SqliteStore)
-        assert store._base.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
+        assert store.database.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
 
 
 def test_what_takes_the_place_of_what_is_kept_nowhere_is_not_taken_for_it(opener: Opener) -> None:
@@ -451,7 +451,7 @@ def test_a_lease_whose_time_is_over_is_anothers(tmp_path: Path, clock: Callable[
     assert orders(two.lease(1)) == [1], "what it puts tells that it lives"
     clock(0.2)
     (again,) = two.lease(1)
-    assert (again.order, [one.episode.uuid for one in again.kept]) == (0, ["a"])
+    assert (again.order, [one.episode.uuid for one in again.attempts]) == (0, ["a"])
     with pytest.raises(LeaseLostError):
         one.put(slow, Kept(episode("late")))
 
@@ -585,7 +585,7 @@ def test_what_json_says_otherwise_than_a_workflow_did_is_no_change(opener: Opene
     store.put(lease, Kept(episode("a", metadata=said)))
     store.close(lease)
     again = opener(store.commit(), run="own") if opener.kind != "run folder" else opener(store.commit())
-    ((kept,),) = (each.kept for each in again.closed())
+    ((kept,),) = (each.attempts for each in again.closed())
     assert kept.episode.metadata["odd"] == ["NaN", 2**70, 1e300]
 
 

@@ -22,7 +22,7 @@ from ajet.cli.init import OWN_TASKS, Template
 from ajet.config import load_experiment
 from ajet.record.episodes import EpisodeFiles
 from ajet.task_reader import open_reader
-from tests.ajet_command import start
+from tests.support.ajet_process import start
 
 ALL = [each.value for each in Template]
 PLAYED = [each.value for each in Template if each is not Template.serve]

@@ -16,8 +16,8 @@ from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenEngine, Tok
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.schema.errors import EngineFailure
 from tests.contract.vllm_bench import AT_ONCE, PROMPT
-from tests.sglang_server import sglang_server
-from tests.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
+from tests.support.sglang_server import sglang_server
+from tests.support.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = pytest.mark.slow
 

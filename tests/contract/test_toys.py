@@ -23,8 +23,8 @@ from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from ajet.train.runner import Runner
 from ajet_ray.tickets import open_verl_store
-from tests.ajet_command import metric_rows
-from tests.verl_fixtures import without_verl
+from tests.support.ajet_process import metric_rows
+from tests.support.verl_fixtures import without_verl
 
 ROOT = Path(__file__).parents[2]
 TOYS = ROOT / "tests" / "support" / "toys"

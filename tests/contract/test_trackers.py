@@ -18,8 +18,9 @@ from loguru import logger
 from ajet.schema.commands import format_extra_install
 from ajet.schema.episode import Outcome, Verdict
 from ajet.schema.task import Task
-from tests.record_fixtures import episode as recorded_episode
 from tests.support.plugin_packages import write_plugin
+from tests.support.record_fixtures import episode as recorded_episode
+from tests.support.tracker_readers import READERS, TOY, variables
 from tests.support.trackers import (
     SERVICES,
     TrackedRun,
@@ -33,7 +34,6 @@ from tests.support.trackers import (
     tracked_run,
     tracker_kinds,
 )
-from tests.tracker_readers import READERS, TOY, variables
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow"}
 """The extra of each that needs one, and the package."""
@@ -200,7 +200,7 @@ def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path:
 
 
 def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
-    trackers = "trackers={'other': 'tests.tracker_readers:Toy', 'broken': 'nowhere:Toy'}"
+    trackers = "trackers={'other': 'tests.support.tracker_readers:Toy', 'broken': 'nowhere:Toy'}"
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path / "packages", "other", trackers)))
     conf = tmp_path / "x.yaml"
     conf.write_text("ajet:\n  task_reader: {type: random_dummy}\n  trainer_common: {logger: [other, broken]}\n")

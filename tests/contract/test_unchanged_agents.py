@@ -22,7 +22,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.ambient import RunEnvironment
 from tests.support.rollouts import stage
-from tests.workflow_fixtures import scene
+from tests.support.workflow_fixtures import scene
 
 pytestmark = pytest.mark.slow
 VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
@@ -170,7 +170,7 @@ class KnowsNothingAlone(KnowsNothing):
 def test_in_a_process_even_a_call_from_elsewhere_is_captured_and_the_worker_is_used_again():
     with stage(KnowsNothingAlone, isolation="process", max_env_worker=1, num_repeat=2) as made:
         (group,) = made.play(1)
-        assert len(made.rollout._attempts.isolation._idle) == 1
+        assert len(made.rollout.attempts.isolation._idle) == 1
     captured(group.episodes, "lost")
     assert [episode.metadata["errors"] for episode in group.episodes] == [[], []]
 

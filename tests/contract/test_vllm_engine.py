@@ -28,8 +28,8 @@ from ajet.engine.model_source import locate_model
 from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.schema.errors import EngineFailure, UserError
 from tests.contract.vllm_bench import PROMPT, Bench
-from tests.local_fixtures import timeline_of
-from tests.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
+from tests.support.local_fixtures import timeline_of
+from tests.support.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.boots]
 
@@ -211,7 +211,7 @@ def test_ctrl_c_is_not_for_its_processes(bench: Bench) -> None:
 
 OWNER = """
 import sys, time
-from tests.vllm_fixtures import vllm_engine
+from tests.support.vllm_fixtures import vllm_engine
 if __name__ == "__main__":
     engine = vllm_engine(max_num_seqs=1)
     print(*(process.pid for process in engine.processes()), flush=True)

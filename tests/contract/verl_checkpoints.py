@@ -29,8 +29,8 @@ def main(rank: int, folder: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    from tests.local_fixtures import tiny_llama, tiny_qwen3
-    from tests.vllm_fixtures import VOCABULARY as WORDS
+    from tests.support.local_fixtures import tiny_llama, tiny_qwen3
+    from tests.support.vllm_fixtures import VOCABULARY as WORDS
 
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=WORLD)

@@ -192,7 +192,7 @@ def check(engine: Any, examples: int) -> dict[str, float]:
     from ajet.algorithm.token_loss import TokenLoss
     from ajet.backbone.local import tree_attention
     from ajet_verl.trainer.losses import WeightedSum
-    from tests.local_fixtures import config_of
+    from tests.support.local_fixtures import config_of
 
     assert engine.packed
     config = config_of(algorithm__mismatch_alarm=None)

@@ -264,7 +264,7 @@ def rank_of(folder: Path, rank: int, world: int, port: str) -> None:
 
 
 def main(folder: Path, ports: list[str]) -> int:
-    gc.disable()  # as in tests/ajet_zygote.py
+    gc.disable()  # as in tests/support/ajet_zygote.py
     import verl.trainer.ppo.v1
     import verl.workers.engine_workers  # noqa: F401
 

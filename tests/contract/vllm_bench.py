@@ -9,7 +9,7 @@ import torch
 
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
-from tests.vllm_fixtures import vllm_engine
+from tests.support.vllm_fixtures import vllm_engine
 
 PROMPT = np.array([1, 40, 41, 42, 43], np.int32)
 AT_ONCE = 4

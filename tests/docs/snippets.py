@@ -13,10 +13,11 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"configuration.md", "cli.md"}
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+"""The generated pages."""
 PAGES = [
     *sorted(ROOT.glob("README*.md")),
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in GENERATED),
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "tutorial").glob("*/README*.md")),
 ]
 FENCE = re.compile(

@@ -8,8 +8,8 @@ import pytest
 
 from ajet.record import Checkpoints, EpisodeFiles
 from ajet_command.settings import CommandLimits, CommandSettings
-from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
+from tests.support.ajet_process import ajet, metric_rows
 
 YAML = ROOT / "tutorial" / "example_command_agent" / "command_agent.yaml"
 PAGE = ROOT / "docs" / "command_agents.md"

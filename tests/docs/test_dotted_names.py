@@ -23,7 +23,7 @@ NOT_OURS = (
     "tests/support/toys", # another package, found by tests that put it on the path
     "tests/recorded_runs", "launcher_record", "constraints", # what other versions and tools wrote
     "ajet/config/references.py", # AgentJet's modules
-    "docs/configuration", "docs/public_surface.txt", # generated from the schema, with examples of users' files
+    "docs/reference/configuration", "docs/public_surface.txt", # generated, with examples of users' files
 )  # fmt: skip
 CODE = ("scripts", "benchmarks")
 OLDER = {"tests.verl_update"}

@@ -11,7 +11,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_each_key_and_each_sign_exists() -> None:
-    metrics, keys = (DOCS / "metrics.md").read_text(), {*list_dotted_keys()}
+    metrics, keys = (DOCS / "reference" / "metrics.md").read_text(), {*list_dotted_keys()}
     for line in (DOCS / "first_settings.md").read_text().splitlines():
         cells = line.split(" | ")
         if re.match(r"\| \d+ ", line):

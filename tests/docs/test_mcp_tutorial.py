@@ -9,10 +9,10 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.record import EpisodeFiles
-from tests.ajet_command import ajet
 from tests.docs.snippets import ROOT
-from tests.gaia_packages import packages
-from tests.ports import free_port
+from tests.support.ajet_process import ajet
+from tests.support.gaia_packages import packages
+from tests.support.ports import free_port
 
 __all__ = ["packages"]
 FOLDER = ROOT / "tutorial" / "example_mcp_agent"

@@ -1,4 +1,4 @@
-"""docs/metrics.md names every number that a run can log, and none that it can't."""
+"""The definitions of metrics name every number that a run can log, and none that it can't."""
 
 import ast
 import re
@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from ajet.record.metric_definitions import list_metric_definitions
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task
 from ajet.train.accounting import episode_metrics, interval_metrics, pass_metrics
 from tests.docs.snippets import ROOT
 
-PAGE = ROOT / "docs" / "metrics.md"
 WRITERS = [
     "train/accounting.py",
     "train/validation.py",
@@ -34,9 +34,8 @@ SPLITS = "train|validation|debug"
 
 
 def documented() -> list[str]:
-    """The names in the first column of the page's tables."""
-    rows = re.findall(r"^\| (`[^|]+`) \|", PAGE.read_text(), re.M)
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    """The defined names."""
+    return [name for metric in list_metric_definitions() for name in metric.names]
 
 
 def pattern(name: str) -> re.Pattern[str]:
@@ -76,7 +75,7 @@ def test_the_update_is_documented():
     from ajet.backbone.local.losses import LossTally
     from ajet.backbone.local.trainer import Trainer
 
-    produced = set(Trainer._build_metrics(LossTally(tokens=1, compared=1, stale=1), [1.0], 1e-5, 10, 0.1))
+    produced = set(Trainer.build_metrics(LossTally(tokens=1, compared=1, stale=1), [1.0], 1e-5, 10, 0.1))
     assert {"loss", "mismatch_kl", "lr", "stale_is_weight_mean"} <= produced
     assert produced - set(documented()) == set()
 

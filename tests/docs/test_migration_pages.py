@@ -34,7 +34,7 @@ DOCS = ROOT / "docs"
 PAGES = {"agentrl.md": 100, "agentjet.md": 30, "aworld.md": 15}
 """With how many names at least are checked of each: a page whose rows are read no more would pass all else."""
 VERDICTS = {"same", "other", "better", "gone"}
-REST = (DOCS / "configuration.md").read_text().split("## Accepted for older YAMLs")[1]
+REST = (DOCS / "reference" / "configuration.md").read_text().split("## Accepted for older YAMLs")[1]
 OLDER = {f"{section}.{key}".strip(".") for section, key in re.findall(r"\| `ajet\.?([\w.]*)` \| `(\w+)`", REST)}
 OLDER |= set(re.findall(r"\| `ajet\.([\w.]+)` \|", REST))
 """Keys that are understood, by another name or without an effect."""

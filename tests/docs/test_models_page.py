@@ -1,4 +1,4 @@
-"""docs/models.md: which architectures train, tried on a tiny random model of each.
+"""docs/reference/models.md: which architectures train, tried on a tiny random model of each.
 
 `python -m tests.docs.test_models_page` writes the table anew.
 """
@@ -15,12 +15,11 @@ from ajet.backbone.local.packed_forward import PackedForward
 from ajet.engine.models import freeze_rope
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.errors import UserError
-from tests.tiny_models import FAMILIES, tiny
+from tests.support.tiny_models import FAMILIES, tiny
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-BEGIN, END = "<!-- the table, written by tests/docs/test_models_page.py -->\n", "<!-- its end -->\n"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 
 
 def row(family: str) -> str:
@@ -44,14 +43,21 @@ def table() -> str:
 
 
 def test_the_table_says_what_becomes_of_each_architecture():
-    _, rest = PAGE.read_text().split(BEGIN)
-    assert rest.split(END)[0] == table(), "`python -m tests.docs.test_models_page` writes it anew"
+    _, written = read_page()
+    assert written == table(), "`python -m tests.docs.test_models_page` writes it anew"
 
 
-def written() -> None:
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
+def read_page() -> tuple[str, str]:
+    """The text before the table, and the table."""
+    text = PAGE.read_text()
+    start = text.index("| family ")
+    return text[:start], text[start:]
+
+
+def write_table() -> None:
+    before, _ = read_page()
+    PAGE.write_text(before + table())
 
 
 if __name__ == "__main__":
-    written()
+    write_table()

@@ -18,8 +18,8 @@ import pytest
 
 from ajet.record import EpisodeFiles, read_status
 from ajet.schema.episode import Episode
-from tests.ajet_command import start
 from tests.docs.snippets import ROOT, blocks
+from tests.support.ajet_process import start
 
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "serve.md"

@@ -16,10 +16,10 @@ import yaml
 
 from ajet.config import load_experiment
 from scripts.reference.pages import performance_md
-from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
+from tests.docs.snippets import PAGES, REFERENCE, ROOT, Block, blocks, commands, write_project
 from tests.docs.test_chinese_pages import OTHER_SOURCE, chinese
 from tests.docs.test_chinese_pages import PAGES as TRANSLATED
-from tests.viewer_fixtures import write_run
+from tests.support.viewer_fixtures import write_run
 
 ALL = [block for page in PAGES for block in blocks(page)]
 COPIES = {chinese(page) for page in TRANSLATED if page not in OTHER_SOURCE}
@@ -215,7 +215,7 @@ def test_llms_txt_lists_the_pages_that_the_documentation_lists():
     assert pages <= told and all((ROOT / page.partition("#")[0]).exists() for page in told)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *REFERENCE], ids=name)
 def test_links_lead_somewhere(page):
     text = page.read_text()
     for match in LINK.finditer(text):
@@ -266,6 +266,7 @@ def test_the_performance_page_shows_the_measured_rows():
 def test_every_page_is_in_the_index():
     linked = {match[1] for match in LINK.finditer((ROOT / "docs/README.md").read_text())}
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    pages |= {f"reference/{page.name}" for page in REFERENCE}
     assert pages <= linked
 
 

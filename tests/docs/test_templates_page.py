@@ -1,12 +1,16 @@
-"""The table of docs/templates.md says what rehearsing each family's template gives."""
+"""The table of docs/reference/templates.md says what rehearsing each family's template gives.
+
+`python -m tests.docs.test_templates_page` writes the table anew.
+"""
 
 import re
 
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine
 from tests.docs.snippets import ROOT
-from tests.published_templates import FAMILIES, family
+from tests.support.published_templates import FAMILIES, family
 
+PAGE = ROOT / "docs" / "reference" / "templates.md"
 STATES = {"ok": "extends", "warning": "forks", "note": "one call a reply"}
 NAMES = {
     "qwen2.5": "Qwen2.5",
@@ -35,9 +39,17 @@ def cost(text: str) -> str:
     return f"× {told[1]}" if told else "× 1"
 
 
+def table() -> str:
+    head = "| Family | Calls | Next question | First tool result | Several calls | 8 answers | 8 tool calls |"
+    return "\n".join([head, "|---" * 7 + "|", *map(row, NAMES)]) + "\n"
+
+
 def test_the_table_is_what_the_templates_do():
     assert set(NAMES) == set(FAMILIES)
-    page = (ROOT / "docs" / "templates.md").read_text(encoding="utf-8").splitlines()
-    at = next(number for number, line in enumerate(page) if line.startswith("| Family "))
-    shown = page[at + 2 : at + 2 + len(NAMES)]
-    assert shown == [row(name) for name in NAMES]
+    page = PAGE.read_text(encoding="utf-8")
+    assert page[page.index("| Family ") :] == table(), "`python -m tests.docs.test_templates_page` writes it anew"
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(page[: page.index("| Family ")] + table(), encoding="utf-8")

@@ -16,8 +16,8 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet_environments.venvs import prepare_python
-from tests.ajet_command import ajet, metric_rows
-from tests.ports import free_port
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MATH = ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml"

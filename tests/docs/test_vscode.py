@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import ajet, environment
+from tests.support.ajet_process import ajet, environment
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

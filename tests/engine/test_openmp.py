@@ -21,7 +21,7 @@ from ajet.engine.transformers import TransformersEngine, engine
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(openmp._find_pause_function() is None, reason="torch has another OpenMP than GNU's"),
+    pytest.mark.skipif(openmp.find_pause_function() is None, reason="torch has another OpenMP than GNU's"),
 ]
 
 
@@ -42,7 +42,7 @@ def test_the_library_is_found_wherever_it_lies() -> None:
 
     def found(*files: str) -> str | None:
         lines = [f"7f00-7f0{at} r-xp 00000000 08:01 1234                   {file}" for at, file in enumerate(files)]
-        return openmp._find_libgomp(
+        return openmp.find_libgomp(
             [line.rstrip() + "\n" for line in ["7f10-7f11 rw-p 00000000 00:00 0 ", *lines]], site
         )
 

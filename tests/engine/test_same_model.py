@@ -22,8 +22,8 @@ from ajet.engine.models import freeze_rope, load_model
 from ajet.engine.transformers import TransformersEngine, isolated_decoding
 from ajet.engine.transformers import attention as rows_attention
 from ajet.schema.errors import UserError
-from tests.local_fixtures import plain_logprobs, sample_of, tiny_qwen3
-from tests.tiny_models import tiny
+from tests.support.local_fixtures import plain_logprobs, sample_of, tiny_qwen3
+from tests.support.tiny_models import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -168,14 +168,14 @@ def test_an_engine_that_would_compute_another_model_refuses():
 ])  # fmt: skip
 def test_rounding_that_one_draw_makes_large_refuses_no_model(monkeypatch, dtype, bad, refused):
     """A leak is in every draw; in float32 there is no rounding to speak of."""
-    both, told = isolated_decoding._compute_both_logits, []
+    both, told = isolated_decoding.compute_both_logits, []
 
     def first_ones_differ(*given):
         found, plain = both(*given)
         told.append(given)
         return (found.flip(-1) if len(told) <= bad else found), plain
 
-    monkeypatch.setattr(isolated_decoding, "_compute_both_logits", first_ones_differ)
+    monkeypatch.setattr(isolated_decoding, "compute_both_logits", first_ones_differ)
     with pytest.raises(UserError, match="carry state") if refused else nullcontext():
         TransformersEngine(tiny_qwen3().to(dtype)).close()
 

@@ -22,7 +22,7 @@ from ajet.engine.server_weights import CHANGING, ConcurrentLoadError
 from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
 from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
-from tests.local_fixtures import config_of
+from tests.support.local_fixtures import config_of
 
 STOP = {"type": "stop", "matched": 5}
 
@@ -178,7 +178,7 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(rollout__vllm=server)
     engine = open_remote(config, vocabulary=99)
     assert (engine.kind, engine.max_model_len, engine.reports_sampled) == ("SGLang", 93, False)
-    with pytest.raises(UserError, match="SGLang server says logprobs at temperature 1 only") as said:
+    with pytest.raises(UserError, match="SGLang server reports logprobs at temperature 1 only") as said:
         open_remote(config_of(rollout__vllm=server, rollout__temperature=0.7), vocabulary=99)
     assert said.value.do and "SGLANG_RETURN_ORIGINAL_LOGPROB" in said.value.do
     owner = "vllm"

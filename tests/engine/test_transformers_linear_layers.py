@@ -25,7 +25,7 @@ def test_the_products_are_the_same_bits(rows: int) -> None:
     with torch.inference_mode():
         assert torch.equal(packed(given), plain(given))
         assert torch.equal(packed(given[None]), plain(given[None]))
-    assert len(weights._packed) == 2 and weights.bytes == 2 * (96 * 200 + 200 * 48)
+    assert len(weights.packed_weights) == 2 and weights.bytes == 2 * (96 * 200 + 200 * 48)
 
 
 @needs_packing
@@ -39,7 +39,7 @@ def test_what_was_packed_goes_with_a_change() -> None:
         assert isinstance(weight, torch.Tensor)
         weight.mul_(2)
         weights.forget()
-        assert not weights._packed
+        assert not weights.packed_weights
         assert torch.equal(model(given), 2 * before)
 
 
@@ -49,19 +49,19 @@ def test_without_memory_nothing_is_packed_until_the_next_version(monkeypatch: py
     weights = PackedWeights(model)
     monkeypatch.setattr(linear_layers, "measure_main_memory", lambda: (1 << 40, weights.bytes))
     with torch.inference_mode():
-        assert torch.equal(model(given), layers()(given)) and not weights._packed
+        assert torch.equal(model(given), layers()(given)) and not weights.packed_weights
         monkeypatch.setattr(linear_layers, "measure_main_memory", lambda: (1 << 40, 1 << 40))
         model(given)
-        assert not weights._packed, "asked once a version"
+        assert not weights.packed_weights, "asked once a version"
         weights.forget()
         model(given)
-        assert len(weights._packed) == 2
+        assert len(weights.packed_weights) == 2
 
 
 @needs_packing
 def test_a_shape_with_other_bits_keeps_torchs_own_product(monkeypatch: pytest.MonkeyPatch) -> None:
     model = layers()
-    monkeypatch.setattr(linear_layers, "_same_bits", lambda layer: layer.out_features == 200)
+    monkeypatch.setattr(linear_layers, "has_same_bits", lambda layer: layer.out_features == 200)
     weights = PackedWeights(model)
     assert weights.bytes == 2 * 96 * 200 and "forward" not in vars(model[1])
 

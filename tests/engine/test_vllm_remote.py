@@ -115,7 +115,7 @@ def test_a_server_that_rounds_is_not_taken_for_one_that_says_what_was_sampled_fr
     engine = engine_of(server, monkeypatch)
     assert engine.reports_sampled
     server.scores = "text"
-    with pytest.raises(EngineFailure, match="what is no JSON: '<html>busy"):
+    with pytest.raises(EngineFailure, match="invalid JSON: '<html>busy"):
         asyncio.run(reply(engine, temperature=0.7))
 
 
@@ -126,7 +126,7 @@ def test_a_reply_has_the_version_it_was_asked_of_and_no_prefix_of_another(monkey
     async def scenario() -> list[TokenChunk]:
         server.held = asyncio.Event()
         call = asyncio.ensure_future(reply(engine))
-        while not engine._calls and not call.done():
+        while not engine.calls and not call.done():
             await asyncio.sleep(0)
         changed = asyncio.get_running_loop().run_in_executor(None, engine.weights_changed, 7)
         await asyncio.sleep(0.02)
@@ -152,7 +152,7 @@ def test_close_fails_who_waits_and_who_comes_after(monkeypatch: pytest.MonkeyPat
     async def scenario() -> list[Any]:
         server.held = asyncio.Event()
         calls = [asyncio.ensure_future(reply(engine)) for _ in range(3)]
-        while len(engine._calls) < 3 and not any(call.done() for call in calls):
+        while len(engine.calls) < 3 and not any(call.done() for call in calls):
             await asyncio.sleep(0)
         await asyncio.get_running_loop().run_in_executor(None, engine.close)
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)

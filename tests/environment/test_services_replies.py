@@ -8,7 +8,7 @@ import pytest
 
 from ajet.environment.services import EnvService
 from ajet.schema.errors import EnvironmentFailure
-from tests.hostile_requests import objects
+from tests.support.hostile_requests import objects
 
 
 @contextmanager

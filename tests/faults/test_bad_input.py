@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
+from tests.support.ajet_process import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
 

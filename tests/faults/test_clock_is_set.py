@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
+from ajet.engine.contract import Sampling
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.gateway.observing import ObservedSessions
-from ajet.gateway.recorder import Recorder
 from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.served.deadlines import DeadlineWatcher
 from ajet.rollout.served.episode import ServedEpisode
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task, WorkflowTask
+from tests.support.gateways import start_gateway
 
 HOUR_S = 3600.0
 
@@ -41,25 +42,22 @@ def test_of_an_attempt_and_an_action(put_on: Any) -> None:
 
 
 def test_of_a_served_episode(put_on: Any) -> None:
-    from ajet.gateway.session import Session
-
-    session: Any = object.__new__(Session)
-    session.requests = 0
-    session._recorder = Recorder()
     about: Any = SimpleNamespace()
-    served = ServedEpisode(about, session, about, about, None, about)
     settings: Any = SimpleNamespace(
         rollout=SimpleNamespace(episode_timeout=HOUR_S, group_deadline=None, min_group=None),
         gateway=SimpleNamespace(idle_timeout=HOUR_S),
     )
     more: Any = dict.fromkeys(("end", "give_up", "close"))
     watched = DeadlineWatcher(settings, {}, about, **more)
-    put_on()
-    assert served.idle_seconds < HOUR_S and watched._find_timeout(served) is None
-    served.since -= HOUR_S
-    assert served.idle_seconds > HOUR_S, "it made no call"
-    session.recorder.settled_at = time.monotonic()
-    assert served.idle_seconds < HOUR_S, "one has ended just now"
+    with start_gateway() as on:
+        session = on.gateway.open("episode", key=(0, 0, 1), sampling=Sampling(200), trainable=None)
+        served = ServedEpisode(about, session, about, about, None, about)
+        put_on()
+        assert served.idle_seconds < HOUR_S and watched.find_timeout(served) is None
+        served.since -= HOUR_S
+        assert served.idle_seconds > HOUR_S, "it made no call"
+        session.recorder.settled_at = time.monotonic()
+        assert served.idle_seconds < HOUR_S, "one has ended just now"
 
 
 def test_of_an_observed_session(put_on: Any, tmp_path: Path) -> None:

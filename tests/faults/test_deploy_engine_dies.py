@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.dialect_fixtures import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Language
-from tests.sglang_server import BEGUN, SglangProcess
 from tests.support.deployed import start_configured_deployment
+from tests.support.dialect_fixtures import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Language
+from tests.support.sglang_server import BEGUN, SglangProcess
 
 pytestmark = pytest.mark.extra_slow
 KEY = "the-key-of-these-tests-0123456789"

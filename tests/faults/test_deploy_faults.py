@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from ajet.schema.errors import UserError
-from tests.ajet_command import ajet, start
 from tests.contract.conftest import TOOL_SETTINGS
+from tests.support.ajet_process import ajet, start
 from tests.support.deployed import engine_dies_in_replies, start_deployment
 
 pytestmark = pytest.mark.extra_slow

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows, start
-from tests.judge_fixtures import judge_server
 from tests.learns.test_distillation_learns import AGENT, YAML
-from tests.waiting import until
+from tests.support.ajet_process import ajet, metric_rows, start
+from tests.support.judge_fixtures import judge_server
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 STEPS = 5

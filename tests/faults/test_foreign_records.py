@@ -29,9 +29,9 @@ from ajet.record.resume import RunIdentity
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
 from ajet_viewer.view import find_speller
-from tests.ajet_command import command
-from tests.ajet_command import environment as environment_of
-from tests.viewer_fixtures import write_run
+from tests.support.ajet_process import command
+from tests.support.ajet_process import environment as environment_of
+from tests.support.viewer_fixtures import write_run
 
 pytestmark = pytest.mark.slow
 
@@ -417,7 +417,7 @@ def test_a_models_own_code_is_run_only_where_a_key_allows_it(tmp_path, environme
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     marker = own_code(tmp_path / "evil")
     asked = CliRunner().invoke(app, ["doctor", str(tmp_path / "evil")], obj={}, input="y\n" * 9)
-    assert not marker.exists() and "code of its own" in asked.output and "trust_remote_code" in asked.output
+    assert not marker.exists() and "contains Python code" in asked.output and "trust_remote_code" in asked.output
     run = foreign(tmp_path, str(tmp_path / "evil"))
     text = (run / "resolved.yaml").read_text().replace("evil'}", "evil', trust_remote_code: true}")
     (run / "resolved.yaml").write_text(text)

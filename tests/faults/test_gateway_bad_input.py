@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.chat_templates import variant
+from tests.support.chat_templates import variant
 from tests.support.gateways import (
     ASK,
     Renderer,

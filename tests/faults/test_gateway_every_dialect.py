@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from ajet.schema.errors import EngineFailure
-from tests.chat_templates import variant
-from tests.dialect_fixtures import (
+from tests.support.chat_templates import variant
+from tests.support.dialect_fixtures import (
     CHAT,
     COMPLETIONS,
     COUNT,
@@ -21,7 +21,7 @@ from tests.dialect_fixtures import (
     RESPONSES,
     named,
 )
-from tests.dialect_replies import ADD_UP
+from tests.support.dialect_replies import ADD_UP
 from tests.support.gateways import (
     Renderer,
     Sampling,

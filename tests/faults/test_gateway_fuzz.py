@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.dialect_fixtures import LANGUAGES, REPLYING, RESPONSES, named
-from tests.dialect_replies import ADD_UP, SUM
+from tests.support.dialect_fixtures import LANGUAGES, REPLYING, RESPONSES, named
+from tests.support.dialect_replies import ADD_UP, SUM
 from tests.support.gateways import start_gateway
 
 pytestmark = pytest.mark.slow

@@ -31,7 +31,7 @@ from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
 from ajet_viewer.view import find_speller
 from tests.record.test_run_directory import experiment
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.runs import ajet, start
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 

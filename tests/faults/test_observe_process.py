@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.ajet_command import start
+from tests.support.ajet_process import start
 from tests.support.observed import ENDED, STREAM, endpoint
 
 pytestmark = pytest.mark.slow
@@ -114,7 +114,7 @@ def test_what_a_killed_one_left_is_gone_on_with(tmp_path):
         [left] = opened(tmp_path)
         server.kind, server.parts = "application/json", [WHOLE]
         with observing(tmp_path, url, "log2") as second:
-            assert "goes on with 1 session that an earlier process left" in second.said
+            assert "continues 1 session left by an earlier process" in second.said
             [moved] = opened(tmp_path)
             assert moved.name == left.name and moved.parent != left.parent
             second.ask("s0")
@@ -151,7 +151,7 @@ def test_sigterm_finishes_what_is_being_answered(tmp_path):
         held.after_words()
         [reply] = asked(made, held, others, CHAT)
         made.process.send_signal(signal.SIGTERM)
-        while "asked to end" not in made.said:
+        while "stopping: open requests" not in made.said:
             time.sleep(0.02)
         held.gone.set()
         assert reply.result().text.endswith("data: [DONE]\n\n")

@@ -13,7 +13,7 @@ import pytest
 import ajet.record
 from tests.support.rollouts import workers_start_at_once
 from tests.support.runs import run_here, start
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from ajet.record.resume import RecoveryCounts
 from ajet.store import RunStore, Store, StoreOptions, open_shared
 from ajet.store import sqlite_store as module
 from ajet.store.sqlite_store import SqliteStore
-from tests.mongod import Mongod
+from tests.support.mongod import Mongod
 
 PLAYERS, BATCH, STEPS, SAVES = 8, 4, 60, 2
 FAR = 0.05
@@ -115,7 +115,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
                 mongod.later(7200)
                 return open_shared(address, at=state, rolls=True)
             store = SqliteStore(tmp_path / f"{name}.sqlite", StoreOptions(at=state, rolls=True))
-            store._base.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
+            store.database.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
             return store
 
         return opened

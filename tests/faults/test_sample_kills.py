@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.mongod import Mongod
-from tests.sglang_server import SglangProcess
+from tests.support.mongod import Mongod
 from tests.support.runs import Forked, metric_rows, prove_run, start
 from tests.support.samplers import project_in
+from tests.support.sglang_server import SglangProcess
 from tests.support.stores import open_shared
 
 STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20

@@ -96,7 +96,7 @@ def check(project: Path, yaml: str, whole: str, when: str) -> None:
     assert done.code == 130, said
     assert steps(folder)[-1] == saved, said
     if saved == SAVED:
-        assert "nothing is saved of it" in said and f"step-{SAVED}, after step {SAVED}" in said, said
+        assert "the step is not saved" in said and f"step-{SAVED}, after step {SAVED}" in said, said
     finish(project, yaml, name)
     assert outcome(folder) == outcome(project / whole)
     audited = audit_run(folder)

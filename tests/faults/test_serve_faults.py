@@ -18,9 +18,9 @@ import pytest
 
 from ajet.record import EpisodeFiles, read_status
 from ajet.schema.episode import Episode, Outcome
-from tests.ajet_command import ajet, metric_rows, start
-from tests.hostile_requests import lattice
+from tests.support.ajet_process import ajet, metric_rows, start
 from tests.support.gateways import ScriptedReply
+from tests.support.hostile_requests import lattice
 from tests.support.rollouts import judge_time_is_up
 from tests.support.runs import audit_run, count_tasks, prove_run
 from tests.support.served import start_serving

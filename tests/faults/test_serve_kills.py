@@ -20,8 +20,8 @@ import pytest
 
 from ajet.client import Client, EpisodeLost, Refused
 from ajet.record import EpisodeFiles
-from tests.ajet_command import metric_rows, start
-from tests.ports import free_port
+from tests.support.ajet_process import metric_rows, start
+from tests.support.ports import free_port
 from tests.support.runs import count_tasks, prove_run
 
 KEY = "the-admin-key-of-these-tests"

@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.gateways import Sampling, start_gateway
 from tests.support.served import RunningServer, ServerLimits, hold_wrong_keys, start_serving
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 READ_SOON = ServerLimits(unread_seconds=0.4)

@@ -42,8 +42,8 @@ def test_nothing_is_lost_and_nothing_is_trained_twice(
     "least", [pytest.param(60, marks=pytest.mark.slow), pytest.param(4_000, marks=pytest.mark.extra_slow)]
 )
 def test_the_same_of_what_ajet_serve_acknowledged(least: int, tmp_path: Path) -> None:
-    from tests.faulty_disk import Kind, ServeFaults, faulty
-    from tests.serve_injector import ServedWorld
+    from tests.support.faulty_disk import Kind, ServeFaults, faulty
+    from tests.support.serve_injector import ServedWorld
 
     seed, counts, done = 0, Counter[str](), Counter[str]()
     while counts.total() < least:

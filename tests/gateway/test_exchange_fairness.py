@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.hostile_requests import lattice, objects
 from tests.support.gateways import ASK, post, start_gateway
+from tests.support.hostile_requests import lattice, objects
 from tests.support.observed import endpoint, observed
 from tests.support.served import start_serving
 

@@ -14,7 +14,7 @@ import pytest
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import EngineFailure
-from tests.dialect_fixtures import (
+from tests.support.dialect_fixtures import (
     CHAT,
     COMPLETIONS,
     COUNT,

@@ -109,7 +109,7 @@ def asked_at_its_end(monkeypatch, *, last: bool):
     """(the thread on which a function ran, what became of a coroutine) of a gateway that is asked for both once its
     last request has been answered; `last`: once it runs nothing more, and then a request of this process is refused."""
     gate, ending, ran = Gate(), threading.Event(), []
-    serve, cancel_all = server.Listener.serve, server._cancel_all
+    serve, cancel_all = server.Listener.serve, server.cancel_all
 
     def wait_for_who_asks():
         ending.set()
@@ -145,9 +145,9 @@ def asked_at_its_end(monkeypatch, *, last: bool):
         return ran, answered if isinstance(answered, str) else answered.result(WAIT_S)
 
     monkeypatch.setattr(server.Listener, "serve", serves)
-    monkeypatch.setattr(server, "_cancel_all", cancels)
+    monkeypatch.setattr(server, "cancel_all", cancels)
     made = gateway()
-    made._gate = gate
+    made.gate = gate
     made.start()
     closing = threading.Thread(target=made.close)
     closing.start()

@@ -15,7 +15,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
-from tests.local_fixtures import config_of, timeline_of, tiny_qwen3
+from tests.support.local_fixtures import config_of, timeline_of, tiny_qwen3
 
 VOCABULARY, PROMPT, TASKS, REPEATS, STEPS = 6, 3, 12, 8, 40
 AGENTS = ("last", "first")

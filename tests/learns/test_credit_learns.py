@@ -20,8 +20,8 @@ from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.order import CurriculumSampler
-from tests.local_fixtures import config_of
-from tests.toy_talks import Learner, Talk
+from tests.support.local_fixtures import config_of
+from tests.support.toy_talks import Learner, Talk
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 VOCABULARY = 6

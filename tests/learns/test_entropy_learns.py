@@ -12,8 +12,8 @@ import pytest
 from ajet.config.schema.algorithm import CovarianceConfig
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
-from tests.local_fixtures import config_of
-from tests.toy_talks import Learner, Talk
+from tests.support.local_fixtures import config_of
+from tests.support.toy_talks import Learner, Talk
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 VOCABULARY, RIGHT, TASKS, ATTEMPTS, STEPS = 6, 3, 8, 8, 20

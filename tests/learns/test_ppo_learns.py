@@ -16,11 +16,11 @@ import pytest
 from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.transformers import TransformersEngine
-from tests.ajet_command import ajet, metric_rows, start
 from tests.learns import test_local_backbone_learns as repeating
 from tests.learns.test_serve_learns import KEY, address, all_clients
-from tests.local_fixtures import config_of, tiny_qwen3
-from tests.sample_fixtures import project_in
+from tests.support.ajet_process import ajet, metric_rows, start
+from tests.support.local_fixtures import config_of, tiny_qwen3
+from tests.support.sample_fixtures import project_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 STEPS = 4

@@ -15,7 +15,7 @@ import pytest
 from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles, read_status
 from ajet.record.logs import main_log
-from tests.ajet_command import ajet, metric_rows, start
+from tests.support.ajet_process import ajet, metric_rows, start
 
 pytestmark = pytest.mark.extra_slow
 CLIENTS = 96

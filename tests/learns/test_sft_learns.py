@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
+from tests.support.ajet_process import ajet, metric_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 ITEMS = {"eel": 71, "ham": 18, "jam": 43, "fig": 90}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ajet.commands.summary import RunTally
-from tests.ajet_command import ajet, metric_rows
+from tests.support.ajet_process import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
 

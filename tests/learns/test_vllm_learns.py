@@ -5,9 +5,9 @@ import pytest
 
 from ajet.commands.summary import RunTally
 from ajet.record.episodes import read_recorded
-from tests.ajet_command import ajet, metric_rows
 from tests.learns.test_distillation_learns import learns_from
-from tests.vllm_fixtures import skip_without_vllm, tiny_folder, vllm_server
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.vllm_fixtures import skip_without_vllm, tiny_folder, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.ajet_command import command, environment
 from tests.mistakes.project import write_project
+from tests.support.ajet_process import command, environment
 
 FRAME = re.compile(r'File ".*/ajet/[\w/]+\.py", line')
 LIMIT = 240.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.mistakes.mistake import Interrupt, Mistake
 from tests.mistakes.project import AGENT, SCRIPT, YAML
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 LOCAL = "ajet --conf m.yaml --backbone local"
 LONG = YAML.replace("total_training_steps: 2, save_freq: 1", "total_training_steps: 2000, save_freq: 1000")

@@ -19,7 +19,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.call import PolicySpan, VersionRun
 from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Outcome
 from ajet.schema.errors import UserError
-from tests.record_fixtures import assert_equal, call, episode, failed
+from tests.support.record_fixtures import assert_equal, call, episode, failed
 
 
 def through_json(original: Episode) -> Episode:

@@ -13,8 +13,8 @@ from ajet.record.files import read_rows
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.tool_use import ToolUse, compute_digest
-from tests.record_fixtures import episode, failed
-from tests.viewer_fixtures import add_validation, write_run
+from tests.support.record_fixtures import episode, failed
+from tests.support.viewer_fixtures import add_validation, write_run
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ajet.schema.task import Task
 from ajet.train.gaming import GamingWatch
 from ajet_viewer.library import summarize_run
 from ajet_viewer.tables import show_episodes
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 TOOL = Path(__file__).parents[1] / "recorded_runs" / "tool.json"
 """The first and last steps of a run of the template `tool`: every eighth episode, and all rewards and lengths."""

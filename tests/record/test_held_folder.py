@@ -27,7 +27,7 @@ time.sleep(600)
 
 @pytest.fixture(autouse=True)
 def another_process() -> None:
-    held_folder._remove_abandoned_folders.cache_clear()
+    held_folder.remove_abandoned_folders.cache_clear()
 
 
 def test_what_a_killed_maker_left_goes_with_the_next_of_its_kind_and_nothing_else_does(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_a_killed_maker_left_goes_with_the_next_of_its_kind_and_nothing_els
             assert (left / "big").exists(), "its maker lives"
             maker.send_signal(signal.SIGKILL)
             maker.wait()
-            held_folder._remove_abandoned_folders.cache_clear()
+            held_folder.remove_abandoned_folders.cache_clear()
             third = HeldFolder("kind-", place)  # though a forked copy of it lives
         finally:
             maker.kill()

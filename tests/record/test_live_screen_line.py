@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ajet.record.live_screen import LiveLine, somebody_is_asked
-from tests.waiting import until
+from ajet.record.live_screen import LiveLine, is_prompting
+from tests.support.waiting import until
 
 
 def test_elsewhere_it_prints_whole_lines_without_control_characters() -> None:
@@ -45,7 +45,7 @@ def test_nothing_is_drawn_over_a_debuggers_prompt() -> None:
     thread = threading.Thread(target=Prompt(stdin=io.StringIO(), stdout=io.StringIO()).cmdloop)
     thread.start()
     try:
-        assert asked.wait(60) and somebody_is_asked()
+        assert asked.wait(60) and is_prompting()
         with LiveLine(lambda: ["stage"], Console(file=out), every_s=0.01):
             time.sleep(0.05)
             assert out.getvalue() == ""

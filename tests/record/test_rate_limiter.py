@@ -24,10 +24,10 @@ def test_the_first_of_a_while_is_due_for_each_name(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_fork_says_anew_that_a_model_hangs_whoever_held_the_lock() -> None:
-    assert chat_model._hung.is_due("a server")
-    with chat_model._hung._lock:
+    assert chat_model.hung_endpoints.is_due("a server")
+    with chat_model.hung_endpoints._lock:
         copy = os.fork()
         if copy == 0:
             signal.alarm(10)
-            os._exit(not chat_model._hung.is_due("a server"))
+            os._exit(not chat_model.hung_endpoints.is_due("a server"))
     assert os.waitpid(copy, 0)[1] == 0

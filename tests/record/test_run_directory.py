@@ -22,7 +22,7 @@ from ajet.record import RunDirectory, read_status
 from ajet.record.lock import Holder, RunLock
 from ajet.schema.errors import UserError
 from ajet.store import open_store
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from ajet.schema.errors import EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet.workflow.tools import RunningToolUse, record_calls
 from ajet_ray.episode_bytes import pack_episode, unpack_episode
-from tests.record_fixtures import episode
-from tests.workflow_fixtures import scene
+from tests.support.record_fixtures import episode
+from tests.support.workflow_fixtures import scene
 
 
 def use(**more: Any) -> ToolUse:

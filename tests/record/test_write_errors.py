@@ -64,7 +64,7 @@ def test_who_only_records_is_not_told_of_checkpoints(tmp_path):
 
 
 def test_an_export_is_told_of_the_models_size_and_of_out(run, monkeypatch):
-    monkeypatch.setattr(exporting, "_write_model", fails)
+    monkeypatch.setattr(exporting, "write_model", fails)
     told = refused(export, "x", run.parent, out=run.parent / "model")
     assert told.what == "The disk is full: the model of step 1 could not be written (the checkpoint is as it was)."
     assert "3 MiB are in its checkpoint" in told.expected and "max_checkpoints_to_keep" not in str(told)
@@ -75,7 +75,7 @@ def test_an_export_is_told_of_the_models_size_and_of_out(run, monkeypatch):
 
 
 def test_a_deployment_that_merges_first_is_told_of_nothing_that_it_does_not_take(run, monkeypatch):
-    monkeypatch.setattr(exporting, "_write_model", fails)
+    monkeypatch.setattr(exporting, "write_model", fails)
     told = refused(find_model_folder, run, select_checkpoint(Checkpoints(run / "checkpoints"), 1))
     assert told.do == "free some space; then start the same command again" and "--" not in str(told)
 

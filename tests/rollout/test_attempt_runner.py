@@ -17,7 +17,7 @@ def test_what_was_opened_before_a_refusal_is_closed_again(monkeypatch):
     world = SimpleNamespace(close=lambda: closed.append("worlds"))
     monkeypatch.setattr(attempt_runner, "open_isolation", lambda *_: part)
     monkeypatch.setattr(attempt_runner.EnvironmentInstances, "open", lambda _: world)
-    monkeypatch.setattr(attempt_runner, "_open_replay", lambda _: None)
+    monkeypatch.setattr(attempt_runner, "open_replay", lambda _: None)
 
     class Refused(attempt_runner.RunEnvironment):
         def __init__(self, endpoint):

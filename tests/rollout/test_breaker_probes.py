@@ -98,6 +98,6 @@ def test_a_lost_attempt_of_which_all_is_known_is_not_looked_at_again() -> None:
                 breaker.report_end(None)
             assert not await taken
             turn.leave()
-        return len(breaker._doubtful)
+        return len(breaker.doubtful)
 
     assert asyncio.run(come()) == 0

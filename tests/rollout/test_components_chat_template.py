@@ -2,7 +2,7 @@
 
 from ajet.config import Experiment
 from ajet.rollout.components import make_renderer
-from tests.chat_templates import tokenizer
+from tests.support.chat_templates import tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

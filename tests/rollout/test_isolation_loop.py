@@ -11,8 +11,8 @@ from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.isolation.loop import LoopIsolation
 from ajet.rollout.runtime import UserLoop
 from ajet.schema.task import Task, WorkflowTask
-from tests.rollout_workflows import Asks
-from tests.waiting import until
+from tests.support.rollout_workflows import Asks
+from tests.support.waiting import until
 
 
 class Blocks:
@@ -33,10 +33,10 @@ def test_an_attempt_that_is_stopped_as_it_ends_is_not_kept() -> None:
 
     def of_a_stopped_one() -> weakref.ref[LocalAttempt]:
         attempt = LocalAttempt(Asks, WorkflowTask(task=Task(main_query="x")), None, lambda _: None)  # type: ignore[arg-type, return-value]
-        before = Blocks(isolation._loops[0])
+        before = Blocks(isolation.loops[0])
         before.begun.wait()
         isolation.start(attempt)  # it ends in its first step, for it has no session
-        after = Blocks(isolation._loops[0])
+        after = Blocks(isolation.loops[0])
         before.go.set()
         after.begun.wait()  # its task has ended, and nobody has been told yet
         isolation.stop(attempt)

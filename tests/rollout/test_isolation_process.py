@@ -25,7 +25,7 @@ from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 class Flow:
@@ -65,7 +65,7 @@ class PuppetWorkers(ProcessIsolation):
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment, Flow, Endpoint("http://127.0.0.1:9/v1", "key"))
-        self._most_starts = 2
+        self.max_starts = 2
         self.puppets: list[Puppet] = []
         self.may_start, self.begun = threading.Event(), 0
         self.may_start.set()
@@ -265,4 +265,4 @@ def test_starts_are_as_many_as_processors_allow(tmp_path: Path, monkeypatch: pyt
     rollout = {"user_workflow": "flow.py->Flow", "isolation": "process"}
     experiment = Experiment.from_dict({"ajet": {"rollout": rollout}}, base=tmp_path)
     isolation = ProcessIsolation(experiment, Flow, Endpoint("http://127.0.0.1:9/v1", "key"))
-    assert isolation._most_starts == 6
+    assert isolation.max_starts == 6

@@ -24,7 +24,7 @@ from ajet.rollout.isolation.worker_handle import WorkerHandle
 from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from tests.waiting import until
+from tests.support.waiting import until
 
 HOME = WorkerSetup("flow.py->Flow", Path(), (), Endpoint("http://127.0.0.1:1/v1", "key", "model"), shared=True)
 

@@ -54,8 +54,8 @@ def test_a_loop_for_user_code_is_closed_when_its_thread_ends() -> None:
     assert loop.submit(asyncio.sleep(0, "done")).result(60) == "done"
     loop.close()
     loop.close()
-    loop._thread.join(60)
-    assert loop._loop.is_closed() and descriptors() <= before
+    loop.thread.join(60)
+    assert loop.loop.is_closed() and descriptors() <= before
 
 
 class Says:
@@ -83,7 +83,7 @@ def test_a_rollout_that_ends_has_its_teacher_leave_its_loop() -> None:
     teacher = Teacher()
     with stage(Says, teacher=teacher) as played:
         assert played.episode().calls[0].teacher is not None and not teacher.left
-    assert teacher.left == [played.rollout._loop]
+    assert teacher.left == [played.rollout.loop]
 
 
 def test_a_rollout_and_a_desk_leave_no_loop_open(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_rollout_and_a_desk_leave_no_loop_open(tmp_path: Path) -> None:
             assert played.episode().reward == 1.0
         with start_serving(backlog=9, pending=tmp_path) as served:
             served.open(task="q")
-        assert played.rollout._loop.is_closed() and served.desk._loop.is_closed()
+        assert played.rollout.loop.is_closed() and served.desk.loop.is_closed()
         until = time.monotonic() + 60
-        for judges in (played.rollout._judge_caller._loop, served.desk._judge_caller._loop):  # which nobody waits for
-            judges._thread.join(max(0.0, until - time.monotonic()))
+        for judges in (played.rollout.judge_caller.loop, served.desk.judge_caller.loop):  # which nobody waits for
+            judges.thread.join(max(0.0, until - time.monotonic()))
         counts.append(descriptors())
     assert counts[2] <= counts[1], counts

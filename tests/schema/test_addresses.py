@@ -46,10 +46,10 @@ def test_nobody_listens_for_other_machines_without_a_key(host, monkeypatch):
         lambda: lifetime.run_in_foreground("none.yaml", host=host, token=False),
         lambda: serving.serve_world("none", host=host, port=0, instances=1, idle_s=1.0, tasks=1, data=None),
     ):
-        with pytest.raises(UserError, match="^Other machines could reach this .* ask nobody for a key") as error:
+        with pytest.raises(UserError, match="^Other machines could reach this .* without a key") as error:
             listens()
         told.append((error.value.where, error.value.expected))
-        assert error.value.do.endswith("or leave --host out")
+        assert error.value.do.endswith("or drop --host")
     assert len(set(told)) == 1
 
 
@@ -71,9 +71,9 @@ def test_gateway_and_environments_give_the_same_address_also_without_a_default_r
     no_way_out(monkeypatch, "127.0.0.1", "10.0.0.9", "172.17.0.1")  # the second is down
     assert find_own_address() == "172.17.0.1"
     assert build_base_url("auto", "0.0.0.0", 80) == "http://172.17.0.1:80/v1"
-    assert lifetime._choose_address("0.0.0.0") == lifetime._choose_address("::") == "172.17.0.1"
+    assert lifetime.choose_address("0.0.0.0") == lifetime.choose_address("::") == "172.17.0.1"
     no_way_out(monkeypatch, "127.0.0.1")
-    assert find_own_address() == lifetime._choose_address("0.0.0.0") == "127.0.0.1"
+    assert find_own_address() == lifetime.choose_address("0.0.0.0") == "127.0.0.1"
 
 
 def test_an_environment_service_with_a_token_may_listen(monkeypatch):
@@ -84,5 +84,5 @@ def test_an_environment_service_with_a_token_may_listen(monkeypatch):
     async def listened(server, host, port):
         assert (server, host) == ("one", "0.0.0.0")
 
-    monkeypatch.setattr(serving, "_serve_until_signal", listened)
+    monkeypatch.setattr(serving, "serve_until_signal", listened)
     assert serving.serve_world("any", host="0.0.0.0", port=0, instances=1, idle_s=1.0, tasks=1, data=None) == 0

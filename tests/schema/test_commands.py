@@ -60,10 +60,10 @@ def test_a_clone_installs_from_itself_and_a_wheel_from_where_it_came(environment
     monkeypatch.setattr(commands, "HOME", environment)
     assert commands.format_extra_install("local") == '.venv/bin/python -m pip install -e ".[local]"'
     monkeypatch.setattr(commands, "HOME", environment / "site-packages")
-    monkeypatch.setattr(commands, "_find_origin", lambda: "file:///tmp/ajet-0.1.0-py3-none-any.whl")
+    monkeypatch.setattr(commands, "find_origin", lambda: "file:///tmp/ajet-0.1.0-py3-none-any.whl")
     wanted = 'install "ajet[local] @ file:///tmp/ajet-0.1.0-py3-none-any.whl"'
     assert commands.format_extra_install("local").endswith(wanted)
-    monkeypatch.setattr(commands, "_find_origin", lambda: None)
+    monkeypatch.setattr(commands, "find_origin", lambda: None)
     assert commands.format_extra_install("local") == '.venv/bin/python -m pip install "ajet[local]"'
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ajet.schema.json_schema import find_reply_problem, find_schema_problem, find_value_problem
-from tests.hostile_requests import lattice
+from tests.support.hostile_requests import lattice
 
 CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "$dynamicRef": f"#/$defs/a{i + 1}"} for i in range(26)}
 OWN_DIALECT = {**lattice(26), "$schema": "https://json-schema.org/draft/2020-12/schema"}

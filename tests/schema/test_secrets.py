@@ -15,7 +15,7 @@ from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.schema import secrets
 from ajet.schema.secrets import has_secret_shape, is_secret_name, replace_secret_shapes
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 NAMES = """
 GITHUB_PAT DB_PASS PGPASSWORD OPENAIKEY SLACK_WEBHOOK_URL AUTHORIZATION SSH_PASSPHRASE MYAUTH DOTENV_PASS pass db_pass
@@ -66,9 +66,9 @@ def test_a_mark_of_a_shape_is_found_wherever_it_stands() -> None:
         cut = [mark[draw.randrange(2) : len(mark) - draw.randrange(2)] for mark in draw.choices(marks, k=3)]
         text = draw.choice(["", " a", "_", "-/", "JI"]).join(cut)
         there = any(mark in text for mark in marks)
-        assert secrets._has_mark(text) is there, text
+        assert secrets.has_mark(text) is there, text
         seen.add(there)
-    assert seen == {True, False} and all(map(secrets._has_mark, marks))
+    assert seen == {True, False} and all(map(secrets.has_mark, marks))
 
 
 SECTIONS = """ajet:

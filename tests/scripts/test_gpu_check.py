@@ -22,7 +22,7 @@ from ajet_testing.packages import find_packages, list_sources
 from ajet_trinity import own_environment
 from ajet_trinity.config import refuse
 from ajet_verl.config import ModelLimits, compose_verl_config
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"

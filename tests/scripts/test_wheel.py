@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_testing.packages import PLUGINS, find_plugins
-from tests.viewer_fixtures import write_run
+from tests.support.viewer_fixtures import write_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,9 +26,9 @@ from ajet.task_reader import TaskOrder
 from ajet.train.parts import assemble
 from ajet.train.runner import LaunchOptions
 from ajet_mongo import documents
-from tests.ajet_command import metric_rows
-from tests.damaged_groups import ATTEMPTS, DAMAGED
-from tests.sample_fixtures import project_in
+from tests.support.ajet_process import metric_rows
+from tests.support.damaged_groups import ATTEMPTS, DAMAGED
+from tests.support.sample_fixtures import project_in
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from ajet.store import (
 )
 from ajet.store.contract import StoreDownError
 from ajet.store.sqlite_tables import is_mistake
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 FULL = sqlite3.OperationalError("database or disk is full")
 DAMAGED = sqlite3.DatabaseError("database disk image is malformed")
@@ -42,7 +42,7 @@ def test_what_may_be_asked_again_is_no_mistake_of_anybodys() -> None:
 @pytest.mark.parametrize("error", [FULL, DAMAGED], ids=["full", "damaged"])
 def test_a_disk_or_a_file_is_the_stores_own_word(tmp_path: Path, error: Exception) -> None:
     store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
-    with pytest.raises(StoreUnavailableError, match=str(error)), store._open_transaction():  # type: ignore[attr-defined]
+    with pytest.raises(StoreUnavailableError, match=str(error)), store.open_transaction():  # type: ignore[attr-defined]
         raise error
     store.disconnect()
     with pytest.raises(StoreUnavailableError, match="closed"):
@@ -55,13 +55,13 @@ def test_a_disk_or_a_file_is_the_stores_own_word(tmp_path: Path, error: Exceptio
 )
 def test_a_mistake_in_a_statement_stays_one(tmp_path: Path, statement: str) -> None:
     store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
-    with pytest.raises(sqlite3.Error), store._open_transaction() as base:  # type: ignore[attr-defined]
+    with pytest.raises(sqlite3.Error), store.open_transaction() as base:  # type: ignore[attr-defined]
         base.execute(statement)
     assert store.begun() == [], "the transaction is over"
     store.disconnect()
     reading = open_reader(Address(tmp_path / "store.db"))
-    with pytest.raises(sqlite3.Error), reading._bound_reads():  # type: ignore[attr-defined]
-        reading._base.execute("SELECT nothing FROM positions")  # type: ignore[attr-defined]
+    with pytest.raises(sqlite3.Error), reading.bound_reads():  # type: ignore[attr-defined]
+        reading.database.execute("SELECT nothing FROM positions")  # type: ignore[attr-defined]
     reading.close()
 
 
@@ -70,7 +70,7 @@ def test_a_client_is_told_to_come_again_only_where_that_may_help() -> None:
         raise problem
 
     for problem in (StoreUnavailableError("It is away."), OSError(28, "No space left")):
-        with pytest.raises(Refused, match="cannot be asked now"):
+        with pytest.raises(Refused, match="not available now"):
             asyncio.run(call_store_or_refuse(refused, problem))
     for mistake in (UserError("A sentence about something else."), sqlite3.ProgrammingError("of ours")):
         with pytest.raises(type(mistake)):

@@ -19,10 +19,10 @@ from ajet.schema.errors import UserError
 from ajet.store import Kept, SharedStore, StoreUnreachableError, open_shared, outage, sqlite_store
 from ajet.store.outage import limited_patience
 from ajet.train.interrupts import Interrupts, Preempted
-from tests.ajet_command import metric_rows, start
-from tests.mongod import MongoClient, Mongod, server_file
-from tests.record_fixtures import episode
-from tests.sample_fixtures import HELD_FROM, project_in
+from tests.support.ajet_process import metric_rows, start
+from tests.support.mongod import MongoClient, Mongod, server_file
+from tests.support.record_fixtures import episode
+from tests.support.sample_fixtures import HELD_FROM, project_in
 
 pytestmark = pytest.mark.slow
 

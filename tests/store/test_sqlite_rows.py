@@ -21,7 +21,7 @@ from ajet.store import (
     sqlite_tables,
 )
 from ajet.store.opening import survey
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 
 @pytest.fixture

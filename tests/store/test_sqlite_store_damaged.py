@@ -9,7 +9,7 @@ import pytest
 
 from ajet.schema.errors import UserError
 from ajet.store import Address, Kept, LeaseLostError, open_reader, open_shared
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 JUNK = ["text", b"\xff\x00", None, "[" * 5000, 2**62, '{"a": 1e999}', -1]
 PAGE = 4096

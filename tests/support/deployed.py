@@ -75,13 +75,13 @@ class RunningDeployment:
     @property
     def session(self) -> DeployedSession:
         """The session that takes new requests."""
-        assert self._model._session is not None
-        return DeployedSession(self._model._session)
+        assert self._model.session is not None
+        return DeployedSession(self._model.session)
 
     @property
     def replaced_sessions(self) -> list[DeployedSession]:
         """Earlier sessions that somebody still uses, oldest first."""
-        return [DeployedSession(each) for each in self._model._earlier]
+        return [DeployedSession(each) for each in self._model.earlier]
 
     def tend(self) -> None:
         """Replace a full session and let go of unused ones, as the command does each second."""

@@ -34,7 +34,7 @@ from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.template_doctor import TOOL, call, own_reply, result
 from ajet_proof import prove
-from tests.chat_templates import tokenizer
+from tests.support.chat_templates import tokenizer
 
 if TYPE_CHECKING:
     import openai
@@ -123,7 +123,7 @@ class EpisodeSession:
 
     def stored_responses(self, names: list[str]) -> list[tuple[list[int], int]]:
         """Return of each stored response the identities of its input items in memory, and of its tools."""
-        stored = [self._session.kept["responses"].get(name) for name in names]
+        stored = [self._session.dialect_state["responses"].get(name) for name in names]
         return [([id(item) for item in each.input], id(each.response["tools"])) for each in stored]
 
     def wait_until(self, condition: Callable[[], object]) -> None:
@@ -162,7 +162,7 @@ class RunningGateway:
     @property
     def calls_under_way(self) -> int:
         """The number of calls that are under way."""
-        return self.gateway._context.call_limit.reserved
+        return self.gateway.context.call_limit.reserved
 
     @property
     def asgi_app(self) -> Any:
@@ -172,7 +172,7 @@ class RunningGateway:
     @property
     def clients(self) -> int:
         """The number of clients that are being answered."""
-        return self.gateway._context.pacing.clients
+        return self.gateway.context.pacing.clients
 
     def open(self, **options: Any) -> EpisodeSession:
         """Open an episode."""
@@ -190,17 +190,17 @@ class RunningGateway:
 
     def answer_with(self, script: Any) -> None:
         """Have the engine answer by another script from now on."""
-        self.engine._script = script
+        self.engine.script = script
 
     @contextmanager
     def answers(self, script: Any, *, chunk: int) -> Iterator[None]:
         """Within the block the engine answers by another script, `chunk` tokens at a time."""
-        kept = self.engine._script, self.engine._chunk
-        self.engine._script, self.engine._chunk = script, chunk
+        kept = self.engine.script, self.engine.chunk
+        self.engine.script, self.engine.chunk = script, chunk
         try:
             yield
         finally:
-            self.engine._script, self.engine._chunk = kept
+            self.engine.script, self.engine.chunk = kept
 
     def run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's own loop, from any thread."""
@@ -255,7 +255,7 @@ def renderer_of_style(style: str = "qwen25", *, made: Any = None, **options: Any
 
 def seeing_renderer() -> Renderer:
     """Return the renderer of a model that sees images."""
-    from tests.image_fixtures import seeing_renderer as make_renderer
+    from tests.support.image_fixtures import seeing_renderer as make_renderer
 
     return make_renderer()
 

@@ -24,8 +24,8 @@ from ajet.schema.call import Call, Ids, Terms
 from ajet.schema.endpoint import FOREIGN_KEY
 from ajet.schema.errors import EngineFailure, EngineHangs
 from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
-from tests.image_fixtures import seeing_renderer
+from tests.support.chat_templates import tokenizer
+from tests.support.image_fixtures import seeing_renderer
 
 MODELS = ("text", "image", "chat", "full")
 """A text model; one that sees images; a chat engine without token ids; a text model whose gateway takes no call."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from pymongo import MongoClient
 
-from tests.mongod import Mongod
+from tests.support.mongod import Mongod
 
 STATES = {"waiting": "waiting", "running": "leased", "completed": "closed", "over": "over", "dead": "dead"}
 

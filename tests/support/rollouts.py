@@ -47,8 +47,8 @@ from ajet.tokens import Renderer
 from ajet.train.accounting import episode_metrics
 from ajet.workflow import resources
 from ajet.workflow.function import workflow_from
-from tests import rollout_workflows as flows
-from tests.published_templates import family as published_tokenizer
+from tests.support import rollout_workflows as flows
+from tests.support.published_templates import family as published_tokenizer
 
 __all__ = [
     "AnswerJudge",
@@ -202,7 +202,7 @@ class Stage:
     @property
     def is_paused(self) -> bool:
         """True while the breaker is open."""
-        return self.rollout._breaker.is_open
+        return self.rollout.breaker.is_open
 
     @property
     def failures(self) -> Counter[tuple[str, str]]:
@@ -390,10 +390,10 @@ def attempts_start_at(moment: datetime) -> Iterator[None]:
 @contextmanager
 def stuck_stack_probe(made: Stage, answer: str) -> Iterator[None]:
     """Within the block a process says that its attempt stands at `answer`, or "" if the rollout's loop stood still."""
-    isolation, went_on = made.rollout._attempts.isolation, threading.Event()
+    isolation, went_on = made.rollout.attempts.isolation, threading.Event()
 
     def locate(_: Any) -> str:
-        made.rollout._loop.call_soon_threadsafe(went_on.set)
+        made.rollout.loop.call_soon_threadsafe(went_on.set)
         return answer if went_on.wait(10) else ""
 
     with pytest.MonkeyPatch.context() as patch:
@@ -446,12 +446,12 @@ def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
     async def come(group: InflightGroup) -> None:
         while not when():
             await asyncio.sleep(0.01)
-        group._pass_deadline()
+        group.pass_deadline()
 
     def began(group: InflightGroup) -> None:
-        if not group._has_started:
-            group._timer = asyncio.ensure_future(come(group))  # type: ignore[assignment]
-        group._has_started = True
+        if not group.has_started:
+            group.timer = asyncio.ensure_future(come(group))  # type: ignore[assignment]
+        group.has_started = True
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InflightGroup, "note_start", began)

@@ -28,7 +28,7 @@ from ajet.record.episode_codec import encode as encode_episode
 from ajet.record.held_out import Measurement
 from ajet.record.logs import main_log
 from ajet.schema.errors import UserError
-from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
+from tests.support.ajet_process import Forked, ajet, command, environment, metric_rows, start
 
 __all__ = [
     "LOCK_HOLDER",

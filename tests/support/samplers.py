@@ -24,7 +24,7 @@ from ajet.engine.models import load_tokenizer
 from ajet.store import Address, SharedStore, open_shared
 from ajet.task_reader import TaskOrder, open_reader
 from ajet.train.runner import LaunchOptions
-from tests.sample_fixtures import HELD_FROM, kept_of, project_in
+from tests.support.sample_fixtures import HELD_FROM, kept_of, project_in
 
 __all__ = [
     "CHECKED",
@@ -101,7 +101,7 @@ def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[
         raise problem
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupSampler, "_take_in", breaks)
+        patch.setattr(GroupSampler, "take_in", breaks)
         yield
 
 

@@ -155,18 +155,18 @@ class RunningServer:
 
     def forgotten(self, name: str) -> None:
         """As if the client of that episode had said nothing for an hour."""
-        served = self.desk._open[name]
+        served = self.desk.open_episodes[name]
         served.since -= HOUR_S
-        served.session._recorder.settled_at -= HOUR_S
+        served.session.recorder.settled_at -= HOUR_S
 
     def overdue(self) -> None:
         """As if the groups that wait had begun an hour ago."""
-        for group in self.desk._groups:
+        for group in self.desk.groups:
             group.began -= HOUR_S
 
     def looked(self) -> None:
         """Return when the server has looked for episodes whose time is over, since this was called."""
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(3 * GLANCE_S), self.desk._loop).result(60)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(3 * GLANCE_S), self.desk.loop).result(60)
 
     # Faults that no client can cause.
 
@@ -187,7 +187,7 @@ class RunningServer:
     def judging_breaks(self) -> Iterator[None]:
         """Within the block judging an end is a mistake of the server's own."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.desk._finisher, "judge_episode", None)
+            patch.setattr(self.desk.finisher, "judge_episode", None)
             yield
 
     def break_task_reader(self) -> None:
@@ -197,29 +197,29 @@ class RunningServer:
             def task(self, order: int) -> None:
                 raise RuntimeError("a bug")
 
-        self.desk._groups._tasks = BrokenTasks()  # type: ignore[assignment]
+        self.desk.groups.tasks = BrokenTasks()  # type: ignore[assignment]
 
     def begin_outage(self, boundary: str) -> None:
         """As if another episode had been lost at this boundary."""
-        self.desk._breaker._recent.append(boundary)
-        self.desk._breaker._open_if_many_lost()
+        self.desk.breaker.recent.append(boundary)
+        self.desk.breaker.open_if_many_lost()
 
     def end_outage(self) -> None:
         """As if another episode had been played whole."""
-        self.desk._breaker._close_breaker()
+        self.desk.breaker.close_breaker()
 
     def allow_probe(self) -> None:
         """As if the pause before the next probe were over."""
-        self.desk._breaker._next_probe = 0.0
+        self.desk.breaker.next_probe = 0.0
 
     def take_probe(self) -> bool:
         """Begin the probe as another client would; False if it is under way."""
-        return self.desk._breaker.may_probe()
+        return self.desk.breaker.may_probe()
 
     @property
     def is_outage(self) -> bool:
         """True if nothing but probes begins."""
-        return self.desk._breaker.is_open
+        return self.desk.breaker.is_open
 
     @contextmanager
     def limits_for_new_connections(self, limits: ServerLimits) -> Iterator[None]:
@@ -344,7 +344,7 @@ def pass_client_pauses(clock: Any) -> Iterator[None]:
 def kept_ends(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
     """Return the ended episodes that the next server takes up."""
     store = RunStore(folder, at=at)
-    return [kept.episode for lease in (*store.closed(), *store.lease_kept()) for kept in lease.kept]
+    return [kept.episode for lease in (*store.closed(), *store.lease_kept()) for kept in lease.attempts]
 
 
 def open_sqlite_store(path: Path) -> SqliteStore:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ajet.schema.errors import UserError
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 from tests.support.stores import (
     ALTERED,
     Kept,
@@ -341,7 +341,7 @@ class World:
             below = AHEAD if announced is None else announced.policy.below
         if not who.leases:
             who.leases = who.store.lease(self.draw.randrange(1, 3), below=below)
-            who.made = {lease.order: [one.episode.uuid for one in lease.kept] for lease in who.leases}
+            who.made = {lease.order: [one.episode.uuid for one in lease.attempts] for lease in who.leases}
             return
         try:
             self._play(who, who.leases[0])
@@ -391,7 +391,9 @@ class World:
             raise Killed from None
         assert who not in self.ghosts, "a trainer that was fenced off has committed"
         who.step += 1
-        who.trained |= {lease.order: [one.episode.uuid for one in lease.kept] for lease in batch if lease.order in used}
+        who.trained |= {
+            lease.order: [one.episode.uuid for one in lease.attempts] for lease in batch if lease.order in used
+        }
         for order in used:
             who.steps.setdefault(order, []).append(who.step)
         who.batches.append(used)

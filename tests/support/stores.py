@@ -57,7 +57,7 @@ def mongo_operations_fail(point: Callable[[], None]) -> Iterator[None]:
     """
     from ajet_mongo import connection, positions
 
-    asked = connection.MongoConnection._run_operation
+    asked = connection.MongoConnection.run_operation
 
     def with_faults(self: Any, operation: Any, base: Any) -> Any:
         def one(base: Any) -> Any:
@@ -70,5 +70,5 @@ def mongo_operations_fail(point: Callable[[], None]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "EXPIRES_EVERY", 0.0)
-        patch.setattr(connection.MongoConnection, "_run_operation", with_faults)
+        patch.setattr(connection.MongoConnection, "run_operation", with_faults)
         yield

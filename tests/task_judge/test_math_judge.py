@@ -96,7 +96,7 @@ def test_workers_end_with_their_process():
     script = (
         "from ajet.task_judge import math_equality as m\n"
         "assert m.equal('x+x', '2x', timeout=60)\n"
-        "print(m._get_pool()._idle[0]._process.pid, flush=True)"
+        "print(m.get_pool()._idle[0]._process.pid, flush=True)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     with pytest.raises(ProcessLookupError):
@@ -106,7 +106,7 @@ def test_workers_end_with_their_process():
 @pytest.mark.slow
 def test_a_worker_that_died_idle_is_replaced():
     assert equal("x+x", "2x", timeout=60)
-    for worker in math_equality._get_pool()._idle:
+    for worker in math_equality.get_pool()._idle:
         worker._process.kill()
         worker._process.wait()
     assert equal("y+y", "2y", timeout=60)

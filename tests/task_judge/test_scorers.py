@@ -22,7 +22,7 @@ from ajet.task_judge.scorers.gaia import gaia_reward_func, question_scorer
 from ajet.task_reader import open_reader
 from ajet.train.accounting import episode_metrics
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1] / "support"
 """Where `own_scorers.py` is."""
 
 

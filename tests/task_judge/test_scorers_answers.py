@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.task_judge import Judge
-from tests.scorer_calls import ask_scorer, open_scorer
+from tests.support.scorer_calls import ask_scorer, open_scorer
 
 pytestmark = pytest.mark.slow
 

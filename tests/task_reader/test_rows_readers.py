@@ -500,8 +500,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(reader, "_hub_answers", lambda _: False)
-    monkeypatch.setattr(reader, "_load_split", load)
+    monkeypatch.setattr(reader, "hub_answers", lambda _: False)
+    monkeypatch.setattr(reader, "load_split", load)
     with pytest.raises(TaskError, match="hub does not answer"):
         hub(tmp_path, "gsm8k/main").tasks("train")
     assert offline == [(True, True)]

@@ -7,9 +7,9 @@ import pytest
 from ajet.tokens.template import ChatTemplate
 from ajet.tokens.template_doctor import TOOL, call, examine, result
 from ajet_proof.tokens.proof import prove
-from tests.chat_templates import made
-from tests.published_templates import published
+from tests.support.chat_templates import made
 from tests.support.gateways import Renderer, TemplateRefused, post, start_gateway
+from tests.support.published_templates import published
 
 TEXTS = [
     {"role": "system", "content": "Be brief."},

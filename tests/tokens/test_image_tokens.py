@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet.schema.errors import UserError
 from ajet.tokens import TemplateRefused
 from ajet.tokens.image_tokens import ImageTokens, image_urls, picture
-from tests.image_fixtures import TOKEN, processor, seeing_renderer
+from tests.support.image_fixtures import TOKEN, processor, seeing_renderer
 from tutorial.example_vision.colours import data_url, question, square
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ajet.schema.errors import UserError
 from ajet.tokens import Rendered, Renderer, TemplateRefused
 from ajet.tokens.parsing import ReplyParser, assemble
-from tests.chat_templates import STYLES, tokenizer, variant
+from tests.support.chat_templates import STYLES, tokenizer, variant
 
 ADD = {
     "type": "function",
@@ -351,7 +351,7 @@ def test_however_ids_are_cut_their_text_is_the_same(ids, data):
         deltas += stream.feed(ids[start:stop])
     deltas += stream.close()
     assert assemble(deltas)["content"] == render.decode(ids)
-    assert stream.kept == len(ids)
+    assert stream.id_count == len(ids)
 
 
 @settings(max_examples=70, deadline=None)
@@ -364,13 +364,13 @@ def test_a_stop_string_cuts_at_the_token_that_completes_it(text, stops, chunk):
         stream.feed(ids[at : at + chunk])
     message = stream.message()
     if not any(stop in text for stop in stops):
-        assert stream.stopped is None and stream.kept == len(ids) and message["content"] == text
+        assert stream.stopped is None and stream.id_count == len(ids) and message["content"] == text
         return
     assert stream.stopped in stops
-    kept = render.decode(ids[: stream.kept])
+    kept = render.decode(ids[: stream.id_count])
     assert stream.stopped in kept
-    if stream.kept < len(ids):
-        assert not any(stop in render.decode(ids[: stream.kept - 1]) for stop in stops)
+    if stream.id_count < len(ids):
+        assert not any(stop in render.decode(ids[: stream.id_count - 1]) for stop in stops)
     assert not any(stop in message["content"] for stop in stops)
     assert kept.startswith(message["content"] + stream.stopped)
 

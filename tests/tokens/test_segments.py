@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
 from ajet.tokens import Renderer
-from tests.chat_templates import STYLES, tokenizer
+from tests.support.chat_templates import STYLES, tokenizer
 
 PIECES = (
     "<|im_start|>", "<|im_end|>", "<|im_", "|>", "<tool_call>", "</tool_call>", "\n", " ", "  ", "user", "don't", "12",
@@ -58,7 +58,7 @@ RENDERERS = {kind: Renderer(altered(kind)) for kind in KINDS}
 def test_parts_give_what_the_whole_gives(kind, text, order):
     render = RENDERERS[kind]
     fast = render.tokenizer.backend_tokenizer
-    assert (render._separators is not None) == KINDS[kind]
+    assert (render.separators is not None) == KINDS[kind]
     ids = fast.encode(text, add_special_tokens=False).ids
     assert render.encode(text).tolist() == render.encode(text).tolist() == ids
     order.shuffle(ids)
@@ -79,8 +79,8 @@ def test_no_part_is_padded():
 def test_what_recurs_is_encoded_once(style, monkeypatch):
     render = Renderer(tokenizer(style))
     asked: list[str] = []
-    encode = render._encode_texts
-    monkeypatch.setattr(render, "_encode_texts", lambda texts: asked.extend(texts) or encode(texts))
+    encode = render.encode_texts
+    monkeypatch.setattr(render, "encode_texts", lambda texts: asked.extend(texts) or encode(texts))
     for number in (1, 2):
         render.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {number}?"}])
     first = next(at for at, text in enumerate(asked) if "What is 2?" in text)

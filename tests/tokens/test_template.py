@@ -10,7 +10,7 @@ from ajet.context_tracker.matching import message_key
 from ajet.tokens import Renderer
 from ajet.tokens.template import ChatTemplate, TemplateRefused
 from ajet.tokens.template_doctor import examine
-from tests.chat_templates import made
+from tests.support.chat_templates import made
 
 MARKS = ("<|im_start|>", "<end_of_utterance>", "<image>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>")
 PARTS = (

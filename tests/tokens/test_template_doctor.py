@@ -14,8 +14,8 @@ from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.parsing import ReplyParser, assemble
 from ajet.tokens.template import template_text
 from ajet.tokens.template_doctor import TOOL, TemplateRehearsal, call, own_reply, result
-from tests.chat_templates import made
-from tests.published_templates import FAMILIES, family
+from tests.support.chat_templates import made
+from tests.support.published_templates import FAMILIES, family
 
 NAMES = sorted(FAMILIES)
 THINKING = ["glm4.5", "gpt-oss", "qwen3", "qwen3.5"]

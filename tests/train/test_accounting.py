@@ -262,4 +262,4 @@ def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_st
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tree["trainer_common"]["algorithm"]["max_trained_count"] = 1
     held = StepChecker(Experiment.from_dict({"ajet": tree}, base=tmp_path), tmp_path)
-    assert [*held._check_names(1, [(lost, Outcome())]), *held._check_names(2, [(lost, Outcome())])] == []
+    assert [*held.check_names(1, [(lost, Outcome())]), *held.check_names(2, [(lost, Outcome())])] == []

@@ -182,7 +182,7 @@ def test_a_sampler_beside_the_trainer_is_part_of_the_plan(tmp_path: Path, monkey
     alone, told = (estimate_footprint(BIG, made.ajet, wide=False) for made in (experiment(tmp_path), both))
     assert alone.sampler == 0 and alone.both == alone.peak == told.peak
     assert told.both - told.peak == told.sampler == PROGRAM + 2 * BIG.parameters + told.cache
-    assert "for a sampler beside it" in describe_memory(told) and "sampler" not in describe_memory(alone)
+    assert "for a colocated sampler" in describe_memory(told) and "sampler" not in describe_memory(alone)
     sized = experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm", "vllm": {"cache_gib": 2}})
     assert estimate_footprint(BIG, sized.ajet, wide=False).sampler == PROGRAM + 2 * BIG.parameters + 2 * GIB
     room = estimate_needs(both, train=8, validates=False)

@@ -16,7 +16,7 @@ from ajet.train.sources.rollout import RolloutSource
 from ajet.train.sources.served import ServedSource
 from ajet.train.sources.source import Source
 from ajet.train.sources.store import StoreSource
-from tests.local_fixtures import config_of
+from tests.support.local_fixtures import config_of
 
 
 class TwoSteps(Source):

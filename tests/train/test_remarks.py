@@ -58,7 +58,7 @@ def test_what_compares_no_attempts_needs_no_group() -> None:
 def test_what_is_drawn_at_temperature_0_cannot_be_trained_on(estimator: str) -> None:
     """The update divides the logits by it: every step would be skipped."""
     own = {"trainer_common": {"algorithm": {"adv_estimator": estimator}}, "rollout": {"temperature": 0}}
-    with pytest.raises(ConfigError, match="no probabilities to train on") as refused:
+    with pytest.raises(ConfigError, match="temperature above 0") as refused:
         keys(**own)
     assert refused.value.where == "ajet.rollout.temperature"
     assert keys("debug", **own) == [] == keys(sft={"objective": "sft"}, **own)
@@ -119,6 +119,6 @@ def test_each_line_names_key_place_and_way_out(tmp_path: Path, capsys: pytest.Ca
         launcher.main(["config", "validate", "--conf", str(yaml), "--backbone", "local"])
     said = capsys.readouterr().out
     assert "is valid." in said and f"ajet.rollout.num_repeat ({yaml}:6" in said
-    assert "there is one: no token gets an advantage. Expected: 4 or more" in said
+    assert "no token gets an advantage. Expected: 4 or more" in said
     made = experiment()
     assert format_remarks([], made) == ""

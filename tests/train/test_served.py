@@ -16,8 +16,8 @@ from ajet.train.loop import train
 from ajet.train.session import TrainingSession
 from ajet.train.sources import served as module
 from ajet.train.sources.served import ServedSource
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 OWN: Any = object()
 """The parts that play."""

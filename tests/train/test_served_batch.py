@@ -15,7 +15,7 @@ from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.train.accounting import check_tokens
 from ajet.train.sources.served_batch import ServedBatch
-from tests import record_fixtures
+from tests.support import record_fixtures
 
 pytestmark = pytest.mark.slow
 

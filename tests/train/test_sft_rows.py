@@ -14,7 +14,7 @@ from ajet.train.sft.lessons import make_lesson
 from ajet.train.sft.reading import require_same_tokenizer
 from ajet.train.sft.rows import read_files
 from ajet_proof.recorded.prove import prove_episode
-from tests.published_templates import FAMILIES, family
+from tests.support.published_templates import FAMILIES, family
 
 USER = {"role": "user", "content": "What is it?"}
 ANSWER = {"role": "assistant", "content": "It is a boat."}

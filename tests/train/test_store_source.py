@@ -29,8 +29,8 @@ from ajet.store.digest import ALTERED
 from ajet.train.sources import store as module
 from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet.train.step import StepUpdate
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 TASKS: Any = SimpleNamespace(task=lambda order: Task(main_query="?", task_id=f"task-{order}"))
 NOBODY: Any = SimpleNamespace(defer=lambda **more: nullcontext(), remaining_grace=lambda seconds: None)
@@ -45,8 +45,8 @@ class Trainer:
         config = config_of(**{"data__train_batch_size": 1, "rollout__num_repeat": 2, **settings})
         self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, max_attempts=2)
         self.source = StoreSource(None, SamplerPool(self.store))  # type: ignore[arg-type]
-        self.source._announcer = Announcer(self.store, TERMS, "run", config)
-        self.source._closed = ClosedGroups(self.store, config.trainer_common)
+        self.source.announcer = Announcer(self.store, TERMS, "run", config)
+        self.source.closed_groups = ClosedGroups(self.store, config.trainer_common)
         self.backbone = SimpleNamespace(version=0)
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
         self.training: Any = SimpleNamespace(
@@ -58,8 +58,8 @@ class Trainer:
         self.steps: list[dict[str, Any]] = []
         self.gaps: list[float | None] = []
         """What updates say of what samplers sampled, step by step."""
-        self.source._canary = Canary("auto", rounded=False)
-        monkeypatch.setattr(module, "_find_weights", lambda run, step: None)
+        self.source.canary = Canary("auto", rounded=False)
+        monkeypatch.setattr(module, "find_weights", lambda run, step: None)
 
     def play(self, order: int, *, version: int = 0) -> None:
         """By a sampler."""
@@ -112,14 +112,14 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
 ) -> None:
     """A batch of two: one of them is there and one is leased, or, later, only one in all."""
     made, asked = trainer(data__train_batch_size=2), list[float]()
-    made.source._samplers = replace(made.source._samplers, is_colocated=ends)
+    made.source.samplers = replace(made.source.samplers, is_colocated=ends)
     interrupts: Any = SimpleNamespace(
         defer=NOBODY.defer,
         remaining_grace=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None,
     )
     below: list[Any] = []
     monkeypatch.setattr(made.store, "announce", below.append)
-    made.source._probe = None  # type: ignore[assignment]
+    made.source.probe = None  # type: ignore[assignment]
     made.play(0)
     (under_way,) = made.store.lease(1)
     looks = iter(range(9))
@@ -161,8 +161,8 @@ def test_asked_to_end_a_trainer_gives_up_nothing_that_just_began_or_just_closed(
     made, asked = trainer(), list[bool]()
     interrupts: Any = SimpleNamespace(defer=NOBODY.defer, remaining_grace=lambda seconds: 60.0 if asked else None)
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
-    made.source._probe = None  # type: ignore[assignment]
-    begun, read, hopes = list[Lease](), made.source._closed.read, list[bool]()
+    made.source.probe = None  # type: ignore[assignment]
+    begun, read, hopes = list[Lease](), made.source.closed_groups.read, list[bool]()
 
     def look(seconds: float) -> None:
         hopes.append(made.source.may_complete())
@@ -176,7 +176,7 @@ def test_asked_to_end_a_trainer_gives_up_nothing_that_just_began_or_just_closed(
             made.end(begun.pop())
 
     monkeypatch.setattr(module.time, "sleep", look)
-    monkeypatch.setattr(made.source._closed, "read", and_then_it_closes)
+    monkeypatch.setattr(made.source.closed_groups, "read", and_then_it_closes)
     made.training.interrupts = interrupts
     made.step()
     assert hopes == [True] * 3 and made.steps[-1]["groups"] == [0]
@@ -187,8 +187,8 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, left: float | None
 ) -> None:
     made, looks = trainer(), list[int]()
-    made.source._samplers = replace(made.source._samplers, is_colocated=True)
-    made.source._announced = 0
+    made.source.samplers = replace(made.source.samplers, is_colocated=True)
+    made.source.announced = 0
     (under_way,) = made.store.lease(1)
 
     def look(seconds: float) -> None:
@@ -198,7 +198,7 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
 
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
     monkeypatch.setattr(module.time, "sleep", look)
-    made.source._probe = None  # type: ignore[assignment]
+    made.source.probe = None  # type: ignore[assignment]
     made.training.interrupts = SimpleNamespace(
         defer=NOBODY.defer, forget_raised=lambda: None, remaining_grace=lambda seconds: left
     )
@@ -307,7 +307,7 @@ def test_a_run_that_goes_on_with_fewer_times_uses_no_group_more_often(trainer: C
     made = trainer(**{TIMES: 3, AGE: None})
     made.play(0)
     assert [made.step()["groups"], made.step()["groups"]] == [[0], [0]]
-    made.source._closed = ClosedGroups(made.store, config_of(**{TIMES: 2, AGE: None}).trainer_common)
+    made.source.closed_groups = ClosedGroups(made.store, config_of(**{TIMES: 2, AGE: None}).trainer_common)
     made.play(1)
     third = made.step()
     assert (third["groups"], third["reuse"].expired, made.store.depths().over) == ([1], [0], 1)
@@ -318,12 +318,12 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
 ) -> None:
     made = trainer(**{TIMES: 2, AGE: 1})
     below: list[int] = []
-    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(to_json=dict), raising=False)
+    monkeypatch.setattr(made.source, "probe", SimpleNamespace(to_json=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.play(0)
     late = made.store.lease(1)  # a long one, which two steps overtake
     assert made.step()["groups"] == made.step()["groups"] == [0]
-    made.source._announce_policy(made.training)
+    made.source.announce_policy(made.training)
     assert below == [2], "one under way is all that there may be"
     made.store.give_back(late)
     made.play(1)
@@ -337,21 +337,21 @@ def test_nothing_is_played_that_no_step_is_left_for(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, below = trainer(**{AGE: 5}), list[int]()
-    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(to_json=dict), raising=False)
+    monkeypatch.setattr(made.source, "probe", SimpleNamespace(to_json=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.training.total_steps = 3
-    made.source._announce_policy(made.training)
+    made.source.announce_policy(made.training)
     made.play(0)
     lost = made.store.lease(1)
     for _ in range(2):
         made.store.fail(lost[0], "its server is down")
         lost = lost if made.store.dead() else made.store.lease(1)
-    made.source._announce_policy(made.training)
+    made.source.announce_policy(made.training)
     made.step()
-    made.source._announce_policy(made.training)
+    made.source.announce_policy(made.training)
     assert below == [3, 4], "three steps of one group each; another in the place of the one that is given up"
     made.training.total_steps = 9
-    made.source._announce_policy(made.training)
+    made.source.announce_policy(made.training)
     assert below == [3, 4, 8], "and on, where the run is made longer: six ahead"
 
 
@@ -385,7 +385,7 @@ def test_a_trainer_that_waits_says_so_at_once_and_how_to_start_a_sampler(trainer
     try:
         says.wait(1, 0, 8, 0)
         says.wait(1, 0, 8, 0)
-        says._last_wait_log -= announcer.HEARTBEAT_S + 1
+        says.last_wait_log -= announcer.HEARTBEAT_S + 1
         made.store.join("sampler", "machine-7")
         says.wait(1, 3, 8, 0)
     finally:
@@ -410,7 +410,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
             seen.set()
 
     monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.01)
-    made.source._announcer = Announcer(made.store, TERMS, "run", config_of(), show=show)
+    made.source.announcer = Announcer(made.store, TERMS, "run", config_of(), show=show)
     with made.source.running(made.training):
         made.training.step = 7
         made.store.lease(1)
@@ -439,12 +439,12 @@ def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, traine
     """Whoever plays on with weights of no step would play what no trainer knows of."""
     did: list[str] = []
     made = trainer()
-    made.source._samplers = replace(made.source._samplers, is_colocated=True)
-    made.source._announced = 0
+    made.source.samplers = replace(made.source.samplers, is_colocated=True)
+    made.source.announced = 0
     made.training.is_step_partial, made.training.save_interrupted = torn, lambda: did.append("save")
     made.training.interrupts = SimpleNamespace(
         defer=NOBODY.defer, forget_raised=lambda: None, remaining_grace=lambda seconds: 60.0
     )
-    made.source._announce_policy = lambda session: did.append("announce")  # type: ignore[method-assign, misc, assignment]
+    made.source.announce_policy = lambda session: did.append("announce")  # type: ignore[method-assign, misc, assignment]
     made.source.stop(made.training, KeyboardInterrupt())
     assert did == (["save"] if torn else ["save", "announce"])

@@ -10,8 +10,8 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import Task, WorkflowTask
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
-from tests.workflow_fixtures import scene
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_countdown"
 

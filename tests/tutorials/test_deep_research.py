@@ -15,8 +15,8 @@ import pytest
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import WorkflowTask
 from ajet_mcp.agent import McpAgentWorkflow
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
-from tests.workflow_fixtures import scene
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_deep_research"
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"{}": "{}"}}}}\n</tool_call>'

@@ -13,10 +13,10 @@ import pytest
 from ajet.config import load_experiment
 from ajet.store import open_shared
 from ajet.task_reader import open_reader
-from tests.ajet_command import ajet, environment, metric_rows, start
 from tests.docs.snippets import ROOT
-from tests.mongod import Mongod
-from tests.waiting import until
+from tests.support.ajet_process import ajet, environment, metric_rows, start
+from tests.support.mongod import Mongod
+from tests.support.waiting import until
 
 FOLDER = ROOT / "tutorial" / "example_agentrl"
 LOGS = ("trainer_0", "sampler_1", "sampler_2")

@@ -13,8 +13,8 @@ import pytest
 
 from ajet.config import resolve_reference
 from ajet.record import EpisodeFiles
-from tests.ports import free_port
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.ports import free_port
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
 
 FOLDER = TUTORIALS / "example_appworld"
 SMALL = ["model.path=embedded:tiny-tools", "rollout.max_model_len=1024", "rollout.max_response_length_in_one_turn=24",

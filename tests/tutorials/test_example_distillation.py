@@ -8,8 +8,8 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.errors import UserError
-from tests.ajet_command import ajet, metric_rows
-from tests.tutorial_runs import TUTORIALS, learned
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.tutorial_runs import TUTORIALS, learned
 
 FOLDER = TUTORIALS / "example_distillation"
 
@@ -32,7 +32,8 @@ def test_a_student_before_its_teacher_is_told_what_lacks(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="There is no model at 'launcher_record/shop_teacher") as caught:
         open_teacher(load_experiment(FOLDER / "distillation.yaml"), None)
     assert (
-        caught.value.where == "ajet.trainer_common.algorithm.teacher.path" and "before its student" in caught.value.do
+        caught.value.where == "ajet.trainer_common.algorithm.teacher.path"
+        and "finish that run first" in caught.value.do
     )
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import WorkflowTask
-from tests.chat_templates import tokenizer
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
-from tests.workflow_fixtures import scene
+from tests.support.chat_templates import tokenizer
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_math_agent"
 CALL = '<tool_call>\n{{"name": "execute_python_code", "arguments": {}}}\n</tool_call>'

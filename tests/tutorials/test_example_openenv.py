@@ -8,8 +8,8 @@ from statistics import mean
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.ports import free_port
-from tests.tutorial_runs import TUTORIALS, drawn_before_and_after, learned, prints, taught
+from tests.support.ports import free_port
+from tests.support.tutorial_runs import TUTORIALS, drawn_before_and_after, learned, prints, taught
 
 FOLDER = TUTORIALS / "example_openenv"
 SMALL = ["model.path=embedded:tiny-tools", "rollout.max_model_len=1024", "rollout.max_response_length_in_one_turn=24",

@@ -14,8 +14,8 @@ from ajet.config import load_experiment, resolve_reference
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
 from ajet_environments.venvs import prepare_python
-from tests.ajet_command import ajet, metric_rows
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
 
 FOLDER = TUTORIALS / "example_verifiers"
 PASSES = "I do not know."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import environment
+from tests.support.ajet_process import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = ROOT / "tutorial" / "example_feedback_tracing" / "loop.py"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ajet.config import resolve_reference
-from tests.ports import free_port
-from tests.tutorial_runs import TUTORIALS, learned
+from tests.support.ports import free_port
+from tests.support.tutorial_runs import TUTORIALS, learned
 
 FOLDER = TUTORIALS / "example_learn2ask"
 

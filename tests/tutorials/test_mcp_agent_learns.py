@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gaia_packages import packages
-from tests.ports import free_port
-from tests.tutorial_runs import TUTORIALS, learned
+from tests.support.gaia_packages import packages
+from tests.support.ports import free_port
+from tests.support.tutorial_runs import TUTORIALS, learned
 
 __all__ = ["packages"]
 YAML = TUTORIALS / "example_mcp_agent" / "mcp_agent.yaml"

@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from tests.ports import free_port
-from tests.tutorial_runs import TUTORIALS, learned
+from tests.support.ports import free_port
+from tests.support.tutorial_runs import TUTORIALS, learned
 
 YAML = TUTORIALS / "example_rubrics_judge" / "rubrics_judge.yaml"
 

@@ -12,8 +12,8 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import WorkflowTask
-from tests.tutorial_runs import TUTORIALS, learned, taught
-from tests.workflow_fixtures import scene
+from tests.support.tutorial_runs import TUTORIALS, learned, taught
+from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_sft"
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "ITEM"}}\n</tool_call>'

@@ -12,7 +12,7 @@ from ajet.engine.scripted import ScriptedChat
 from ajet.gateway import Gateway
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.tuner import ModelTuner
-from tests.tutorial_runs import TUTORIALS
+from tests.support.tutorial_runs import TUTORIALS
 
 FOLDER = TUTORIALS / "example_vision"
 

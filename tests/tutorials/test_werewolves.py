@@ -15,9 +15,9 @@ import pytest
 from ajet.config import load_experiment, resolve_reference
 from ajet.record import EpisodeFiles
 from ajet.schema.task import Task, WorkflowTask
-from tests.judge_fixtures import judge_server
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
-from tests.workflow_fixtures import scene
+from tests.support.judge_fixtures import judge_server
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_werewolves"
 ROLES = dict(enumerate(("werewolf",) * 3 + ("seer", "witch", "hunter") + ("villager",) * 3, start=1))
@@ -103,7 +103,7 @@ def test_an_answer_that_names_nobody_counts_as_none(said: str) -> None:
     played = game(p1={"kill?": said})
     played.alive, played.heard = sorted(ROLES), {number: [] for number in ROLES}
     played.parts = [of("game.py->Part")("night")]
-    assert asyncio.run(played._named(1, "Night 1.", "Whom do you kill?")) is None and played.unclear == 1
+    assert asyncio.run(played.ask_target(1, "Night 1.", "Whom do you kill?")) is None and played.unclear == 1
 
 
 def played(trained: list[str], opponents: Any = None, said: str = "4") -> tuple[Any, Any]:
@@ -163,10 +163,12 @@ def test_agentjets_yaml_names_what_is_here(tmp_path: Path) -> None:
 def test_what_is_demonstrated_can_be_heard_in_the_question() -> None:
     """Whoever is named lives and is another; the one before is followed most, and a friend less than anybody."""
     wolf = of("demonstrations.py->Beginner")(of("game.py->introduction")(2, ROLES), random.Random(0))
-    chances = wolf._chances("Day 2. Others alive: 1 4 5 7. Whom do you vote out? 3 is dead, a werewolf. 1 votes 5.")
+    chances = wolf.count_chances(
+        "Day 2. Others alive: 1 4 5 7. Whom do you vote out? 3 is dead, a werewolf. 1 votes 5."
+    )
     assert set(chances) == {"1", "4", "5", "7"} and sum(chances.values()) == pytest.approx(1)
     assert chances["5"] > 0.7 and chances["1"] < chances["4"] == chances["7"]
-    unheard = wolf._chances("Night 1. Others alive: 1 4 5. Whom do you kill?")
+    unheard = wolf.count_chances("Night 1. Others alive: 1 4 5. Whom do you kill?")
     assert unheard["1"] == pytest.approx(0.4 / 3) and unheard["4"] == unheard["5"] == pytest.approx(0.4 / 3 + 0.3)
 
 

@@ -11,7 +11,7 @@ from ajet import AsyncSampler, MCPSampler, Task, Workflow, WorkflowOutput, Workf
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.judge import Judge
 from ajet_mcp.agent import McpAgentWorkflow
-from tests.workflow_fixtures import scene
+from tests.support.workflow_fixtures import scene
 
 TASK = Task(main_query="2+2?", task_id="t", metadata={"answer": "4", "answer_schema": "boxed"})
 

@@ -18,7 +18,7 @@ from ajet.schema.task import WorkflowOutput
 from ajet.workflow.adapters import openai_sdk
 from ajet.workflow.loop_pools import split_pools
 from tests.support.rollouts import stage
-from tests.waiting import until
+from tests.support.waiting import until
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")

@@ -12,7 +12,7 @@ import pytest
 from ajet import AjetTuner, ModelTuner
 from ajet.context_tracker import timelines
 from ajet.schema.endpoint import Endpoint
-from tests.workflow_fixtures import scene
+from tests.support.workflow_fixtures import scene
 
 MESSAGES = [{"role": "user", "content": "40 + 2?"}]
 

@@ -21,7 +21,7 @@ from ajet.schema.commands import format_extra_install  # noqa: E402
 from ajet.schema.errors import MissingExtraError  # noqa: E402
 from ajet.task_judge.extraction import boxed_answer  # noqa: E402
 from ajet.workflow.adapters import agentscope as adapter  # noqa: E402
-from tests.workflow_fixtures import CALL, scene  # noqa: E402
+from tests.support.workflow_fixtures import CALL, scene  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -178,10 +178,10 @@ def test_without_agentscope_the_extra_is_named(monkeypatch):
             raise ImportError(name)
         return real(name, *args, **kwargs)
 
-    adapter._model_class.cache_clear()
+    adapter.find_model_class.cache_clear()
     monkeypatch.setattr(builtins, "__import__", absent)
     with scene() as episode, pytest.raises(MissingExtraError) as error:
         episode.tuner.as_agentscope_model()
     assert format_extra_install("agentscope") in str(error.value)
     monkeypatch.undo()
-    adapter._model_class.cache_clear()
+    adapter.find_model_class.cache_clear()

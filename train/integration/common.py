@@ -1,4 +1,7 @@
-"""See `train`. What else AWorld's own file of this name has is found, too."""
+"""Tool environment names of AWorld's module of the same name.
+
+Other names of AWorld's own file resolve, too, through `load_hidden`.
+"""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""See `train`."""
+"""Package `train.trainer` of AWorld's layout, explained in the docstring of `train`."""
 
 from pkgutil import extend_path
 

@@ -30,13 +30,13 @@ class Beginner:
         """Of each answer, nats."""
 
     async def answer(self, text: str) -> str:
-        chances = self._chances(text)
+        chances = self.count_chances(text)
         self.entropies.append(-sum(chance * math.log(chance) for chance in chances.values() if chance))
         (said,) = self._draw.choices(list(chances), list(chances.values()))
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": said}]
         return said
 
-    def _chances(self, text: str) -> dict[str, float]:
+    def count_chances(self, text: str) -> dict[str, float]:
         """How likely it names each."""
         others = re.findall(r"\d+", text.partition("alive:")[2].partition(".")[0])
         heard = re.findall(r"(?:wants|votes) (\d+)", text)

@@ -72,11 +72,11 @@ class Game:
         wolves = self._living("werewolf")
         named: list[int | None] = []
         for wolf in wolves:
-            named.append(await self._named(wolf, f"Night {number}.", "Whom do you kill?"))
+            named.append(await self.ask_target(wolf, f"Night {number}.", "Whom do you kill?"))
             self._tell((other for other in wolves if other > wolf), f"{wolf} wants {named[-1] or NOBODY}.")
         victim = _most(named)
         for seer in self._living("seer"):
-            if (chosen := await self._named(seer, f"Night {number}.", "Whom do you look at?")) is not None:
+            if (chosen := await self.ask_target(seer, f"Night {number}.", "Whom do you look at?")) is not None:
                 self.seen.add(chosen)
                 self._tell([seer], f"{chosen} is a {self.roles[chosen]}.")
         poisoned = None
@@ -85,7 +85,9 @@ class Game:
                 self.potions.discard("heal")
                 victim = None
             elif "poison" in self.potions:
-                poisoned = await self._named(witch, f"Night {number}.", f"Whom do you poison? Or {NOBODY}.", may=True)
+                poisoned = await self.ask_target(
+                    witch, f"Night {number}.", f"Whom do you poison? Or {NOBODY}.", may=True
+                )
                 self.potions -= {"poison"} if poisoned else set()
         return [each for each in dict.fromkeys((victim, poisoned)) if each is not None]
 
@@ -98,7 +100,7 @@ class Game:
                 )
         votes: list[int | None] = []
         for voter in self.alive:
-            votes.append(await self._named(voter, f"Day {number}.", "Whom do you vote out?"))
+            votes.append(await self.ask_target(voter, f"Day {number}.", "Whom do you vote out?"))
             self._tell((other for other in self.alive if other > voter), f"{voter} votes {votes[-1] or NOBODY}.")
         out = _most(votes)
         return [] if out is None else [out]
@@ -111,10 +113,10 @@ class Game:
             self.parts[-1].dead.append(each)
             self._tell(self.alive, f"{each} is dead, a {self.roles[each]}.")
             if self.roles[each] == "hunter":
-                shot = await self._named(each, "You die.", f"Whom do you shoot? Or {NOBODY}.", may=True)
+                shot = await self.ask_target(each, "You die.", f"Whom do you shoot? Or {NOBODY}.", may=True)
                 await self._die([] if shot is None else [shot])
 
-    async def _named(self, player: int, when: str, question: str, *, may: bool = False) -> int | None:
+    async def ask_target(self, player: int, when: str, question: str, *, may: bool = False) -> int | None:
         """The living player, not itself, that its answer names. `may`: nobody is an answer."""
         others = " ".join(str(each) for each in self.alive if each != player)
         answer = await self._asked(player, f"{when} Others alive: {others}. {question}")

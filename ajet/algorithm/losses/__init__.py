@@ -1,5 +1,5 @@
-"""The losses that `trainer_common.algorithm.policy_loss` names: one a file, each with its paper and its formula.
+"""Losses selectable by `trainer_common.algorithm.policy_loss`. Each file holds a loss with its paper and formula.
 
-In: log-probabilities and advantages of trained tokens. Out: a loss for each. Invariant: a loss sees tokens, and never
-rows, micro batches or ranks; what it has to know of the reply that a token belongs to is handed to it (`contract`).
+Input: log-probabilities and advantages of trained tokens. Output: a loss per token. Invariant: a loss sees tokens,
+never rows, micro batches or ranks. Statistics of a token's reply are passed in through `contract.LossInputs`.
 """

@@ -1,7 +1,7 @@
-"""CISPO: the ratio is clipped as a weight, and no token loses its gradient.
+"""CISPO: the ratio is a clipped weight, so every token has a gradient.
 
-MiniMax-M1, arXiv 2506.13585, section 3.1: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p. (The paper leaves
-the lower bound off: `clip_low: 1`.)
+MiniMax-M1, arXiv 2506.13585, section 3.1: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p. (The paper omits the lower
+bound: `clip_low: 1`.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
 class CispoLoss(PolicyLoss):
-    """-sg(clip(r)) A log p. What is said to be clipped has a bounded weight, and a gradient still."""
+    """-sg(clip(r)) A log p. Tokens reported as clipped have a bounded weight and still a gradient."""
 
     formula = "−sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π"
     paper = "CISPO in MiniMax-M1, arXiv 2506.13585, section 3.1"

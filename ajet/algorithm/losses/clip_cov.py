@@ -1,4 +1,4 @@
-"""Clip-Cov: the clipped ratio, and no gradient for some of the tokens that would take most of the entropy away.
+"""Clip-Cov: the clipped ratio without gradient for some of the tokens that reduce entropy most.
 
 The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4.
 """
@@ -14,7 +14,7 @@ from ajet.algorithm.losses.contract import LossInputs, PolicyLoss, TokenMask, co
 
 
 class ClipCovLoss(PolicyLoss):
-    """The clipped loss, 0 for tokens chosen by their covariance."""
+    """The clipped loss, set to 0 for tokens chosen by their covariance."""
 
     formula = (
         "that of `clipped`; 0 for `covariance.share` of the tokens, drawn from those whose covariance (log π − "
@@ -24,7 +24,7 @@ class ClipCovLoss(PolicyLoss):
     over_batch = True
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
-        """Choose tokens at random among those whose covariance lies between the bounds."""
+        """Choose random tokens with a covariance between the bounds."""
         cov = self.settings.covariance
         return draw_between(compute_covariances(logprobs_N, advantages_N), cov.share, cov.low, cov.high, draw)
 

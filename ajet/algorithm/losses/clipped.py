@@ -1,8 +1,9 @@
-"""The clipped ratio: what an algorithm's loss is where nothing else is chosen.
+"""The clipped ratio, used by default for `policy_loss`.
 
 PPO, arXiv 1707.06347, section 3, with the bounds of `ajet.algorithm.loss_terms`. With `old_policy: proximal` and an
-importance weight it is decoupled PPO (Batch size-invariance for policy optimization, arXiv 2110.00641, section 3;
-AReaL, arXiv 2505.24298): the ratio is to the policy before the update, the weight that policy's to the sampler's.
+importance weight the loss is decoupled PPO (Batch size-invariance for policy optimization, arXiv 2110.00641, section 3;
+AReaL, arXiv 2505.24298): the ratio compares with the policy before the update, and the weight compares that policy with
+the sampling policy.
 """
 
 from __future__ import annotations

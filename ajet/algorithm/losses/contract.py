@@ -1,14 +1,14 @@
-"""PolicyLoss: the loss of a token, all else given. One class a file.
+"""Define `PolicyLoss`: the loss of a token. Each file holds one class.
 
-Invariant: it keeps nothing between two calls, and the loss of one token depends on what `LossInputs` holds of it alone:
-how a reply is cut into passes changes nothing. Importance weights, bounds on stale tokens and KL terms are
-`token_loss`'s.
+Invariant: a loss has no state between calls. The loss of a token depends only on the token's entries in `LossInputs`,
+so the split of a reply into passes changes no result. `token_loss` adds importance weights, bounds on stale tokens and
+KL terms.
 
-Losses over a batch choose the tokens that take the entropy away, those whose logprob and advantage are high together.
-The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: Cov(t) =
-(log p_t - mean log p) (A_t - mean A) over the trained tokens of an optimizer step; the fall of the policy's entropy in
-a step goes with its mean. Numbers are those from before the update, so that a choice does not depend on how rows are
-packed.
+Losses over a batch choose the tokens that reduce entropy most: tokens with a high logprob and a high advantage. The
+Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: Cov(t) = (log
+p_t - mean log p) (A_t - mean A) over the trained tokens of an optimizer step. The fall of the policy's entropy in a
+step follows the mean covariance. All numbers are taken before the update, so the packing of rows does not influence the
+choice.
 """
 
 from __future__ import annotations
@@ -28,59 +28,72 @@ if TYPE_CHECKING:
 
 
 class LossInputs(NamedTuple):
-    """Shapes: [T]. Only `logprobs` is to be differentiated."""
+    """Inputs of a token's loss, each [T]. Gradients flow through `logprobs` only."""
 
     logprobs: Tensor
     old: Tensor
-    """Of the policy that the ratio refers to: `algorithm.old_policy`."""
+    """Logprobs of the ratio's denominator, selected by `algorithm.old_policy`."""
     advantages: Tensor
     drift: Tensor | None = None
-    """Of each token's reply, the mean over its trained tokens of the present logprob less the old one: the logarithm of
-    the reply's ratio, normalised by its length. None where the loss does not ask for it (`over_replies`)."""
+    """The mean of present minus old logprob over the trained tokens of each token's reply. None without `over_replies`.
+
+    The value is the logarithm of the reply's ratio, normalised by length.
+    """
     chosen: Tensor | None = None
-    """[T] booleans: which ones `PolicyLoss.choose` chose. None where the loss does not choose (`over_batch`)."""
+    """[T] booleans from `PolicyLoss.choose`. None without `over_batch`."""
 
     def require_chosen(self) -> Tensor:
-        """Raises ValueError where nothing was chosen from."""
+        """Return `chosen`. Raise ValueError if `chosen` is None."""
         if self.chosen is None:
-            raise ValueError("a loss that chooses among the tokens of a batch needs all of them")
+            raise ValueError("a loss over the batch needs the tokens chosen for the step")
         return self.chosen
 
 
 class PolicyLoss:
-    """Subclass it, write `__call__`, and name the class in `trainer_common.algorithm.policy_loss`."""
+    """Base class of losses. Subclasses write `__call__` and are named in `trainer_common.algorithm.policy_loss`."""
 
     formula: ClassVar[str] = ""
-    """The loss of a token: a cell of the table in docs/algorithms.md."""
+    """The loss of a token. Shown in the table of docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""
-    """The source of the formula."""
+    """The paper with the formula."""
     over_replies: ClassVar[bool] = False
-    """Whether it reads `drift`, which with several optimizer steps costs one more forward pass for each but the first
-    on the local backbone. A reply is a run of trained tokens with nothing between them."""
+    """Whether the loss reads `drift`.
+
+    With several optimizer steps this costs the local backbone a forward pass for each step after the first. A reply is
+    a contiguous run of trained tokens.
+    """
     over_batch: ClassVar[bool] = False
-    """Whether it chooses among all trained tokens of an optimizer step, which costs a forward pass before it (on the
-    local backbone only)."""
+    """Whether the loss chooses among all trained tokens of an optimizer step (local backbone only).
+
+    The choice costs a forward pass before the optimizer step.
+    """
     name: str = ""
-    """As the YAML has it: a name or a reference. Written by whoever opens it."""
+    """The name or reference from the YAML. `make_loss` sets the value."""
     base: str = ""
-    """The folder that the reference is relative to; likewise."""
+    """The folder to resolve the reference against. `make_loss` sets the value."""
     made_by: Callable[[str, str, Settings], PolicyLoss]
-    """What makes it anew of name, base and settings; likewise."""
+    """The factory, called with name, base and settings. `make_loss` sets the value."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle the loss as its name, as an algorithm is."""
+        """Pickle the loss by name, same as an algorithm."""
         return self.made_by, (self.name, self.base, self.settings)
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
-        """[N] of all trained tokens of an optimizer step, with the policy's logprobs from before the training step.
-        `draw`: the same for the same step."""
+        """Choose among all N trained tokens of an optimizer step. Return [N] booleans.
+
+        Args:
+            logprobs_N: The policy's logprobs before the training step.
+            draw: Random generator with the same seed whenever the step is repeated.
+        """
         raise NotImplementedError
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
-        """[T] losses, differentiable in `tokens.logprobs`, and [T] booleans: where a bound cut the gradient off."""
+        """Compute [T] losses, differentiable in `tokens.logprobs`, and [T] booleans: True where a bound cut off the
+        gradient.
+        """
         raise NotImplementedError
 
 
@@ -88,12 +101,12 @@ TokenMask = npt.NDArray[np.bool_]
 
 
 def compute_covariances(logprobs_N: Row, advantages_N: Row) -> Row:
-    """[N] of each trained token."""
+    """Return the [N] covariance terms of the trained tokens (formula in the module docstring)."""
     return (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
 
 
 def draw_between(covariances_N: Row, share: float, low: float, high: float, draw: np.random.Generator) -> TokenMask:
-    """Clip-Cov: of the tokens between the bounds some by chance, `share` of all N of them at most."""
+    """Clip-Cov: draw random tokens with a covariance between the bounds, at most `share` of all N tokens."""
     candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high))
     chosen = np.zeros(covariances_N.size, np.bool_)
     chosen[draw.permutation(candidates)[: _count_chosen(covariances_N, share)]] = True
@@ -101,7 +114,7 @@ def draw_between(covariances_N: Row, share: float, low: float, high: float, draw
 
 
 def select_largest(covariances_N: Row, share: float) -> TokenMask:
-    """KL-Cov: the first ones where they are ranked, `share` of all N of them."""
+    """KL-Cov: choose the `share` of all N tokens with the largest covariance."""
     chosen = np.zeros(covariances_N.size, np.bool_)
     chosen[np.argsort(-covariances_N, kind="stable")[: _count_chosen(covariances_N, share)]] = True
     return chosen

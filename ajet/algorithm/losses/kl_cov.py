@@ -1,8 +1,8 @@
-"""KL-Cov: the ratio without bounds, and a KL penalty on the tokens that would take most of the entropy away.
+"""KL-Cov: the unbounded ratio, with a KL penalty on the tokens that reduce entropy most.
 
-The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: -A r and,
-for the chosen ones, + beta |log p - log old|, as the authors' own code estimates the divergence. At r = 1 its
-derivative is 0 and within 1 % of it small (`smooth_abs`), because such differences are rounding: it acts from the
+The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: -A r plus
+beta |log p - log old| for the chosen tokens, the estimate used in the authors' code. The derivative is 0 at r = 1 and
+small within 1 % of 1 (`smooth_abs`), because smaller differences are rounding. The penalty therefore acts from the
 second optimizer step of a training step on.
 """
 
@@ -18,14 +18,14 @@ from ajet.algorithm.losses.contract import LossInputs, PolicyLoss, TokenMask, co
 
 
 class KlCovLoss(PolicyLoss):
-    """-A r + beta |log r| of the chosen ones. Nothing is cut off."""
+    """-A r + beta |log r| for the chosen tokens. No gradient is cut off."""
 
     formula = "−A·ρ, plus `covariance.beta`·abs(log ρ) for the `share` of the tokens with the largest covariance"
     paper = "KL-Cov, arXiv 2505.22617, section 4"
     over_batch = True
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
-        """The largest ones."""
+        """Choose the tokens with the largest covariance."""
         return select_largest(compute_covariances(logprobs_N, advantages_N), self.settings.covariance.share)
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:

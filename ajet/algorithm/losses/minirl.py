@@ -1,9 +1,8 @@
-"""MINIRL: REINFORCE, each token weighed by its own ratio.
+"""MINIRL: REINFORCE with each token weighed by its ratio.
 
-Stabilizing Reinforcement Learning with LLMs, arXiv 2512.01374, section 2: -sg(r) A log p, r the ratio of the present
-policy to the one that sampled (`old_policy: behaviour`): the token's first-order part of the sequence's objective.
-Which tokens are left out for being too far away, the bounds of stale tokens say, as in AgentRL
-(`importance_weight_cap_ratio`).
+Stabilizing Reinforcement Learning with LLMs, arXiv 2512.01374, section 2: -sg(r) A log p, with r the ratio of the
+present policy to the sampling policy (`old_policy: behaviour`). The term is the token's first-order part of the
+sequence objective. As in AgentRL, the bounds of stale tokens (`importance_weight_cap_ratio`) leave out distant tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
 class MinirlLoss(PolicyLoss):
-    """-sg(r) A log p."""
+    """REINFORCE weighed by the ratio: -sg(r) A log p."""
 
     formula = "−sg(ρ)·A·log π"
     paper = "MiniRL, arXiv 2512.01374, section 2; AgentRL's MINIRL"

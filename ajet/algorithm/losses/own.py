@@ -1,4 +1,4 @@
-"""The loss that an algorithm brings itself (`Algorithm.policy_loss`): trained where `policy_loss` names none."""
+"""Wrap `Algorithm.policy_loss` as a `PolicyLoss`, used if `policy_loss` is null."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OwnLoss(PolicyLoss):
-    """The loss of a user's algorithm that defines one; the algorithms of ajet use the clipped ratio."""
+    """The loss defined by a user's algorithm. Built-in algorithms use the clipped ratio."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm.settings)

@@ -1,8 +1,8 @@
-"""SAPO: a soft gate in the place of clipping.
+"""SAPO: a soft gate replaces clipping.
 
 Soft Adaptive Policy Optimization, arXiv 2511.20347, section 3: -A f(r), f(r) = 4 / tau * sigmoid(tau (r - 1)), with tau
-= `tau_positive` where A > 0 and `tau_negative` elsewhere. At r = 1 the gradient is REINFORCE's, further away it fades;
-the larger tau, the faster.
+= `tau_positive` where A > 0, else `tau_negative`. At r = 1 the gradient is REINFORCE's. With growing distance the
+gradient fades, faster for a larger tau.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
 class SapoLoss(PolicyLoss):
-    """-A 4 / tau sigmoid(tau (r - 1)). Nothing is cut off."""
+    """-A 4 / tau sigmoid(tau (r - 1)). No gradient is cut off."""
 
     formula = "−A·(4/τ)·σ(τ(ρ − 1)), τ is `tau_positive` where A > 0, else `tau_negative`"
     paper = "SAPO, arXiv 2511.20347, section 3"

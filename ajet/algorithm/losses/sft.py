@@ -1,8 +1,8 @@
-"""Likelihood: replies that are given become likelier, the more, the larger their weight.
+"""Supervised likelihood: raise the likelihood of given replies in proportion to their weight.
 
-Supervised fine-tuning is its case A = 1, the negative log-likelihood (InstructGPT, arXiv 2203.02155, section 3.5). Its
-gradient is that of any loss of whole replies whose derivative by their log-probability is -A, as `dpo` has one. There
-is no ratio: whoever sampled or wrote the tokens is not asked.
+Supervised fine-tuning is the case A = 1, the negative log-likelihood (InstructGPT, arXiv 2203.02155, section 3.5). The
+gradient equals the gradient of any sequence loss with derivative -A by the reply's log-probability, for example `dpo`.
+There is no ratio, so the source of the tokens does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
 class SftLoss(PolicyLoss):
-    """-A log p."""
+    """Negative log-likelihood weighed by the advantage: -A log p."""
 
     formula = "−A·log π"
     paper = "supervised fine-tuning where A = 1: InstructGPT, arXiv 2203.02155, section 3.5"

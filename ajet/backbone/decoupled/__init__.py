@@ -1,6 +1,5 @@
-"""The trainer's side of a shared store that samplers fill: what is announced, and which closed groups a step gets.
+"""The trainer's side of a shared store: announces policies to samplers and selects closed groups for a step.
 
-In: a store that many processes share, the settings, closed groups. Out: policies for samplers, groups that are fresh
-enough for a step. Invariant: nothing here knows who computes the update; `ajet.train.sources.store` (a backbone in
-the run's own process) and `ajet_ray.store_tickets` both stand on it.
+Invariant: the package does not depend on how the update is computed. Both `ajet.train.sources.store` (a backbone in the
+run's own process) and `ajet_ray.store_tickets` use it.
 """

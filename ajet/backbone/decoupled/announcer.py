@@ -1,7 +1,7 @@
-"""Announcer: what the trainer of a shared store says in it: which policy, up to which position, and that it lives.
+"""The announcer writes the trainer's policy, last usable position and heartbeat to the shared store.
 
-Invariant: no position is given out that could only become stale if all goes in order (`Policy.below`), or that no step
-is left for; a policy is announced with weights that are on the disk, which its caller sees to.
+Invariant: positions without a remaining step are never released, nor are positions bound to become stale even if all
+goes in order (`Policy.below`). The caller writes the weights to disk before announcing a policy.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 SHOWN_SAMPLERS = 32
-"""Samplers that are shown, those that are silent the longest first; all of them are counted."""
+"""Maximum number of samplers in the status, longest silent first; the total counts all."""
 
 
 def build_status(
     depths: StoreDepths, samplers: Sequence[StoreMember], *, free: int, quarantined: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Return the store's state as `status.json` has it.
+    """Return the store's state in the format of `status.json`.
 
-    Ages are as of one look at the store, by its clock, and the look's own time goes with them; a number that nobody
-    reported is absent. `free`: positions that samplers may begin now; `samplers`: those that are at work;
-    `quarantined`: groups that cannot be trained on, by kind.
+    All ages come from one query of the store, measured by the store's clock; the time of the query is included.
+    Unreported values are absent.
+
+    Args:
+        samplers: the samplers at work.
+        free: positions that samplers may start now.
+        quarantined: number of unusable groups, by kind.
     """
     counts = {"leased": depths.leased, "free": free, "closed": depths.closed, "again": depths.again}
     ages = {"lease": depths.oldest_lease, "waiting_group": depths.oldest_closed}
@@ -67,15 +71,15 @@ def _describe_sampler(member: StoreMember) -> dict[str, Any]:
 
 
 BACKLOG = 2
-"""Batches that may be played ahead where no staleness is too much."""
+"""Batches that may be sampled ahead if staleness is unlimited."""
 HEARTBEAT_S = 30.0
-"""Seconds between two signs of life, and between two lines that say what is waited for."""
+"""Seconds between two heartbeats, and between two log lines about waiting."""
 SHOWN_EVERY = 2.0
-"""Seconds between two looks at depths for those who watch the run, at least."""
+"""Minimum seconds between two queries of store depths for the status."""
 
 
 class Announcer:
-    """Announces one trainer's policies; not thread-safe, but for what the thread of `alive` does."""
+    """Announces the policies of one trainer; not thread-safe, except for the heartbeat thread of `alive`."""
 
     def __init__(
         self,
@@ -87,31 +91,35 @@ class Announcer:
         show: Callable[[dict[str, Any]], None] = lambda state: None,
         starts: str = "",
     ) -> None:
-        """`show` gets a `build_status` once in a while. `starts`: the command that starts a sampler; "": nobody need be
-        told it."""
+        """Create an announcer without an announced policy.
+
+        Args:
+            show: receives the result of `build_status` periodically.
+            starts: command that starts a sampler; "" to omit the hint.
+        """
         self.needs_probe = False
-        """Whether a sampler at a server elsewhere was there at the last look: it needs a probe."""
+        """True if a sampler at a remote server was present at the last query and needs a probe."""
         self._store, self._terms, self._run_id, self._show, self._starts = store, terms, run_id, show, starts
         self._shown, self._showing = -math.inf, threading.Lock()
         self._most = settings.trainer_common.max_staleness
         self._ahead = count_ahead(settings)
         self._below = -1
         self._holds = False
-        self._last_heartbeat = self._last_wait_log = -math.inf
+        self._last_heartbeat = self.last_wait_log = -math.inf
         self.leased = 0
-        """Positions that samplers held when this was asked last."""
+        """Positions leased by samplers at the last `announce`."""
         self._given_up = DeadLetterLog(store)
         self._looked_dead = 0
-        """Dead letters as of the last glance."""
+        """Number of dead letters at the last query."""
 
     @property
     def dead(self) -> int:
-        """The number of positions that were given up, as of the last `take_newly_dead`."""
+        """Number of positions given up, as of the last `take_newly_dead`."""
         return self._given_up.count
 
     @property
     def quarantined(self) -> Mapping[str, int]:
-        """Groups that could not be trained on, by kind, as of the last look at the dead letters."""
+        """Number of unusable groups by kind, as of the last read of the dead letters."""
         return self._given_up.quarantined
 
     def announce(
@@ -126,9 +134,15 @@ class Announcer:
         wanted: int | None = None,
         over: bool = False,
     ) -> None:
-        """Announce that policy, where what may be played has changed since the last time. `weights`: None for those of
-        model.path; `began`: the version that this trainer went on from; `stale`: closed groups that no step will train
-        on; `wanted`: groups that the steps to come are made of, None: nobody knows how many."""
+        """Announce the policy if the range of usable positions has changed since the last announcement.
+
+        Args:
+            weights: folder of the weights; None for the weights of model.path.
+            began: version from which the trainer started or resumed.
+            stale: closed groups that no step will train on.
+            wanted: groups needed by the remaining steps; None if unknown.
+            over: True for the last policy: the training has ended.
+        """
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
         most = self._ahead if wanted is None else min(self._ahead, wanted)
@@ -143,7 +157,7 @@ class Announcer:
         self._store.announce(policy)
 
     def _show_depths(self, depths: StoreDepths | None = None, *, last: bool = False) -> None:
-        """Show the store's depths; None: as they are now. `last`: nothing is shown after them."""
+        """Show the store's depths; None queries the store. `last` shows them even right after the previous ones."""
         with self._showing:
             if time.monotonic() - self._shown < SHOWN_EVERY and not last:
                 return
@@ -158,21 +172,21 @@ class Announcer:
             self._show(build_status(found, samplers, free=free, quarantined=self.quarantined))
 
     def _list_samplers(self) -> list[StoreMember]:
-        """The samplers that are at work."""
+        """Return all samplers at work, by their heartbeats."""
         return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * HEARTBEAT_S]
 
     def changed(self) -> None:
-        """The policy is another from now on: it is announced whatever the positions are."""
+        """Mark the policy as changed: the next `announce` writes it even if the positions are the same."""
         self._below = -1
 
     def hold(self) -> None:
-        """Let nothing be begun from the next announcement on: this trainer is about to end, and samplers with it."""
+        """Release no further positions from the next announcement on: trainer and samplers are about to end."""
         if not self._holds:
             self._holds = True
             self.changed()
 
     def live(self, step: int) -> bool:
-        """Say in the store that this trainer lives, after `step` steps; False where that was done just now."""
+        """Write a heartbeat after `step` steps to the store. Return False if the last heartbeat is still recent."""
         now = time.monotonic()
         if now - self._last_heartbeat <= HEARTBEAT_S:
             return False
@@ -181,8 +195,11 @@ class Announcer:
         return True
 
     def alive(self, step: Callable[[], int]) -> AbstractContextManager[None]:
-        """Within the block, whatever this process is busy with, a thread says that this trainer lives, which has
-        trained so many steps, and shows how things are."""
+        """Within the block, a thread writes heartbeats and shows the status, even if this process is busy.
+
+        Args:
+            step: returns the number of steps trained until now.
+        """
 
         def say() -> None:
             self.live(step())
@@ -191,11 +208,11 @@ class Announcer:
         return signs_of_life(say, min(HEARTBEAT_S, SHOWN_EVERY))
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
-        """Wait a moment for groups of `step`, with a line that says so."""
+        """Log that `step` waits for groups, at most once per HEARTBEAT_S."""
         self.live(step - 1)
-        if time.monotonic() - self._last_wait_log <= HEARTBEAT_S:
+        if time.monotonic() - self.last_wait_log <= HEARTBEAT_S:
             return
-        self._last_wait_log = time.monotonic()
+        self.last_wait_log = time.monotonic()
         samplers = len(self._list_samplers())
         who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} at work"
         who += f": start some with `{self._starts}`" if self._starts and not samplers else ""
@@ -204,14 +221,18 @@ class Announcer:
         logger.info("step {} waits: {} of {} groups are there, {}; {}", step, there, size, old, who)
 
     def take_newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
-        """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
+        """Return positions given up and not yet reported, with the error of each try."""
         return self._given_up.log_new(tasks)
 
 
 def open_for_training(
     address: Address, run: RunDirectory, settings: AjetConfig, at: Mapping[str, Any] | None
 ) -> SharedStore:
-    """The store that samplers fill, for this run's trainer, at what a checkpoint holds of it. Raises UserError."""
+    """Open the shared store for this run's trainer, rolled back to the state in the checkpoint.
+
+    Raises:
+        UserError: the store cannot be opened.
+    """
     if settings.rollout.enable_oversample:
         logger.warning("rollout.enable_oversample has no effect: every group that samplers close is used")
     reached = run.resumed.step if run.resumed is not None else 0
@@ -231,13 +252,16 @@ def open_for_training(
 
 
 def make_status_writer(run: RunDirectory) -> Callable[[dict[str, Any]], None]:
-    """For `ajet status` of that run."""
+    """Return a function that writes the store's state for `ajet status`."""
     return lambda state: run.status.set(**state)
 
 
 def count_ahead(settings: AjetConfig) -> int:
-    """Groups that may be under way or wait to be trained on for the first time: one that is begun as the last of them
-    is so after `max_staleness` steps, if all end in order and each is trained on as often as it may be."""
+    """Return the number of groups that may be in flight or await their first training.
+
+    The last of them, started now, is trained on after `max_staleness` steps if all end in order and each group is
+    trained on as often as allowed.
+    """
     trainer, size = settings.trainer_common, settings.data.train_batch_size
     if trainer.max_staleness is None:
         return BACKLOG * size
@@ -245,16 +269,19 @@ def count_ahead(settings: AjetConfig) -> int:
 
 
 def _make_usable_check(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
-    """Whether a trainer that goes on after `step` takes a position's attempts as they are. It is played anew where one
-    names a policy that only a lost checkpoint had, since another gets that number; and where all of a group failed: a
-    run that ended with that would end with it again."""
+    """Return a check whether a trainer that resumes after `step` accepts the stored attempts of a position.
+
+    Refused positions are sampled again. An attempt with a policy version of a lost checkpoint is refused, because other
+    weights will get the same number. A group in which every attempt failed is refused too: a run that ended with it
+    would end again.
+    """
 
     def usable(attempts: Sequence[Kept]) -> bool:
         episodes = [attempt.episode for attempt in attempts]
         try:
             for episode in episodes:
                 check_values(episode)
-        except GroupRefusedError:  # is quarantined, with its reason, once the group is taken
+        except GroupRefusedError:  # the group is quarantined with its reason once a step takes it
             return True
         return find_newest_version(episodes, 0) <= step and (len(episodes) < repeats or not have_all_failed(episodes))
 

@@ -1,8 +1,8 @@
-"""Closed groups that the trainer has read from a shared store, and which of them a step may be made of.
+"""Closed groups read from a shared store, and their selection for a training step.
 
-Invariants: a group that no step has trained on comes before one that a step has. None is trained on more often than
-`max_trained_count`, none again within `retrained_interval` steps, none that is older than `max_staleness`; how often
-and when it was is the store's to say.
+Invariant: groups without a training step come before groups that were trained on. A group is trained on at most
+`max_trained_count` times, not again within `retrained_interval` steps, and never if older than `max_staleness`. The
+store counts and dates each use.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupReuse:
-    """The positions of a step that were trained on before, or may be once more."""
+    """Positions of a step with earlier or possible later uses."""
 
     before: Collection[int] = ()
-    """A step has trained on these."""
+    """Positions trained on by an earlier step."""
     retrainable: Collection[int] = ()
-    """A later step may train on these, too."""
+    """Positions open for training in a later step."""
     expired: Collection[int] = ()
-    """None of the step's: trained on before, and too old by now, or too often, to be once more."""
+    """Positions outside the step: trained on before, now too old or used too often."""
 
     def find_retrainable(self, groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[int]:
-        """The positions of `retrainable` of which this step has trained on something: of the others no later one would,
-        either."""
+        """Return the `retrainable` positions with an episode used by the current step.
+
+        Other positions would yield no training data in later steps either.
+        """
         return [
             group.order
             for group in groups
@@ -45,28 +47,27 @@ class GroupReuse:
 
 @dataclass(slots=True)
 class ReadyGroups:
-    """The groups that are there for a step."""
+    """The closed groups available for a step."""
 
     groups: list[Group] = field(default_factory=list)
-    """To be trained on, in this order."""
+    """Groups to train on, in order."""
     stale: list[Group] = field(default_factory=list)
-    """Too old, and never trained on."""
+    """Groups too old to use and never trained on."""
     expired: list[int] = field(default_factory=list)
-    """See `GroupReuse`."""
+    """Positions of used groups, as in `GroupReuse`."""
 
 
 class ClosedGroups:
-    """The closed groups of one store."""
+    """Holds the closed groups of one store."""
 
     def __init__(self, store: SharedStore, trainer: TrainerConfig, quarantine: Quarantine | None = None) -> None:
-        """`quarantine`: checks each group that is read; None: none is checked."""
+        """Create an empty set of groups. Groups are not checked if `quarantine` is None."""
         self._store, self._trainer, self._quarantine = store, trainer, quarantine
         self._groups: dict[int, tuple[Group, tuple[int, ...]]] = {}
-        """Each with the steps that have trained on it."""
+        """Each group with the steps that have trained on it, by position."""
 
     def read(self, tasks: TaskOrder, version: int) -> None:
-        """Read the groups that have closed meanwhile, without those that cannot be used. `version`: the newest policy
-        that the trainer knows."""
+        """Read newly closed groups and drop unusable ones. `version`: newest policy known to the trainer."""
         for lease in self._store.closed(but=self._groups.keys()):
             task = tasks.task(lease.order)
             if self._quarantine is not None and not self._quarantine.admits(lease, task.task_id, version):
@@ -74,12 +75,13 @@ class ClosedGroups:
             self._groups[lease.order] = _build_group(lease, tasks), lease.used
 
     def ready(self, version: int, step: int) -> ReadyGroups:
-        """For that step, an update of the policy's `version`."""
+        """Return the groups usable in an update of policy `version` at `step`."""
         found, retrainable = ReadyGroups(), list[tuple[int, Group]]()
         most, rest = self._trainer.algorithm.max_trained_count, self._trainer.algorithm.retrained_interval
         for order in sorted(self._groups):
             group, used = self._groups[order]
-            if len(used) >= most or not is_fresh(group, version, self._trainer):  # the run may go on with fewer times
+            # a resumed run may have a lower max_trained_count
+            if len(used) >= most or not is_fresh(group, version, self._trainer):
                 if used:
                     found.expired.append(order)
                 else:
@@ -92,7 +94,8 @@ class ClosedGroups:
         return found
 
     def take(self, groups: Sequence[Group], stale: Sequence[Group], expired: Sequence[int]) -> GroupReuse:
-        """Take groups out: they are a step's, or nobody's any more; what is used again is read again."""
+        """Remove groups used by a step, stale groups and expired ones. Groups due for reuse are read from the store
+        later."""
         used = {group.order: self._groups.pop(group.order)[1] for group in groups}
         for order in (*(group.order for group in stale), *expired):
             del self._groups[order]
@@ -102,8 +105,10 @@ class ClosedGroups:
 
 
 def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
-    """Whether it may be trained on by an update of the policy's `version`. What names a later one was sampled with
-    weights that no checkpoint has any more."""
+    """True if an update of policy `version` may train on the group.
+
+    A group with a later version was sampled with weights that no checkpoint holds any more, and is refused.
+    """
     return (
         find_newest_version(group.episodes, version) <= version
         and measure_freshness(group.episodes, version, trainer).is_usable
@@ -111,15 +116,15 @@ def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
 
 
 def list_samplers(groups: Iterable[Group], version: int) -> set[str]:
-    """Who says that it sampled with the weights of `version` alone in them, of samplers elsewhere."""
+    """Return the remote samplers whose episodes were sampled with the weights of `version` alone."""
     return {each.sampler for each in list_episodes(groups) if each.policy == (version, version)} - {""}
 
 
 def find_newest_version(episodes: Iterable[Episode], version: int) -> int:
-    """The latest policy version that sampled in them; `version` where none did."""
+    """Return the latest policy version that sampled any of the episodes; `version` if no call has a version."""
     return max((run.high for each in episodes for call in each.calls for run in call.versions), default=version)
 
 
 def _build_group(lease: Lease, tasks: TaskOrder) -> Group:
-    episodes = sorted((stored.episode for stored in lease.kept), key=lambda episode: episode.repeat)
+    episodes = sorted((stored.episode for stored in lease.attempts), key=lambda episode: episode.repeat)
     return Group(tasks.task(lease.order), lease.order, episodes)

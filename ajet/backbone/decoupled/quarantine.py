@@ -1,7 +1,7 @@
-"""Quarantine: keeps groups that cannot be trained on away from a trainer.
+"""Quarantine withholds unusable groups from the trainer.
 
-Invariant: each group is checked once, when it is taken. One that is refused stays in the store with its reason, is
-neither trained nor leased again, and is not looked at again after a restart.
+Invariant: each group is checked once, when taken. A refused group stays in the store with its reason, and is never
+trained on, leased or checked again, even after a restart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ajet.store import Lease, SharedStore
 
 MANY_IN_A_ROW = 10
-"""So many refused groups without a usable one between them are reported, and again at each doubling."""
+"""Number of consecutive refused groups before an error is logged, repeated at each doubling."""
 
 
 class Quarantine:
@@ -29,11 +29,15 @@ class Quarantine:
     def __init__(self, store: SharedStore, terms: GroupTerms) -> None:
         self._store, self._terms = store, terms
         self._in_a_row: Counter[str] = Counter()
-        """Refused groups since the last usable one, by kind."""
+        """Refused groups since the last usable group, by kind."""
         self._report_at = MANY_IN_A_ROW
 
     def admits(self, lease: Lease, task_id: str, version: int) -> bool:
-        """True if the group may be trained on; else it is quarantined. Raises TrainerFencedError."""
+        """Return True if the group may be trained on, else quarantine it.
+
+        Raises:
+            TrainerFencedError: another trainer has taken over the store.
+        """
         try:
             check_group(lease, task_id, version, self._terms)
         except GroupRefusedError as refused:
@@ -46,7 +50,7 @@ class Quarantine:
     def _quarantine_group(self, order: int, task_id: str, refused: GroupRefusedError) -> None:
         try:
             self._store.quarantine(order, refused.reason)
-        except LeaseLostError as lost:  # another process changed it meanwhile; the next look finds it as it is
+        except LeaseLostError as lost:  # another process changed the group meanwhile; the next read sees the new state
             logger.warning("{}", lost)
             return
         logger.warning("task {} (position {}) is {}", task_id, order, refused.reason)
@@ -65,7 +69,11 @@ class Quarantine:
 
 
 def build_group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable[str] = ()) -> GroupTerms:
-    """What this run's trainer expects of a group. Raises UserError for a model that cannot be found."""
+    """Build the requirements of the run's trainer on a group.
+
+    Raises:
+        UserError: the model cannot be found.
+    """
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import prepare_folder, read_vocabulary_size
 

@@ -1,7 +1,7 @@
-"""Terms: what a trainer and its samplers must agree on, told with every policy that the trainer announces.
+"""The terms shared by a trainer and its samplers; the trainer announces the terms with every policy.
 
-Invariant: a sampler plays for a trainer only where the tasks, how often each is played, the weights that training began
-with, the tokenizer, the chat template and the sampling are the same on both sides; else one screen names what differs.
+Invariant: a sampler works for a trainer only if both sides have the same tasks, repeats, initial weights, tokenizer,
+chat template and sampling parameters. Otherwise an error lists all differences.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 BEGAN = "began"
-"""In what a policy tells: the version that its trainer went on from."""
+"""Key in a policy: the version at the trainer's start or resume."""
 PROBE = "probe"
-"""Told: what this version and some before it say of one text (`ajet.engine.probe`). verl's trainer tells it once a
-sampler at a server elsewhere is there."""
+"""Key in a policy: logprobs of one text by the latest versions (`ajet.engine.probe`).
+
+verl's trainer announces logprobs once a sampler at a remote server is present.
+"""
 SERVER = "server"
-"""What a sampler says of itself: the server elsewhere that it samples from, "" for none."""
+"""Key in a sampler's details: the remote server used for sampling, "" for none."""
 MOST = "max_staleness"
-"""Told: how many versions old a token may be that is trained on; None: any number."""
+"""Key in a policy: the maximum age in versions of a trained token; None for unlimited."""
 OVER = "over"
-"""Told with the last policy: the training has ended."""
+"""Key in the last policy: the training has ended."""
 _NAMES = {
-    "content": "what the tasks say (data and task_reader)",
+    "content": "the content of the tasks (data and task_reader)",
     "tasks": "the tasks (task_reader)",
     "seed": "seed",
     "shuffle": "data.shuffle",
     "repeats": "rollout.num_repeat",
     "sampling": "rollout.temperature, top_p and top_k",
-    "lineage": "the weights that training began with (model.path)",
+    "lineage": "the initial weights (model.path)",
     "tokenizer": "the tokenizer (model.path)",
     "template": "the chat template (model.path, model.chat_template_kwargs, context_tracker.keep_thinking)",
 }
@@ -44,19 +46,22 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingTerms:
-    """The terms under which one side samples or trains."""
+    """The terms of a trainer or a sampler."""
 
     lineage: str
     tokenizer: str
     template: str
-    order: Mapping[str, Any]
-    """What `TaskOrder.identity` says."""
+    order: Mapping[str, Any]  # as returned by `TaskOrder.identity`
     repeats: int
     sampling: tuple[float, float, int]
 
     @classmethod
     def of(cls, experiment: Experiment, tokenizer: Any, tasks: TaskOrder) -> SamplingTerms:
-        """Raises UserError for a model that cannot be found."""
+        """Collect the terms from an experiment.
+
+        Raises:
+            UserError: the model cannot be found.
+        """
         from ajet.engine.models import fingerprint_tokenizer, fingerprint_weights
 
         settings = experiment.ajet
@@ -82,8 +87,15 @@ class SamplingTerms:
         began: int = 0,
         more: Mapping[str, Any] | None = None,
     ) -> Policy:
-        """The policy of `version`, after training step `step`, with weights in a folder (None: those of model.path).
-        `began`: the version that its trainer went on from; `more` to tell."""
+        """Build the policy of `version` after training step `step`.
+
+        Args:
+            weights: folder of the weights; None for the weights of model.path.
+            below: first position closed to samplers.
+            over: True for the last policy: the training has ended.
+            began: version at the trainer's start or resume.
+            more: further facts to announce.
+        """
         about = {"version": version, BEGAN: began, OVER: over, TASKS_KEY: self.order["count"]}
         facts = {**about, **self._list_shared_facts(), **(more or {})}
         return Policy(
@@ -98,7 +110,11 @@ class SamplingTerms:
         )
 
     def require_same(self, theirs: Policy, uri: str) -> None:
-        """For a sampler that would play for the trainer that announced `theirs`. Raises UserError."""
+        """Compare a sampler's terms with the policy announced by a trainer.
+
+        Raises:
+            UserError: the terms differ.
+        """
         mine = {
             **self._list_shared_facts(),
             "lineage": self.lineage,
@@ -114,7 +130,7 @@ class SamplingTerms:
         differing = [words for key, words in _NAMES.items() if announced.get(key) != mine[key]]
         if differing:
             raise UserError(
-                f"This sampler would play something else than what is trained: {'; '.join(differing)}.",
+                f"This sampler differs from the trainer in: {'; '.join(differing)}.",
                 where=f"the policy that the trainer announced in {uri}",
                 expected="the same on both sides",
                 do="start the sampler with the trainer's YAML and the same files",
@@ -126,7 +142,7 @@ class SamplingTerms:
 
 
 def fingerprint_template(settings: AjetConfig, tokenizer: Any) -> str:
-    """The fingerprint of how these settings have this tokenizer render messages."""
+    """Return a fingerprint of the rendering of messages under the given settings and tokenizer."""
     from ajet.engine.models import fingerprint_chat_template
 
     rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}

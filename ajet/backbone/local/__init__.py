@@ -1,9 +1,10 @@
-"""In-process training on a CPU or one GPU: policy, engine and optimizer in one process, on one set of weights.
+"""In-process training on a CPU or one GPU: policy, engine and optimizer share one process and one set of weights.
 
-In: training batches. Out: new weights, which the engine samples with without a copy: its model is a second module
-tree over the same tensors. Invariants: what must be held is held once (weights, the low halves of their float32
-masters, two moments; gradients only during an update); a row's forward pass has no padding and computes shared
-prefixes once; the same batch, checkpoint and thread count give bit-identical weights.
+The engine's model is a second module tree over the trainer's tensors, so new weights need no copy.
+
+Invariant: memory holds each state once: weights, the low halves of their float32 masters, two moments. Gradients exist
+only during an update. A row's forward pass has no padding and computes shared prefixes once. Equal batch, checkpoint
+and thread count give bit-identical weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""LocalBackbone: the contract's face of this folder. It joins a model, its trainer and an engine over its weights.
+"""LocalBackbone joins a model, its trainer and an engine over its weights.
 
-Invariant of the engine (over the trainer's own tensors, or vLLM with a copy): after `weights_changed(version)` it
-samples with the policy's present weights, and while it is paused it computes nothing. Invariant of a rehearsal, the
-largest pass that an update may have, on made-up tokens: weights, moments, random generators and the engine are as
-before, bit for bit; it takes the memory that an update takes.
+The engine works on the trainer's own tensors, or is a vLLM with a copy.
+
+Invariant: after `weights_changed(version)` the engine samples with the policy's current weights. A paused engine
+computes nothing. A rehearsal (the largest possible pass of an update, on synthetic tokens) takes the memory of an
+update, and leaves weights, moments, random generators and engine unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ if TYPE_CHECKING:
 
 
 class LocalBackbone:
-    """Trains in this process. Raises UserError for a model, device or engine that cannot be used."""
+    """Trains in this process.
+
+    Raises:
+        UserError: the model, device or engine cannot be used.
+    """
 
     trains = True
 
@@ -71,9 +76,7 @@ class LocalBackbone:
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        verdicts = (
-            VerdictCache() if settings.canary is not None else None
-        )  # which holds the weights that a verdict does not
+        verdicts = VerdictCache() if settings.canary is not None else None  # every cache key includes the weights
         algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)
         self.trainer = Trainer(model, config, algorithm, start=start, verdicts=verdicts)
         weights = self.trainer.policy.weights
@@ -90,38 +93,45 @@ class LocalBackbone:
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
         self._gap: float | None = None
-        self._ask_canary()
+        self.compute_canary()
         self._is_gc_frozen = freeze_startup_objects()
 
     @property
     def adapters(self) -> Adapters:
-        """Which agents have which; empty where there is one or none."""
+        """The model's adapters and their agents; empty with a single adapter or none."""
         return self.trainer.policy.adapters
 
     @property
     def whole_version(self) -> int | None:
-        """The version of the weights as they are."""
+        """Version of the current weights; None after an interrupted update."""
         return None if self.trainer.has_partial_update else self.trainer.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
-        """A scorer at the present weights, or at those of the reference model."""
+        """Yield a scorer of the current weights or of the reference model."""
         return self.trainer.scorer(reference=reference)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """[T] per sample: what the value head expects before each trained token."""
+        """Return the value head's values before each trained token, shape [T] per sample."""
         return self.trainer.values(samples)
 
     def update(self, batch: TrainingBatch) -> Update:
-        """Train on `batch`; when this returns, the engine samples from the new weights."""
+        """Train on `batch`. On return, the engine samples with the new weights."""
         with self._sampler.paused():
-            if not batch.written:  # nothing was sampled, so nothing is left of it, and the next phase is another update
+            # written replies: nothing was sampled, so no memory is left to release, and the next phase is another
+            # update
+            if not batch.written:
                 release_memory()
             metrics = self.trainer.update(batch, gap=self._gap, alarm=self._alarm)
         return Update(self.version, metrics | self._weights_changed(), self.trainer.fresh_gap)
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """Make one forward and backward pass over made-up samples of these lengths, with the engine there as it is in
-        an update; nothing is changed by it. Raises UserError where the memory does not suffice."""
+        """Run one forward and backward pass over synthetic samples of the given lengths; no state changes.
+
+        The engine stays loaded, as in an update.
+
+        Raises:
+            UserError: the memory does not suffice.
+        """
         device = self.trainer.policy.weights.values.device
         with self._sampler.paused():
             release_memory()
@@ -133,17 +143,21 @@ class LocalBackbone:
         end_worker_threads()
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
+        """Restore a checkpoint and update the engine's weights."""
         self.trainer.load(folder)
         self._weights_changed()
 
     def _weights_changed(self) -> dict[str, float]:
-        """Hand them over; answers what the canary says. Raises UserError when it says so twice."""
+        """Pass the new weights to the engine and return the canary's metrics.
+
+        Raises:
+            UserError: the canary found the second mismatch in a row.
+        """
         self.version = self.trainer.version
         self._sampler.weights_changed(self.version)
-        return self._ask_canary()
+        return self.compute_canary()
 
-    def _ask_canary(self) -> dict[str, float]:
+    def compute_canary(self) -> dict[str, float]:
         if self._canary.tolerance is None:
             return {}
         with self.scorer() as scorer:
@@ -157,7 +171,7 @@ class LocalBackbone:
         return {"canary_gap": gap}
 
     def close(self) -> None:
-        """End the engine. Idempotent."""
+        """Close the engine; further calls have no effect."""
         self.engine.close()
         if self._is_gc_frozen:
             self._is_gc_frozen = False
@@ -165,15 +179,18 @@ class LocalBackbone:
 
 
 def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None:
-    """The folder whose adapters training goes on from; None: there are none. Raises ConfigError where they would be
-    left behind."""
+    """Return the folder with the adapters to resume from, or None if the model has no adapters.
+
+    Raises:
+        ConfigError: the settings omit some of the saved adapters.
+    """
     saved = Adapters.from_folder(source.folder) if source.folder is not None else Adapters([])
     left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
     if left:
         raise ConfigError(
             f"The model has adapters that this training would leave behind: {', '.join(left)}.",
             where="ajet.trainer_common.lora.adapters",
-            expected=f"those of {source.path}: {', '.join(saved.names)}, and more where you like",
+            expected=f"those of {source.path}: {', '.join(saved.names)}, and optionally more",
             do="name them there, or remove the model folder's adapters/ to begin without",
         )
     return source.folder if saved else None
@@ -182,10 +199,13 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
 def score_canary_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, *, version: int, adapters: Sequence[str] = ()
 ) -> tuple[Floats, Floats]:
-    """Return the logprobs of the canary's reply at temperature 1 by the engine and by the trainer, [T] each.
+    """Return the canary reply's logprobs at temperature 1 by engine and trainer, shape [T] each.
 
-    The reply is the engine's most likely tokens after a fixed prompt; with several adapters there is one of each. No
-    cache, count or random number of the run changes. `version`: of the weights.
+    The reply is the engine's most likely continuation of a fixed prompt; several adapters give one reply each. Caches,
+    counters and random generators of the run stay unchanged.
+
+    Args:
+        version: policy version of the weights.
     """
     each: Sequence[str | None] = adapters or [None]
     both = [_score_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
@@ -214,22 +234,31 @@ GIB = 1 << 30
 
 
 class PausableEngine(TokenEngine, Protocol):
-    """A TokenEngine that makes room for an update."""
+    """A TokenEngine that can pause during an update."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """A block within which no forward pass runs; calls wait."""
+        """Within the block, no forward pass runs and calls wait."""
         ...
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
-        """The `count` most likely tokens after the prompt and their logprobs at temperature 1; no call of the run is
-        changed by it."""
+        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
+
+        Other calls are not affected.
+        """
         ...
 
 
 def open_engine(
     config: AjetConfig, source: ModelSource, policy: LocalPolicy, verdicts: VerdictCache | None = None
 ) -> PausableEngine:
-    """The engine that `rollout.engine` names. `verdicts`: as in TransformersEngine. Raises UserError."""
+    """Open the engine selected by `rollout.engine`.
+
+    Args:
+        verdicts: as in TransformersEngine.
+
+    Raises:
+        UserError: the engine cannot be started.
+    """
     if config.rollout.engine == "vllm":
         return _open_vllm(config, source, policy)
     from ajet.engine.transformers import TransformersEngine
@@ -271,8 +300,8 @@ def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> 
         raise
     sizes = {name: f"{size / 1e6:,.0f} MB" for name, size in engine.memory.items()}
     logger.info(
-        "vLLM holds a copy of the weights ({weights}) and {cache} of keys and values in processes of its own; an "
-        "update passes by {bucket} of shared memory",
+        "vLLM's processes hold a copy of the weights ({weights}) and a key-value cache of {cache}; updates use "
+        "{bucket} of shared memory",
         **sizes,
     )
     return engine
@@ -282,7 +311,11 @@ _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
 
 
 def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
-    """Pass over a made-up sample of each length. Raises UserError for a lack of memory."""
+    """Run a forward and backward pass over one synthetic sample per length.
+
+    Raises:
+        UserError: the memory does not suffice.
+    """
     vocabulary = int(trainer.policy.forward.head.weight.shape[0])
     adapter = next(iter(trainer.policy.adapters.names), None)
     samples = [make_sample(length, vocabulary, seed, adapter) for seed, length in enumerate(lengths)]
@@ -297,8 +330,8 @@ def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device
         raise UserError(
             f"An update does not fit into the memory: a pass over {sum(lengths):,} tokens, the longest samples that "
             "the settings allow.",
-            where="the rehearsal before step 1; nothing was played",
-            expected="room for one forward and backward pass beside weights, optimizer and engine",
+            where="the rehearsal before step 1; no episode was run",
+            expected="room for a forward and backward pass in addition to weights, optimizer and engine",
             do="lower data.max_response_length, data.max_prompt_length or rollout.max_model_len (the longest sample) "
             "and trainer_common.micro_batch_tokens; gradient_checkpointing: true; lora.rank: 8; a smaller model. "
             "--no-rehearsal starts without this test",
@@ -307,7 +340,7 @@ def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device
 
 
 def make_sample(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
-    """A sample of which every token but the first is trained."""
+    """Build a sample in which all tokens but the first are trained."""
     ids = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
     mask = np.arange(length) > 0
     zeros = np.zeros(length, np.float32)

@@ -1,15 +1,15 @@
-"""What a checkpoint holds: the model as transformers loads it, and the trainer's state beside it.
+"""Reads and writes checkpoints: the model in transformers' layout, and the trainer's state.
 
-    model.safetensors, config.json, tokenizer files     Hugging Face layout; with LoRA the adapters are merged in
-    adapter/                                            with LoRA: the adapters alone, in peft's layout
-    adapters/NAME/, adapters/agents.json                with several: each alone, whose it is, and the model as it was
+    model.safetensors, config.json, tokenizer files     Hugging Face layout; a single LoRA adapter is merged in
+    adapter/                                            with LoRA: the adapter alone, in peft's layout
+    adapters/NAME/, adapters/agents.json                with several adapters: each alone, its agents; base model
+    unmerged
     trainer/state.safetensors                           trained values, low halves of the masters, moments, RNG; the
                                                         critic's values and moments
     trainer/state.json                                  version, optimizer steps, the layout of the flat buffer
 
-Invariant: `read_checkpoint` after `write_checkpoint` restores every bit, and nothing is read that is not what was
-written. Writing copies no tensor but merged ones; an error of the disk reaches the caller, who keeps the folder from
-ever being taken for whole.
+Invariant: `read_checkpoint` restores every bit written by `write_checkpoint` and reads no other data. Writing copies no
+tensors except merged ones. Disk errors reach the caller, and the caller must never treat the folder as complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write_checkpoint(
     version: int,
     critic: ValueHead | None = None,
 ) -> None:
-    """Into an existing empty folder."""
+    """Write a checkpoint into an existing empty folder."""
     from safetensors.torch import save_file
 
     model = policy.model
@@ -78,8 +78,11 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, critic: ValueHead | None = None) -> int:
-    """Restore weights, optimizer, critic and RNG in place; answers the version. Raises UserError for a folder that
-    holds no such state or that of another model."""
+    """Restore weights, optimizer, critic and RNG in place, and return the version.
+
+    Raises:
+        UserError: the folder has no trainer state, or the state belongs to another model.
+    """
     require_sound(folder)
     about = _read_matching_state(folder, policy)
     if critic is not None and "critic_steps" not in about:
@@ -87,7 +90,7 @@ def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, cri
             f"The checkpoint in {folder} holds no value head, which this run's algorithm needs.",
             where=str(folder / "trainer" / "state.json"),
             expected="the trainer_common.algorithm.adv_estimator that it was written with",
-            do="take it as model.path to begin anew with its weights",
+            do="use it as model.path to start a new run with its weights",
         )
     state = _list_tensors(policy, optimizer, critic)
     _read_into(_state_path(folder), state)
@@ -102,20 +105,32 @@ def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, cri
 
 
 def read_weights(folder: Path, policy: LocalPolicy) -> None:
-    """Restore the weights alone, in place. Raises UserError as `read_checkpoint` does."""
+    """Restore only the weights, in place.
+
+    Raises:
+        UserError: as in `read_checkpoint`.
+    """
     require_sound(folder)
     _read_matching_state(folder, policy)
     _read_into(_state_path(folder), {"values": policy.weights.values})
 
 
 def read_version(folder: Path) -> int:
-    """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
+    """Return the policy version in a checkpoint.
+
+    Raises:
+        UserError: the folder was not written by the local backbone.
+    """
     require_sound(folder, tensors=False)
     return int(_read_state_json(folder)["version"])
 
 
 def read_dtype(folder: Path) -> str:
-    """The number format of the checkpoint's weights. Raises UserError likewise."""
+    """Return the number format of the checkpoint's weights.
+
+    Raises:
+        UserError: the folder was not written by the local backbone.
+    """
     return str(_read_state_json(folder)["layout"][0]).removeprefix("torch.")
 
 
@@ -131,10 +146,10 @@ def _read_state_json(folder: Path) -> dict[str, Any]:
             raise ValueError("its version, format or layout is of another kind")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
-            f"{folder} holds no trainer state: training cannot go on from it.",
+            f"{folder} holds no trainer state: training cannot resume from it.",
             where=str(place),
             expected="a checkpoint that the local backbone wrote",
-            do="take it as model.path to begin anew with its weights",
+            do="use it as model.path to start a new run with its weights",
         ) from error
     return about
 
@@ -143,7 +158,7 @@ def _read_matching_state(folder: Path, policy: LocalPolicy) -> dict[str, Any]:
     about = _read_state_json(folder)
     if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_build_layout(policy))):
         raise UserError(
-            f"The checkpoint in {folder} is of another model, dtype or LoRA setting.",
+            f"The checkpoint in {folder} belongs to another model, dtype or LoRA setting.",
             where=str(folder / "trainer" / "state.json"),
             expected="the model.path, model.dtype and trainer_common.lora that it was written with",
         )
@@ -151,8 +166,10 @@ def _read_matching_state(folder: Path, policy: LocalPolicy) -> dict[str, Any]:
 
 
 def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Fill `tensors` from a safetensors file, through a small buffer: neither a second copy nor a mapping of the file
-    ever counts as memory."""
+    """Fill `tensors` from a safetensors file through a small buffer.
+
+    Memory never holds a second copy or a mapping of the file.
+    """
     buffer = bytearray(BUFFER_BYTES)
     window = memoryview(buffer)
     with io.FileIO(open_record_descriptor(file, os.O_RDONLY)) as handle:

@@ -1,14 +1,13 @@
 """All trained weights in one buffer, with exact float32 masters in half the memory.
 
-Invariant: master = value + low, bit for bit. In bfloat16 the value is the master's upper 16 bits rounded to the
-nearest, and `low` the int16 difference of the bit patterns; so engine and trainer compute with the bfloat16 values,
-the optimizer with the float32 masters, and both together take 4 bytes a weight, not 6 (Split-SGD, arXiv 2005.04680,
-section 5.1, with rounding in place of truncation). In float32 the values are the masters and there is no `low`.
+Invariant: master = value + low, bit for bit. In bfloat16, the value is the master's upper 16 bits rounded to nearest,
+and `low` is the int16 difference of the bit patterns. Engine and trainer compute with the bfloat16 values, the
+optimizer with float32 masters; both together take 4 bytes per weight, not 6 (Split-SGD, arXiv 2005.04680, section 5.1,
+with rounding instead of truncation). In float32 the values are the masters and `low` is None.
 
-The model's parameters are views into the buffer: whoever holds them sees each change in place. Gradients exist, as
-one buffer, only between `open_gradients` and `drop_gradients`; on a CPU `low` from its first use on, which is not
-before an update or a checkpoint: sampling needs the values alone, and drawing as many numbers as there are weights
-takes as long as loading them.
+The model's parameters are views into the buffer, so every change is visible in place. Gradients exist as one buffer,
+and only between `open_gradients` and `drop_gradients`. On a CPU, `low` is allocated at its first use in an update or a
+checkpoint: sampling needs only the values, and drawing one random number per weight takes as long as loading them.
 """
 
 from __future__ import annotations
@@ -22,19 +21,22 @@ from torch import Tensor
 
 SLICE = 1 << 20
 ALIGN = 64
-"""Elements that each parameter's place is rounded up to."""
+"""Each parameter's range is padded to a multiple of this number of elements."""
 
 
 def make_zeros(size: int, device: torch.device) -> Tensor:
-    """[size] float32. On a CPU pages of memory come with their first use; torch writes to its own at once."""
+    """Return [size] float32 zeros; on a CPU, pages are allocated at first use, while torch touches all at once."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(size, np.float32))
     return torch.zeros(size, dtype=torch.float32, device=device)
 
 
 def add_sliced(total: Tensor, part: Tensor, *, first: bool = False) -> None:
-    """total [N] += part [N], slice by slice: adding bfloat16 to float32 makes a float32 copy of it. `first`: to nothing
-    so far, whatever `total` holds, which is then not read (a sum may be -0 for 0)."""
+    """Add part [N] to total [N] in slices, because adding bfloat16 to float32 makes a float32 copy.
+
+    Args:
+        first: True to overwrite `total` without reading; a sum with 0 could turn -0 into 0.
+    """
     if first:
         total.copy_(part)
         return
@@ -44,7 +46,7 @@ def add_sliced(total: Tensor, part: Tensor, *, first: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a parameter in the buffer."""
+    """The range of one parameter in the buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +74,7 @@ class FlatWeights:
         self._dithered_by: int | None = None
         self.gradients: Tensor | None = None
         self._begun: set[int] = set()
-        """Where the parameters start whose gradients hold something."""
+        """Start positions of the parameters with accumulated gradients."""
         for place, (_, parameter) in zip(self.places, named, strict=True):
             view = self.values[place.start : place.stop].view(place.shape)
             view.copy_(parameter.data)
@@ -83,27 +85,29 @@ class FlatWeights:
 
     @property
     def size(self) -> int:
-        """Elements of the buffer, alignment included."""
+        """Number of elements in the buffer, including alignment."""
         return self.values.numel()
 
     @property
     def low(self) -> Tensor | None:
-        """[size] int16; None in float32. Whoever changes values without masters reads it before."""
+        """Low halves of the masters, [size] int16; None in float32. Read before changing values without masters."""
         if self._low is None and self.values.dtype == torch.bfloat16:
             self._low = self._draw_low()
         return self._low
 
     def dither(self, seed: int) -> None:
-        """Put each master at a random place among those that round to its value; the values stay. Nothing in float32.
-        Before `low` is first used.
+        """Move each master to a random position among those that round to its value; a no-op in float32.
 
-        Weights that come in bfloat16 lie in the middle of what rounds to them: the first steps of a small learning
-        rate would all be rounded away together, and the policy would stand still until an update exceeds half a unit
-        in the last place. From a random place an update of a tenth of a unit moves a tenth of the values: none of it
-        is lost on average (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise)."""
+        Must run before the first use of `low`. Values do not change.
+
+        bfloat16 weights start in the middle of their rounding interval: with a small learning rate the first steps
+        would all be rounded away, and the policy would not move until an update exceeds half a unit in the last place.
+        From a random position, an update of a tenth of a unit moves a tenth of the values, so the mean change is exact
+        (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise).
+        """
         assert self._low is None, "masters are placed once, before anything is computed with them"
         self._dithered_by = seed
-        if self.values.device.type != "cpu":  # drawn in no time; the engine takes its part of the memory that is left
+        if self.values.device.type != "cpu":  # fast to draw on a GPU, and the engine sizes its cache by the memory left
             self._low = self.low
 
     def _draw_low(self) -> Tensor:
@@ -111,38 +115,44 @@ class FlatWeights:
         if self._dithered_by is not None:
             generator = torch.Generator(self.values.device).manual_seed(self._dithered_by)
             low.random_(-(2**15), 2**15, generator=generator)
-            low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie those of other signs
+            low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie numbers of the other sign
         return low
 
     def master(self, start: int, stop: int, room: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """[stop - start] float32 masters: a copy in bfloat16, the weights themselves in float32. `room`: two float32
-        tensors of as many elements or more to compute it in; it lies in the first."""
+        """Return float32 masters, shape [stop - start]: a copy in bfloat16, the weights themselves in float32.
+
+        Args:
+            room: two float32 buffers of at least as many elements; the result is stored in the first.
+        """
         values = self.values[start:stop]
         if self.low is None:
             return values
         count = stop - start
         wide, low = room or (torch.empty(count, dtype=torch.float32, device=values.device) for _ in range(2))
-        master = wide[:count].copy_(values)  # its bits are the value's and 16 zeros
+        master = wide[:count].copy_(values)  # the bits are the value's, followed by 16 zeros
         master.view(torch.int32).add_(low[:count].view(torch.int32).copy_(self.low[start:stop]))
         return master
 
     def set_master(self, start: int, stop: int, master: Tensor) -> None:
-        """Write float32 masters back; free of rounding. `master` may be used up."""
+        """Store float32 masters without rounding loss; may overwrite `master`."""
         if self.low is None:
             if master.data_ptr() != self.values[start:stop].data_ptr():
                 self.values[start:stop] = master
             return
         bits = master.view(torch.int32)
-        self.low[start:stop] = bits  # its lower 16, which as a signed number are what rounding to the nearest leaves
+        # the lower 16 bits, read as a signed number, are the remainder of rounding to nearest
+        self.low[start:stop] = bits
         self.values.view(torch.int16)[start:stop] = bits.add_(0x8000).bitwise_right_shift_(16)
 
     def open_gradients(self, *, passes: int) -> Tensor:
-        """[size] zeros that the next `passes` backward passes add to: float32, or, for a single pass over bfloat16
-        weights, bfloat16, which is what that pass computes."""
+        """Allocate [size] zeros for the gradients of the next `passes` backward passes.
+
+        The dtype is float32. A single pass over bfloat16 weights gets bfloat16, the dtype computed by the pass.
+        """
         dtype = self.values.dtype if passes == 1 else torch.float32
         if dtype == torch.float32:
             self.gradients = make_zeros(self.size, self.values.device)
-        else:  # no numpy: the large pages that it asks for take longer here, where memory was given back just before
+        else:  # not numpy: its large pages take longer here, because memory was just returned to the system
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
         self._begun.clear()
         if self.low is None:
@@ -151,7 +161,7 @@ class FlatWeights:
         return self.gradients
 
     def drop_gradients(self) -> None:
-        """Free them."""
+        """Release the gradient buffer and all views."""
         self.gradients = None
         for _, parameter in self.parameters:
             parameter.grad = None

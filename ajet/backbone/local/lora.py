@@ -1,9 +1,8 @@
-"""Low-rank adapters (arXiv 2106.09685) by peft.
+"""Low-rank adapters (arXiv 2106.09685), implemented with peft.
 
-Invariant: only the adapters train; the base weights are frozen and never copied. The reference model is the same
-model with its adapters switched off. Of several adapters one computes at a time, and only that one gets gradients.
-Adapters that are merged into bfloat16 weights keep, over a matrix, all of what they change, however small beside the
-weights.
+Invariant: only adapters train; the base weights are frozen and never copied. The reference model is the same model with
+adapters switched off. Of several adapters, only the active one computes and gets gradients. Merging adapters into
+bfloat16 weights preserves their change on average over a matrix, however small relative to the weights.
 """
 
 from __future__ import annotations
@@ -25,13 +24,18 @@ if TYPE_CHECKING:
     from ajet.config.schema.trainer_common import LoraConfig
 
 _NOISE, _SLICE, _STRIDE = 1 << 20, 1 << 18, 40503
-"""Random numbers that roundings share, how many weights are rounded at a time, and where the next ones begin."""
+"""Size of the shared noise for rounding, weights rounded at a time, and offset of the noise between slices."""
 
 
 def add_adapters(model: Any, lora: LoraConfig) -> Any:
-    """The model as a peft model with fresh adapters (they change nothing yet): one, or those of `lora.adapters` in
-    their order, all of which train. Raises MissingExtraError without peft and ConfigError when no module has one of the
-    names."""
+    """Return the model as a peft model with fresh adapters; at first the adapters change no output.
+
+    Creates one adapter, or those of `lora.adapters` in order, all trainable.
+
+    Raises:
+        MissingExtraError: peft is not installed.
+        ConfigError: no module matches the configured names.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -66,9 +70,14 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
 
 
 def _refuse_end_adapters(model: Any, *, several: bool) -> None:
-    """Raises ConfigError for adapters on embeddings and head that no sampler could follow: on one of two modules with
-    the same weights, whose sum with its adapter the other would have, too; and several on a head, which does not see
-    every token of a step."""
+    """Refuse adapters on embeddings or head that no sampler could use.
+
+    Tied modules share their weights, so merging an adapter of one changes the other. A head does not see all tokens of
+    a step, so several adapters cannot share a head.
+
+    Raises:
+        ConfigError: the model has such an adapter.
+    """
     from peft.tuners.lora import LoraLayer
 
     ends = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
@@ -91,9 +100,14 @@ def _refuse_end_adapters(model: Any, *, several: bool) -> None:
 
 
 def _refuse_names(model: Any, names: Iterable[str]) -> None:
-    """Raises ConfigError for a name that peft could not tell from the model's own: torch does not take it as that of a
-    module, or peft, which cuts it out of a parameter's name wherever it stands, would save the adapters of all under
-    wrong ones."""
+    """Refuse adapter names that conflict with parts of the model.
+
+    torch rejects some as module names. peft cuts the adapter's name out of parameter names wherever found, and would
+    save all adapters under wrong names.
+
+    Raises:
+        ConfigError: a name conflicts.
+    """
     import torch
 
     own = {part for module, _ in model.named_modules() for part in module.split(".")}
@@ -109,7 +123,7 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
 
 
 def merge_saved_adapters(lora: LoraConfig, folder: Path) -> LoraConfig:
-    """`lora`, where the adapters in `folder` are as they were trained, and those that it names besides as it says."""
+    """Return `lora` with the settings of adapters saved in `folder`; other adapters remain as configured."""
     saved = {name: _read_saved_adapter(adapter_folder(folder, name)) for name in Adapters.from_folder(folder).names}
     return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
 
@@ -120,25 +134,27 @@ def _read_saved_adapter(place: Path) -> AdapterConfig:
 
 
 def parse_adapter_name(parameter: str) -> str:
-    """The adapter that a parameter of this name belongs to."""
+    """Return the adapter of a parameter, from the parameter's name."""
     return parameter.partition(".lora_")[2].split(".")[1]
 
 
 def base_state(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of the peft model `model` without its adapters, under the names of the plain model."""
+    """Return the weights of a peft model without adapters, under the plain model's names."""
     base = model.get_base_model()
     named = [*base.named_parameters(), *_persistent_buffers(base)]
     return {name.replace(".base_layer.", "."): each.detach() for name, each in named if ".lora_" not in name}
 
 
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of the peft model `model` with its adapters added in, under the names of the plain model. Only the
-    adapted matrices are new tensors."""
+    """Return the weights of a peft model with adapters merged in, under the plain model's names.
+
+    Only the adapted matrices are new tensors.
+    """
     return base_state(model) | dict(adapted_weights(model))
 
 
 def adapted_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The matrices that have adapters, with these added in, under the names of the plain model; one at a time."""
+    """Yield each adapted matrix with its adapter merged in, under the plain model's name."""
     from peft.tuners.lora import LoraLayer
 
     adapted: list[tuple[str, Any]] = [
@@ -151,9 +167,12 @@ def adapted_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _add_rounded(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> torch.Tensor:
-    """`weight` + `change` in the weight's type. To the nearest bfloat16 most small changes would be rounded away
-    together; so each element is rounded up with the probability that makes it right on average (stochastic rounding:
-    Gupta 2015, arXiv 1502.02551), by a number that stays the same from step to step. In slices that a cache holds."""
+    """Return `weight` + `change` in the weight's dtype, with stochastic rounding for bfloat16.
+
+    Rounding to nearest would lose most small changes. Instead each element is rounded up with the probability that
+    makes the mean exact (Gupta 2015, arXiv 1502.02551), with noise that is the same in every step. The sum runs in
+    cache-sized slices.
+    """
     import torch
 
     if weight.dtype != torch.bfloat16:
@@ -170,8 +189,10 @@ def _add_rounded(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> to
 
 @cache
 def _draw_noise(device: torch.device) -> torch.Tensor:
-    """What is added to a weight's lower 16 bits: `_NOISE` of them, and the first `_SLICE` once more. Drawing one for
-    each weight anew took two thirds of a sum."""
+    """Return noise for a weight's lower 16 bits: `_NOISE` numbers, followed by the first `_SLICE` of them.
+
+    Drawing fresh noise for each weight took two thirds of the time of a sum.
+    """
     import torch
 
     draw = torch.Generator().manual_seed(0)
@@ -180,9 +201,10 @@ def _draw_noise(device: torch.device) -> torch.Tensor:
 
 
 def save_adapters(model: Any, folder: Path) -> None:
-    """Write them in peft's own layout: the only one into `folder`, several into folders of their own below it."""
+    """Write adapters in peft's layout: a single one into `folder`, several into subfolders."""
     for config in model.peft_config.values():
-        if isinstance(config.target_modules, set):  # else the file's bytes differ from process to process
+        # a set's order differs between processes, and with it the file's bytes
+        if isinstance(config.target_modules, set):
             config.target_modules = sorted(config.target_modules)
     model.save_pretrained(folder, save_embedding_layers=False)
 

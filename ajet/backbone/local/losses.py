@@ -1,15 +1,14 @@
-"""The loss of a row's targets, and what people want to know about it.
+"""The loss of a row's targets, and its metrics.
 
-Per trained token: weight * its `ajet.algorithm.token_loss`. All inputs lie in one array per
-quantity over all samples of an optimizer step; a row's targets find theirs by sample and offset.
+The loss of a trained token is its weight times `ajet.algorithm.token_loss`. Inputs are stored in one array per quantity
+over all samples of an optimizer step; a row's targets index them by sample and offset.
 
-Which old policy the ratio refers to: with one mini batch the update is on-policy, the old logprobs are the present
-ones and the ratio is exactly 1; with several, or where a loss or a weight is of whole replies, they are those from
-before the first of them, computed in a pass of their own. Where the engine's own
-logprobs differ (another program, or older weights), `is_cap` weighs by them. Stale tokens are those that a policy
-version before the one being updated sampled; they are counted, and change nothing by themselves. A sample is
-fresh of which the version being updated itself sampled every trained token: where one went on across an update, an
-engine may hold keys and values of earlier weights.
+Old policy of the ratio: with one mini batch the update is on-policy, old logprobs equal the current ones and the ratio
+is exactly 1. With several mini batches, or a loss or weight over complete replies, a separate pass computes the old
+logprobs before the first mini batch. `is_cap` weights tokens whose engine logprobs differ (other engine or older
+weights). Stale tokens were sampled by a version before the one being updated; they are counted but not treated
+differently. A sample is fresh if the version being updated sampled every trained token: after an update in mid-sample,
+an engine may hold keys and values of earlier weights.
 """
 
 from __future__ import annotations
@@ -41,13 +40,12 @@ def summed_fields(kind: type[DataclassInstance], tallies: Sequence[DataclassInst
 
 @dataclass(slots=True)
 class LossTally:
-    """Sums over trained tokens, of one optimizer step or of all of a training step."""
+    """Sums over trained tokens of one optimizer step or of a complete training step."""
 
-    steps: int = 1
-    """Optimizer steps."""
+    steps: int = 1  # optimizer steps
     tokens: int = 0
     loss: float = 0.0
-    """Each step's is a sum whose weights make it a mean over that step."""
+    """Sum over optimizer steps; each step's weights make its part a mean over the step."""
     entropy: float = 0.0
     kl: float = 0.0
     clipped: int = 0
@@ -63,13 +61,13 @@ class LossTally:
 
     @classmethod
     def merge(cls, tallies: Sequence[LossTally]) -> LossTally:
-        """Return the tally of all their tokens."""
+        """Return the combined tally of all given tallies."""
         merged = cls(**summed_fields(cls, tallies))
         merged.gap_max = max((tally.gap_max for tally in tallies), default=0.0)
         return merged
 
     def means(self) -> dict[str, float]:
-        """Return the metrics, means over tokens; `loss` is the mean over optimizer steps."""
+        """Return the metrics as means over tokens; `loss` is the mean over optimizer steps."""
         tokens = max(self.tokens, 1)
         means = {
             "loss": self.loss / max(self.steps, 1),
@@ -84,20 +82,20 @@ class LossTally:
 
 @dataclass(slots=True)
 class StepLoss:
-    """The losses of one optimizer step over `samples`. `old`, `present` and `reference`: [T] per sample, or None."""
+    """The losses of one optimizer step over `samples`. `old` and `present`: [T] per sample, or None."""
 
     samples: Sequence[Sample]
     tokens: TokenLoss
     scale: float
     compare_engine: bool
-    """Whether the trainer's logprobs mean the same as the engine's: no truncation by top_p or top_k."""
+    """True if trainer and engine logprobs are comparable: no truncation by top_p or top_k."""
     old: Sequence[Floats] | None = None
     present: Sequence[Floats] | None = None
-    """The policy's logprobs as this step finds it; None: they are `old`."""
+    """The policy's logprobs before this optimizer step; None if equal to `old`."""
     version: int = 0
-    """The policy's, before the update."""
+    """Policy version before the update."""
     written: bool = False
-    """See `TrainingBatch.written`."""
+    """True for written replies, as in `TrainingBatch.written`."""
     tally: LossTally = field(default_factory=LossTally)
     _starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
@@ -131,8 +129,11 @@ class StepLoss:
         self._chosen = self._choose_tokens() if self.tokens.policy.over_batch else None
 
     def _compute_reply_statistics(self) -> tuple[Floats | None, Floats | None]:
-        """What `ReplyStatistics` holds, of all samples: a row sees some tokens of a reply at a time. Raises ValueError
-        without `old`."""
+        """Compute `ReplyStatistics` over all samples, because a row holds only some tokens of a reply.
+
+        Raises:
+            ValueError: `old` is missing.
+        """
         if self._old is None:
             raise ValueError("a loss of whole replies needs the policy's logprobs before the update")
         mask = torch.from_numpy(np.concatenate([sample.timeline.mask for sample in self.samples]))
@@ -153,7 +154,11 @@ class StepLoss:
         return spread(statistics.drift), spread(statistics.gaps)
 
     def _choose_tokens(self) -> npt.NDArray[np.bool_]:
-        """The tokens that the loss chooses, of all samples. Raises ValueError without `old`."""
+        """Return a mask of the tokens selected by the loss, over all samples.
+
+        Raises:
+            ValueError: `old` is missing.
+        """
         if self._old is None:
             raise ValueError("a loss that chooses among tokens needs the policy's logprobs before the update")
         chosen = np.concatenate([sample.timeline.mask for sample in self.samples])
@@ -163,11 +168,11 @@ class StepLoss:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether rows must bring the reference's logprobs along: a KL term asks, and the samples have none."""
+        """True if a KL term needs reference logprobs per row, because the samples have none."""
         return self.tokens.kl_coef is not None and self._reference is None
 
     def row(self, targets: Targets, device: torch.device, reference_K: Tensor | None) -> RowLoss:
-        """The loss of one row's targets."""
+        """Return the loss of one row's targets."""
         at = self._starts[targets.sample] + targets.offset
 
         def pick(values: npt.NDArray[np.float32]) -> Tensor:
@@ -193,7 +198,7 @@ class StepLoss:
 
 @dataclass(slots=True)
 class RowLoss:
-    """Called by the packed forward pass with the logprobs of some of the row's targets. Shapes: [K]."""
+    """The loss of one row, called with the logprobs of some targets. Shapes: [K]."""
 
     step: StepLoss
     advantages: Tensor
@@ -207,7 +212,7 @@ class RowLoss:
     replies: ReplyStatistics
 
     def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
-        """The summed loss of the targets `at`."""
+        """Return the summed loss of the targets `at`, and update the tally."""
         tally = self.step.tally
         present = logprobs_C.detach()
         old = self.old[at] if self.old is not None else present

@@ -1,4 +1,4 @@
-"""What the machine at hand does well: device, number format, threads. Each choice is logged with its reason."""
+"""Chooses device, number format and thread count for this machine; the thread choice is logged with its reason."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from ajet.record.processors import count_cores
 from ajet.schema.errors import ConfigError
 
 LOOK_SECONDS = 0.3
-"""How long the processors are watched before the number of threads is chosen."""
+"""Seconds of measuring the processor load before the number of threads is chosen."""
 KERNELS = 64
 NOISE = 0.25
-"""Cores' worth of other processes' work that does not count as load."""
+"""Load of other processes, in cores, to ignore as noise."""
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: cuda, then mps, then cpu. Raises ConfigError for one that is not here."""
+    """Return the device; `auto` prefers cuda, then mps, then cpu.
+
+    Raises:
+        ConfigError: this machine lacks the device.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -42,7 +46,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where the device multiplies it faster than float32."""
+    """Return the dtype; `auto` is bfloat16 if the device multiplies bfloat16 faster than float32."""
     if name == "auto":
         from ajet.engine.models import choose_fast_dtype
 
@@ -52,16 +56,21 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def bound_kernel_caches() -> None:
-    """Keep the CPU kernels of at most `KERNELS` shapes. torch keeps 1024 of about half a megabyte each, and every
-    number of tokens is another shape: a run would grow by a hundred megabytes a step at first. Must come before the
-    first matrix product; what the environment says wins."""
+    """Limit torch's caches of CPU kernels to `KERNELS` shapes, unless the environment sets a limit.
+
+    By default torch caches 1024 kernels of about half a megabyte each, and each token count is a new shape: at first, a
+    run would grow by a hundred megabytes per step. Must run before the first matrix product.
+    """
     for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(KERNELS))
 
 
 def choose_threads(wanted: int | str, device: torch.device) -> int:
-    """Set and answer torch's threads. `auto`: OMP_NUM_THREADS if set, else the physical cores that this process may
-    use and that other processes leave free: a second thread on a busy core makes small steps ten times slower."""
+    """Set torch's thread count and return the number.
+
+    `auto` takes OMP_NUM_THREADS, or else the allowed physical cores left free by other processes: a second thread on a
+    busy core makes small steps ten times slower.
+    """
     if isinstance(wanted, int):
         count, why = wanted, "as configured"
     elif (configured := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(configured) > 0:
@@ -76,18 +85,24 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
 
 
 def release_memory() -> None:
-    """Give memory back to the system: what hangs in reference cycles (the keys and values of rows that ended do), and
-    what glibc keeps for itself, which a run's next phase cannot always use."""
+    """Return memory to the system: reference cycles (keys and values of ended rows) and glibc's free lists.
+
+    The next phase of a run cannot always reuse memory retained by glibc.
+    """
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def freeze_startup_objects() -> bool:
-    """Have the collections to come leave alone what a start has made, until `gc.unfreeze()`: modules and a model are
-    half a million objects, and looking through them costs a third of a second of a core, twice a step. Answers whether
-    that was done here: False where somebody has done it for this process already, and has it to undo."""
-    release_memory()  # of what loading the weights took, too
+    """Exclude all current objects from garbage collection until `gc.unfreeze()`.
+
+    Modules and a model are half a million objects; a scan costs a third of a second of a core, twice per step.
+
+    Returns:
+        False if objects were already frozen in this process; the first caller must then unfreeze them.
+    """
+    release_memory()  # includes memory used while loading the weights
     if gc.get_freeze_count():
         return False
     gc.freeze()
@@ -95,7 +110,7 @@ def freeze_startup_objects() -> bool:
 
 
 def _busy_cores() -> float:
-    """The number of allowed cores that other processes kept busy just now."""
+    """Return the number of allowed cores kept busy by other processes, measured over LOOK_SECONDS."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
     def busy() -> float:

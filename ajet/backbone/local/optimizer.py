@@ -1,8 +1,9 @@
 """AdamW over a flat buffer.
 
-Adam: arXiv 1412.6980; decoupled weight decay: arXiv 1711.05101 (matrices only, not norms and biases). Invariant: the
-same numbers as torch.optim.AdamW on float32 masters; elementwise in slices that fit a cache, all in the same room, so
-that it needs no memory beyond the two moments. (torch's own fused step gives other bits.)
+Adam: arXiv 1412.6980; decoupled weight decay: arXiv 1711.05101 (matrices only, not norms and biases).
+
+Invariant: the numbers equal torch.optim.AdamW on float32 masters. The step works elementwise on cache-sized slices and
+reuses one small buffer, so memory beyond the two moments stays constant. (torch's fused step gives other bits.)
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch import Tensor
 from ajet.backbone.local.flat_weights import FlatWeights, make_zeros
 
 SLICE = 1 << 16
-"""Elements a thread: what a step computes of them is 2 MB, a core's cache, and no operator is called for less."""
+"""Elements per thread: one slice takes 2 MB, a core's cache, and an operator call still pays off."""
 NORM_SLICE = 1 << 18
-"""Elements whose squares are summed by themselves: another number gives other bits."""
+"""Elements whose squares are summed separately; another number gives other bits."""
 
 
 class FlatAdamW:
-    """Holds the two moments of `weights`, float32."""
+    """Holds the two moments of `weights` in float32."""
 
     def __init__(
         self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
@@ -32,7 +33,7 @@ class FlatAdamW:
             make_zeros(weights.size, weights.values.device),
         )
         self.counts: dict[str, int] = {}
-        """Steps that each part has taken, by its name."""
+        """Optimizer steps taken by each part, by the part's name."""
 
     @property
     def steps(self) -> int:
@@ -40,9 +41,16 @@ class FlatAdamW:
         return sum(self.counts.values())
 
     def step(self, gradients: Tensor, lr: float, *, part: str = "", at: tuple[int, int] | None = None) -> float:
-        """Take one step on `gradients` [size], which are clipped to a global norm of `clip` and used up. Answers the
-        norm before clipping; when it is not finite nothing changes. With `at` [start, stop): of these weights alone,
-        called `part`, as if there were no others."""
+        """Take one step on `gradients`, shape [size], clipped to global norm `clip`; the buffer is overwritten.
+
+        Args:
+            part: name of the range `at`, for its step count.
+            at: range [start, stop) of the weights to update; all other weights stay unchanged and do not count in the
+                norm.
+
+        Returns:
+            The norm before clipping. If the norm is not finite, no weight changes.
+        """
         begin, end = at or (0, self.weights.size)
         norm = gradient_norm(gradients[begin:end])
         if not math.isfinite(norm):
@@ -53,12 +61,12 @@ class FlatAdamW:
         size = SLICE * torch.get_num_threads() if gradients.device.type == "cpu" else NORM_SLICE
         room = torch.empty(3, min(size, end - begin), dtype=torch.float32, device=gradients.device)
         for start, stop in _split_range(begin, decayed, size):
-            self._move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
+            self.move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
         for start, stop in _split_range(decayed, end, size):
-            self._move_slice(gradients, start, stop, lr, scale, 0.0, steps, room)
+            self.move_slice(gradients, start, stop, lr, scale, 0.0, steps, room)
         return norm
 
-    def _move_slice(
+    def move_slice(
         self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int, room: Tensor
     ) -> None:
         beta1, beta2 = self.betas
@@ -79,7 +87,7 @@ class FlatAdamW:
 
 
 def gradient_norm(gradients: Tensor) -> float:
-    """The norm of a flat buffer; nan where it is not finite."""
+    """Return the norm of a flat buffer, or nan if an element is not finite."""
     squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(NORM_SLICE)]
     return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 

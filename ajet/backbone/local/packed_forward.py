@@ -1,13 +1,13 @@
-"""A packed row through the model: hidden states once, logits for the trained positions only, chunk by chunk.
+"""Runs a packed row through the model: hidden states once, logits in chunks and only for trained positions.
 
-Invariant: equal to the model's eager forward pass over each sample alone, to float tolerance; `probe_packing` holds
-every model against that before the first row, token by token, and one that disagrees (its layers do not attend through
-transformers' attention interface, or it carries state along the row) is given its samples one at a time instead. One
-that agreed before on this machine (ajet.engine.verdict_cache) is not asked again.
+Invariant: the result equals the model's eager forward pass over each sample alone, to float tolerance. `probe_packing`
+checks every model token by token before the first row. A model that fails (no transformers attention interface, or
+state carried along the row) gets its samples one at a time. Models with a stored verdict for this machine
+(ajet.engine.verdict_cache) skip the check.
 
-The head runs forward and backward chunk by chunk, before the trunk's backward pass: at no time are there more than
-`CHUNK_BYTES` of float32 logits. `token_logprobs` computes log-probability and entropy of given tokens in float32, with
-one [C, V] buffer kept for backward: equal to log_softmax(logits / temperature) gathered at the targets.
+The head runs forward and backward chunk by chunk, before the trunk's backward pass, so at most `CHUNK_BYTES` of float32
+logits exist. `token_logprobs` computes log-probability and entropy of given tokens in float32 and stores one [C, V]
+buffer for the backward pass: equal to log_softmax(logits / temperature) gathered at the targets.
 """
 
 from __future__ import annotations
@@ -45,54 +45,59 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 32 * 2**20
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
-"""Logprobs [C], entropies [C] and the targets [start, stop) that they belong to, to the chunk's summed loss."""
+"""Maps logprobs [C], entropies [C] and their target range [start, stop) to the chunk's summed loss."""
 HeadGradient = Callable[[Tensor, slice], Tensor | None]
-"""Hidden states [C, H] and their targets likewise, to what another head adds to their gradient: [C, H] or None."""
+"""Maps hidden states [C, H] and their target range to another head's gradient of them: [C, H] or None."""
 
 
 def _ignore_adapter(adapter: str | None) -> None:
-    """Does nothing: for a model that computes all rows alike, whichever adapter sampled them."""
+    """Does nothing, for models without several adapters: all rows use the same weights."""
 
 
 class PackedForward:
-    """One model's forward pass over packed rows. `model` is a transformers causal language model; `verdicts`: where it
-    is kept that one like it computes them rightly."""
+    """Forward pass of one model over packed rows.
+
+    Args:
+        model: a transformers causal language model.
+        verdicts: stores which models passed the packing check.
+    """
 
     def __init__(self, model: Any, *, packed: bool | None = None, verdicts: VerdictCache | None = None) -> None:
         self.model = model
         trunk = model.get_decoder()
-        self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model names itself
+        self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model returns itself as decoder
         self.head = model.get_output_embeddings()
         self.choose: Callable[[str | None], None] = _ignore_adapter
-        """Has the model compute with this adapter of several from here on."""
+        """Switches the model to the given adapter for later passes."""
         self.packed = self._computes_rows(verdicts) if packed is None else packed
 
     @property
     def device(self) -> torch.device:
-        """The device on which its tokens must be."""
+        """The device of the model and its inputs."""
         device: torch.device = self.model.device
         return device
 
     def logprobs(self, row: PackedRow, temperature: float) -> Tensor:
-        """[K] float32 logprobs of the row's targets, without gradient."""
+        """Return float32 logprobs of the row's targets, shape [K], without gradient."""
         with torch.no_grad():
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
             parts = [
-                token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self._split_targets(row)
+                token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self.split_targets(row)
             ]
         return torch.cat(parts)
 
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
     ) -> tuple[Tensor, Tensor]:
-        """[K] float32 the lowest and the highest logprob of the row's targets after truncation, without gradient."""
+        """Return the lowest and highest float32 logprob of the targets after truncation, shape [K] each, without
+        gradient."""
         with torch.no_grad():
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
             parts = [
                 truncated_logprobs(self.logits(hidden[at]), targets[at], temperature, top_p, top_k, slack=slack)
-                for at in self._split_targets(row)
+                for at in self.split_targets(row)
             ]
         return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
@@ -105,13 +110,17 @@ class PackedForward:
         gather: bool = False,
         head_gradient: HeadGradient | None = None,
     ) -> float:
-        """Add the gradient of the row's loss to the weights' gradients; answers the loss. `gather`: those gradients are
-        of fewer bits than float32, so that the head's is added up over the chunks beforehand, in float32.
-        `head_gradient`: what another head makes of the hidden states."""
+        """Add the gradient of the row's loss to the weights' gradients and return the loss.
+
+        Args:
+            gather: True if the gradients have fewer bits than float32; the head's are then summed over chunks in
+                float32.
+            head_gradient: returns another head's gradient of the hidden states.
+        """
         hidden = self.hidden(row)
         targets = self._on_device(row.targets.token)
         total, grads = 0.0, []
-        chunks = self._split_targets(row)
+        chunks = self.split_targets(row)
         head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
         sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
         for at in chunks:
@@ -138,7 +147,7 @@ class PackedForward:
         return total
 
     def hidden(self, row: PackedRow) -> Tensor:
-        """[K, H] the hidden states that the row's targets are predicted from."""
+        """Return the hidden states that predict the row's targets, shape [K, H]."""
         self.choose(row.adapter)
         ids, positions = self._on_device(row.ids)[None], self._on_device(row.positions)[None]
         source = self._on_device(row.targets.source)
@@ -150,7 +159,8 @@ class PackedForward:
         return torch.cat(parts).index_select(0, source)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[C, V] from [C, H], with the scalings that transformers' models apply after their head."""
+        """Compute logits [C, V] from hidden states [C, H], with the scalings that transformers' models apply after the
+        head."""
         logits = self.head(hidden)
         config = self.model.config.get_text_config()
         if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -181,7 +191,7 @@ class PackedForward:
         ).last_hidden_state[0]
         return states
 
-    def _split_targets(self, row: PackedRow) -> list[slice]:
+    def split_targets(self, row: PackedRow) -> list[slice]:
         count, vocabulary = row.targets.token.size, self.head.weight.shape[0]
         size = max(1, CHUNK_BYTES // (4 * vocabulary))
         pieces = max(1, math.ceil(count / size))
@@ -193,14 +203,16 @@ class PackedForward:
 
 
 PREFIX, ENDS, LENGTHS = 12, (5, 21), (3, 40, 9)
-"""Tokens of the probe's samples: two that share a prefix, and three others beside them."""
+"""Token counts of the probe's samples: two with a shared prefix and three separate ones."""
 
 
 def probe_packing(forward: PackedForward) -> bool:
-    """Whether the model computes packed rows rightly; switches its attention to trees if so. If not, it keeps its own
-    attention where that is the same as transformers' eager one, and takes the eager one where it is not.
+    """Return True if the model computes packed rows correctly, and switch its attention to trees.
 
-    Raises ConfigError when not even its logits can be computed from its hidden states.
+    Otherwise the model keeps its own attention if equal to transformers' eager attention, else gets the eager one.
+
+    Raises:
+        ConfigError: the model's logits cannot be computed from its hidden states.
     """
     model, dtype = forward.model, forward.head.weight.dtype
     draw = np.random.default_rng(0)
@@ -215,7 +227,7 @@ def probe_packing(forward: PackedForward) -> bool:
             alone = _compute_alone(forward, samples)
         if not logits_match(alone, torch.cat(plain), dtype):
             raise ConfigError(
-                f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it faithfully.",
+                f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it correctly.",
                 where="ajet.model.path",
                 expected="a causal language model whose logits are lm_head(hidden states), scaled or soft-capped",
             )
@@ -232,18 +244,18 @@ def probe_packing(forward: PackedForward) -> bool:
         set_attention(model, before)
         if before != EAGER and not logits_match(_compute_alone(forward, samples), torch.cat(plain), dtype):
             set_attention(model, EAGER)
-    logger.warning("{} cannot be given packed rows: its samples go one at a time ({})", type(model).__name__, why)
+    logger.warning("{} does not support packed rows: samples run one at a time ({})", type(model).__name__, why)
     return False
 
 
 def use_tree_attention(model: Any) -> None:
-    """For good."""
+    """Set tree attention on the model permanently."""
     tree_attention.register_attention()
     set_attention(model, tree_attention.NAME)
 
 
 def _compute_alone(forward: PackedForward, samples: list[Any]) -> Tensor:
-    """[sum of T, V] of the samples one after the other: each one's hidden states by themselves, through the head."""
+    """Return the logits of samples run separately, shape [sum of T, V], computed from hidden states by the head."""
     states = forward.trunk(input_ids=pad_sequences(samples, forward.device), use_cache=False).last_hidden_state
     return forward.logits(torch.cat([row[: ids.size] for row, ids in zip(states, samples, strict=True)]))
 
@@ -251,8 +263,10 @@ def _compute_alone(forward: PackedForward, samples: list[Any]) -> Tensor:
 def _compute_packed(
     forward: PackedForward, prefix: Any, left: Any, right: Any, others: list[Any], windows: dict[int, int | None]
 ) -> Tensor:
-    """The logits of two rows: the tree in the middle of its neighbours, then at the end of a row that begins with
-    another one. Notes the layers' sliding windows in `windows`."""
+    """Return the logits of two packed rows, and record each layer's sliding window in `windows`.
+
+    The tree lies between two neighbours in the first row, and at the end of the second row.
+    """
     sizes = (prefix.size, left.size, right.size)
     tree = (
         np.concatenate([prefix, left, right]),
@@ -281,14 +295,14 @@ def _compute_packed(
 
 
 def _arrange_rows(plain: list[Tensor]) -> Tensor:
-    """The tensors side by side, against which the rows of `_compute_packed` are held."""
+    """Concatenate the expected logits in the order of `_compute_packed`."""
     left, right, *others = plain
     tree = [left, right[PREFIX:]]
     return torch.cat([others[0], *tree, others[1], others[2], others[1], *tree])
 
 
 ROWS = 8
-"""How many rows of log-probabilities are kept beside their exponentials for the entropy."""
+"""Rows of log-probabilities copied at a time to compute the entropy."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -319,8 +333,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """[C] float32 logprobs of `targets` [C] under softmax(logits / temperature), logits [C, V], and the [C]
-    entropies (no gradient). May be differentiated once."""
+    """Return logprobs and entropies of `targets` under softmax(logits / temperature), float32 [C] each.
+
+    The logprobs can be differentiated once; the entropies have no gradient.
+
+    Args:
+        logits: shape [C, V].
+        targets: shape [C].
+    """
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(logits, targets, temperature)
     return result
 
@@ -328,9 +348,15 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 def truncated_logprobs(
     logits: Tensor, targets: Tensor, temperature: float, top_p: float, top_k: int, *, slack: float
 ) -> tuple[Tensor, Tensor]:
-    """[C] float32 the lowest and the highest logprob that `targets` [C] can have under softmax(logits / temperature)
-    cut by top-k, then top-p, where rounding may move the mass at top-p's border by `slack`. `top_k` -1 and `top_p` 1
-    do not truncate. No gradient."""
+    """Return the lowest and highest possible logprob of `targets` after truncation by top-k, then top-p.
+
+    The distribution is softmax(logits / temperature). Both results are float32 [C], without gradient.
+
+    Args:
+        top_p: 1 disables truncation.
+        top_k: -1 disables truncation.
+        slack: probability mass that rounding may move across the border of top_p.
+    """
     table = torch.log_softmax(logits.float() / temperature, -1)
     chosen = table.gather(1, targets[:, None]).squeeze(1)
     ordered = table.sort(-1, descending=True).values

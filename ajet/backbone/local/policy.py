@@ -1,9 +1,9 @@
-"""The policy's weights, and the reference that a KL term compares with.
+"""The policy's weights, and the reference model for a KL term.
 
-Invariant: there is one set of tensors. An engine over `Policy.model` makes module objects of its own around them
-(ajet.engine.transformers.attention), so that neither's attention or mode reaches the other. The reference is a frozen
-copy, made only when a KL term asks for it; with LoRA it is the policy's own model with the adapters off. Of several
-adapters each row is computed with its own.
+Invariant: only one set of tensors exists. An engine over `LocalPolicy.model` wraps the tensors in separate module
+objects (ajet.engine.transformers.attention), so attention and mode of policy and engine are independent. The reference
+is a frozen copy, made only for a KL term; with LoRA, the reference is the policy's model with adapters switched off.
+With several adapters, each row uses its own adapter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 
 class LocalPolicy:
-    """Takes over `model`, a transformers causal language model in the compute dtype, on its device. `start`: a model
-    folder whose adapters it begins with."""
+    """Takes ownership of `model`, a transformers causal language model in the compute dtype on its device.
+
+    Args:
+        start: model folder whose adapters are loaded.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class LocalPolicy:
         replace_norms(model)
         self.adapted = add_adapters(model, lora) if lora.trains_adapters else None
         self.adapters = Adapters.from_config(lora)
-        """Of several; empty where there is one or none."""
+        """The configured adapters; empty with a single adapter or none."""
         self._chosen: str | None = ""
         self._frozen: PackedForward | None = None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self.adapted is None else None
@@ -67,21 +70,25 @@ class LocalPolicy:
             self._frozen = PackedForward(frozen, verdicts=verdicts)
 
     def choose(self, adapter: str | None) -> None:
-        """Compute with this one of several adapters from here on. Raises UserError for one that there is not."""
+        """Switch the model to the given adapter for all later passes.
+
+        Raises:
+            UserError: the policy has no adapter of the given name.
+        """
         if adapter == self._chosen:
             return
         if adapter is not None and adapter not in self.adapters.names:
             raise UserError(
-                f"There is no adapter {adapter} here.",
+                f"This model has no adapter {adapter}.",
                 where="ajet.trainer_common.lora.adapters",
-                expected="the adapters that these tokens were sampled by: " + ", ".join(self.adapters.names),
+                expected="the adapters that sampled these tokens: " + ", ".join(self.adapters.names),
             )
         if self.adapters:
             choose_adapter(self.model, adapter)
         self._chosen = adapter
 
     def locate_part(self, adapter: str | None) -> tuple[int, int]:
-        """The part of the buffer with the adapter's weights, [start, stop); None: all."""
+        """Return the range [start, stop) of the adapter's weights in the buffer; the complete range for None."""
         if adapter is None:
             return 0, self.weights.size
         places = self.weights.places
@@ -89,8 +96,10 @@ class LocalPolicy:
         return places[own[0]].start, places[own[-1] + 1].start if own[-1] + 1 < len(places) else self.weights.size
 
     def changed(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What training changes, as the plain model names it, for an engine with weights of its own: all parameters,
-        or, with LoRA, the matrices with their adapters added in, one at a time."""
+        """Yield trained weights under the plain model's names, for an engine with a separate copy.
+
+        Without LoRA, all parameters; with LoRA, the adapted matrices with adapters merged in, one at a time.
+        """
         if self.adapted is not None:
             yield from adapted_weights(self.adapted)
         else:
@@ -99,10 +108,14 @@ class LocalPolicy:
 
     @contextmanager
     def reference(self) -> Iterator[PackedForward]:
-        """The model that training began with. Raises ValueError when none was asked for."""
+        """Yield the model as it was before training.
+
+        Raises:
+            ValueError: the policy was created without a reference model.
+        """
         if self.adapters:
             self.choose(None)
-            yield PackedForward(self.model, packed=self.forward.packed)  # for which rows name no adapter
+            yield PackedForward(self.model, packed=self.forward.packed)  # rows of the reference select no adapter
         elif self.adapted is not None:
             with self.adapted.disable_adapter():
                 yield self.forward
@@ -113,13 +126,16 @@ class LocalPolicy:
 
 
 def _checkpoint_layers(model: Any) -> None:
-    """Recompute each layer's activations in the backward pass. transformers does so in training mode only; dropout
-    stays off, since the policy that samples has none."""
+    """Recompute each layer's activations in the backward pass.
+
+    transformers checkpoints in training mode only. Dropout stays off, since the sampling policy has no dropout.
+    """
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():  # attention and experts call the function with a number of their own
+        # attention and expert modules pass a float attribute to the dropout function
+        for name, value in vars(module).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)

@@ -1,7 +1,7 @@
-"""Settings that the local backbone refuses to train with, and a local teacher's model, found without torch.
+"""Checks of settings for the local backbone and lookup of a local teacher's model, without torch.
 
-Invariant: a launch, its dry run and `ajet config validate` refuse the same settings; a path at which there is no
-teacher is reported with the key that holds it.
+Invariant: a launch, its dry run and `ajet config validate` refuse the same settings. A teacher path without a model is
+reported with its key.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
-    """Return the model's path if the settings can be trained here.
+    """Return the model's path if the local backbone can train with the settings.
 
     Args:
-        looking: True if nothing is launched: the settings may be a sampler's, whose server follows the trainer.
+        looking: True without a launch: the settings may belong to a sampler with a server that follows the trainer.
 
     Raises:
-        ConfigError: for what a training would refuse.
+        ConfigError: training would refuse the settings.
     """
     trainer, rollout = config.trainer_common, config.rollout
     if config.model.path is None:
-        raise ConfigError("No model is named.", where="ajet.model.path", do="try embedded:smollm2-135m")
+        raise ConfigError("No model is configured.", where="ajet.model.path", do="try embedded:smollm2-135m")
     if rollout.engine == "endpoint":
         raise ConfigError(
             "The local backbone cannot train what an endpoint samples.",
@@ -45,10 +45,10 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
         )
     if rollout.engine == "vllm" and trainer.lora.adapters:
         raise ConfigError(
-            "Several adapters are sampled with by the transformers engine: vLLM gets one set of whole weights here.",
+            "Only the transformers engine samples with several adapters: the local backbone sends vLLM merged weights.",
             where="ajet.rollout.engine",
             expected="auto or transformers, with lora.adapters",
-            do="leave rollout.engine away; vLLM can serve them once they are trained (docs/deploy.md)",
+            do="remove rollout.engine; vLLM can serve the adapters after training (docs/deploy.md)",
         )
     if rollout.temperature <= 0:
         raise ConfigError(
@@ -61,7 +61,12 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
 
 
 def require_machine(config: AjetConfig) -> None:
-    """Raise ConfigError or MissingExtraError if this machine lacks the device or a package that the settings name."""
+    """Check that the machine has the configured device and packages.
+
+    Raises:
+        ConfigError: the device is missing.
+        MissingExtraError: a package is missing.
+    """
     from ajet.backbone.local.machine import choose_device
 
     choose_device(config.trainer_common.device)
@@ -69,14 +74,21 @@ def require_machine(config: AjetConfig) -> None:
     if (lora.rank or lora.adapters) and find_spec("peft") is None:
         raise MissingExtraError("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
-        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError where vLLM is not installed
+        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
 
 
 KEY = "ajet.trainer_common.algorithm.teacher.path"
 
 
 def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSource:
-    """The model of `algorithm.teacher.path`, which is set. `weights`: as `locate` has it. Raises UserError."""
+    """Locate the model of `algorithm.teacher.path`, which must be set.
+
+    Args:
+        weights: as in `locate_model`.
+
+    Raises:
+        UserError: the model cannot be found.
+    """
     from ajet.engine.model_source import locate_model
 
     settings = experiment.ajet
@@ -86,5 +98,5 @@ def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSour
         return locate_model(path, base=experiment.base, weights=weights, trust_remote_code=trusted)
     except UserError as problem:
         problem.where = KEY
-        problem.do = "correct the path; a teacher that a run of yours leaves is trained before its student"
+        problem.do = "correct the path; if the teacher comes from another run, finish that run first"
         raise

@@ -1,7 +1,7 @@
-"""The trainer's forward pass as a scorer: of the weights that a trainer has, or of a policy version without a trainer.
+"""The trainer's forward pass as a scorer, for a trainer's weights or for a policy version without a trainer.
 
-Invariant: model, weights and packing are those that an update of that version computes with, bit for bit; there is
-no optimizer, no engine and no gradient.
+Invariant: model, weights and packing equal those of an update of the same version, bit for bit. No optimizer, engine or
+gradient is involved.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class ForwardScorer:
-    """Computes log-probabilities with a model that is there. `weights`: some of its weights."""
+    """Computes log-probabilities with a loaded model. `weights`: any of its weights, for dtype and device."""
 
     def __init__(self, forward: PackedForward, weights: Tensor) -> None:
         self._forward = forward
@@ -49,26 +49,33 @@ class ForwardScorer:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether rows may hold trees."""
+        """True if rows may hold prefix trees."""
         return self._forward.packed
 
     def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
-        """[K] of the row's targets."""
+        """Return the log-probabilities of the row's targets, shape [K]."""
         found: Floats = self._forward.logprobs(row, temperature).cpu().numpy()
         return found
 
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
     ) -> tuple[Floats, Floats]:
-        """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
-        rounding may move `slack` of the mass over top_p's border."""
+        """Return the lowest and highest possible log-probability of each target after top_k and top_p, each of shape
+        [K].
+
+        Args:
+            slack: probability mass that rounding may move across the border of top_p.
+        """
         low, high = self._forward.truncated(row, temperature, top_p, top_k, slack=slack)
         return low.cpu().numpy(), high.cpu().numpy()
 
 
 class LocalScorer(ForwardScorer):
-    """Scores with the model of `experiment`, with the weights in `checkpoint` or, without one, its own. Raises
-    UserError."""
+    """Scores with the experiment's model and the weights in `checkpoint`, or the model's own weights without one.
+
+    Raises:
+        UserError: the model or the checkpoint cannot be loaded.
+    """
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None = None) -> None:
         from ajet.engine.model_source import locate_model
@@ -96,11 +103,18 @@ class LocalScorer(ForwardScorer):
 
     @staticmethod
     def version_of(checkpoint: Path) -> int:
-        """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
+        """Return the policy version in a checkpoint.
+
+        Raises:
+            UserError: the folder was not written by the local backbone.
+        """
         return checkpoints.read_version(checkpoint)
 
     def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
-        """[T] per sample: of the model that training began with, whose weights these must be but for adapters."""
+        """Return log-probabilities of the model before training, shape [T] per sample.
+
+        The loaded weights must be those of the model before training, except for adapters.
+        """
         policy = self._policy
         has_adapters = bool(policy.adapters) or policy.adapted is not None
         with policy.reference() if has_adapters else nullcontext(policy.forward) as forward:
@@ -110,7 +124,7 @@ class LocalScorer(ForwardScorer):
     def losses(
         self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None
     ) -> dict[str, RecomputedLoss]:
-        """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch."""
+        """Recompute `loss`, and `kl` if a KL term is configured, of one optimizer step over the batch."""
         config = self._experiment.ajet
         tokens = TokenLoss.from_settings(config.trainer_common, open_algorithm(config, base=self._experiment.base))
         rows = pack(batch.samples, self._row_tokens, share_prefixes=self.shares_prefixes)
@@ -123,8 +137,7 @@ class LocalScorer(ForwardScorer):
         return self._experiment.ajet.trainer_common.micro_batch_tokens
 
     def widen(self) -> bool:
-        """Compute in float32 from here on, with the same weights. False where the device has no room for that: then
-        the scorer is spent."""
+        """Switch to float32 with the same weights. Return False if memory is too small; the scorer is then unusable."""
         import torch
 
         try:
@@ -135,8 +148,10 @@ class LocalScorer(ForwardScorer):
 
 
 SIDES = 2
-"""A loss rests on a token's log-probability under the policy and on one that it is held to: the engine's or the
-reference model's. It has the same slope in both."""
+"""Number of log-probabilities per token in a loss: the policy's, and the engine's or the reference model's.
+
+The loss has the same slope in both.
+"""
 
 
 def recompute_losses(
@@ -149,11 +164,13 @@ def recompute_losses(
     version: int,
     reference: Sequence[Floats] | None,
 ) -> dict[str, RecomputedLoss]:
-    """Return the losses of an update that is over, from the log-probabilities that its weights give its tokens.
+    """Recompute the losses of a finished update from the log-probabilities of its tokens under its weights.
 
-    `losses.StepLoss` joins them, as in the update, from the same batch and rows; nothing is trained. Only an update of
-    one optimizer step can be repeated: the weights that a later one began with are gone. `logprobs`: [K] of each row's
-    targets at the batch's temperature; the rest as in `RecordedScorer.losses`.
+    `losses.StepLoss` combines them as in the update, from the same batch and rows; no weights change. Only an update of
+    one optimizer step can be recomputed, because the weights before later steps are gone.
+
+    Args:
+        logprobs: for each row, log-probabilities of the targets at the batch's temperature, shape [K].
     """
     samples = batch.samples
     if tokens.kl_coef is not None and reference is not None:

@@ -1,7 +1,7 @@
-"""LocalTeacher: log-probabilities of given tokens from a second model beside the policy.
+"""LocalTeacher computes log-probabilities of given tokens with a second model in this process.
 
-Invariant: one timeline after another through the trainer's own forward pass, so that the same tokens get the same bits
-whoever else asks at that time. Its vocabulary is the policy's, id by id, or it is refused.
+Invariant: timelines pass one by one through the trainer's own forward pass, so equal tokens get equal bits regardless
+of concurrent requests. The teacher's vocabulary must equal the policy's, id by id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 class LocalTeacher:
-    """The model of `algorithm.teacher.path`. Raises UserError where it cannot be loaded, or has another tokenizer."""
+    """The model of `algorithm.teacher.path`.
+
+    Raises:
+        UserError: the model cannot be loaded or has another tokenizer.
+    """
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         from ajet.engine.models import load_tokenizer
@@ -42,14 +46,14 @@ class LocalTeacher:
         self._lock = threading.Lock()
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
-        """[T] per line, 0 where its mask is, at temperature 1."""
+        """Return logprobs at temperature 1, shape [T] per line, 0 outside the mask."""
         return await in_thread(self._compute_logprobs, lines)
 
     async def leave(self) -> None:
-        """Does nothing: nothing is open on any loop."""
+        """Does nothing, because no connection is open on any loop."""
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model and its memory."""
         with self._lock:
             del self._scorer
 
@@ -60,7 +64,11 @@ class LocalTeacher:
 
 
 def require_same_vocabulary(policy: Any, teacher: Any) -> None:
-    """Raises ConfigError at the first id that is not the same token."""
+    """Compare two tokenizers.
+
+    Raises:
+        ConfigError: an id maps to different tokens.
+    """
     own, other = ({token: text for text, token in each.get_vocab().items()} for each in (policy, teacher))
     for token in sorted(own.keys() | other.keys()):
         if own.get(token) != other.get(token):

@@ -1,9 +1,9 @@
-"""One training step: mini batches, packed rows, gradients, one optimizer step each.
+"""One training step: mini batches, packed rows, gradients, and one optimizer step per mini batch.
 
-Invariants: all or nothing: until the last optimizer step has succeeded, an error leaves the weights, the moments and
-the version as they were, and what cuts short the one step of an update, of which no copy is held, is known by
-`has_partial_update`; a step whose loss or gradient is not finite changes nothing and is counted. The order of
-everything follows from the batch alone, so that the same batch gives the same bits.
+Invariant: an update is all or nothing. Until the last optimizer step has succeeded, an error leaves weights, moments
+and version unchanged. An update with a single step makes no copy of the state; `has_partial_update` reports an
+interrupt in its middle. A step with a loss or gradient that is not finite changes no weight and is counted. The batch
+alone determines the order of all work, so equal batches give equal bits.
 """
 
 from __future__ import annotations
@@ -46,8 +46,14 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over; `algorithm` None is the one
-    that `config` names. `start`: a model folder whose adapters are gone on from; `verdicts`: as in PackedForward."""
+    """Owns the policy and its optimizer, independent of any engine.
+
+    Args:
+        model: the trainer takes ownership.
+        algorithm: None for the algorithm in `config`.
+        start: model folder whose adapters are loaded.
+        verdicts: as in PackedForward.
+    """
 
     def __init__(
         self,
@@ -82,20 +88,24 @@ class Trainer:
             clip=optim.grad_clip,
         )
         self.critic: ValueHead | None = None
-        """Where the algorithm needs one; given replies are learned without."""
+        """The value head if the algorithm needs one; training on written replies uses none."""
         if "critic" in algorithm.needs and config.sft.objective is None:
             width = int(self.policy.forward.head.weight.shape[1])
             self.critic = ValueHead(width, self.policy.weights.values.device, self.settings)
         self.version = 0
         self.has_partial_update = False
-        """Whether the weights are of no version: an update has begun to move them, and has not ended."""
+        """True if an update has begun to move the weights and has not ended: no version describes them."""
         self.fresh_gap: float | None = None
-        """See `Update`; of the last one."""
+        """Gap of the last update, as in `Update`."""
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, temperature: float | None = None
     ) -> list[Floats]:
-        """[T] per sample: of the policy or the reference at the rollout's temperature, where the mask is 1, else 0."""
+        """Return logprobs of the policy or the reference, shape [T] per sample, 0 outside the mask.
+
+        Args:
+            temperature: None for the rollout's temperature.
+        """
         with self.scorer(reference=reference) as scorer:
             return score_samples(
                 scorer,
@@ -106,13 +116,20 @@ class Trainer:
 
     @contextmanager
     def scorer(self, *, reference: bool = False) -> Iterator[ForwardScorer]:
-        """A scorer at the present weights, or of the reference model. Raises ValueError where none was asked for."""
+        """Yield a scorer of the current weights or of the reference model.
+
+        Raises:
+            ValueError: no reference model was configured.
+        """
         with self.policy.reference() if reference else nullcontext(self.policy.forward) as forward:
             yield ForwardScorer(forward, self.policy.weights.values)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """[T] per sample: what the critic expects before each trained token, 0 elsewhere. Raises ValueError where there
-        is none."""
+        """Return the critic's values, shape [T] per sample: one before each trained token, 0 elsewhere.
+
+        Raises:
+            ValueError: the algorithm has no critic.
+        """
         if self.critic is None:
             raise ValueError("this policy has no value head: its algorithm needs none")
         forward = self.policy.forward
@@ -120,9 +137,12 @@ class Trainer:
         return placed(samples, rows, [self.critic.compute_values(forward, row) for row in rows])
 
     def update(self, batch: TrainingBatch, *, gap: float | None = None, alarm: float | None = None) -> dict[str, float]:
-        """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics. `gap`: nats
-        a token between the logprobs of engine and trainer of these weights, where that was measured; above `alarm` the
-        importance weights are bounded more tightly."""
+        """Take `mini_batch_num` optimizer steps, or as many as there are episodes, and return the metrics.
+
+        Args:
+            gap: measured nats per token between the engine's and the trainer's logprobs; None if not measured.
+            alarm: above this gap the importance weights are bounded more tightly.
+        """
         began = time.monotonic()
         self._require_adapters(batch.samples)
         parts = split_mini_batches(batch.samples, self.settings.mini_batch_num)
@@ -151,7 +171,7 @@ class Trainer:
                     written=batch.written,
                 )
                 critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
-                tokens += self._add_gradients(loss, batch.temperature, critic=critic)
+                tokens += self.add_gradients(loss, batch.temperature, critic=critic)
                 norm, its_own = self._step_optimizer(loss, lr, critic, warming=warming)
                 norms.append(norm)
                 own.append(its_own)
@@ -163,7 +183,7 @@ class Trainer:
         self.has_partial_update = False
         tally = LossTally.merge(tallies)
         self.fresh_gap = tally.fresh_gap / tally.fresh if tally.fresh else None
-        metrics = self._build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
+        metrics = self.build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
         metrics |= ValueTally.merge(critics).means() if critics else {}
         if tokens_loss is not self.tokens:
@@ -173,7 +193,11 @@ class Trainer:
         return metrics
 
     def _require_adapters(self, samples: Sequence[Sample]) -> None:
-        """Raises UserError where what is to be trained was sampled by an adapter that is not here, or by none."""
+        """Check that the policy has the adapters that sampled the batch.
+
+        Raises:
+            UserError: an adapter is missing, or a sample names none.
+        """
         known: set[str | None] = {*self.policy.adapters.names} or {None}
         for sample in samples:
             if sample.timeline.sampled and sample.timeline.adapter not in known:
@@ -185,12 +209,14 @@ class Trainer:
                 )
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
-        """Everything that the first pass of an update over `samples` takes memory for, and no more: forward, backward,
-        the critic's beside it, copies that several optimizer steps ask for. Weights, moments, gradients and random
-        numbers are as before."""
+        """Allocate everything that the first pass of an update over `samples` needs, without changing state.
+
+        This covers forward, backward, the critic and the copies for several optimizer steps. Weights, moments,
+        gradients and random numbers stay unchanged.
+        """
         device = self.policy.weights.values.device
         for held in self._list_state_tensors():
-            held.mul_(1)  # memory that nothing has used yet is taken now, too
+            held.mul_(1)  # touches pages that were allocated but never used
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._all_or_nothing(self.settings.mini_batch_num * max(1, len(self.policy.adapters.names))),
@@ -202,22 +228,30 @@ class Trainer:
                 for sample, before in zip(samples, self.values(samples), strict=True):
                     sample.values = sample.returns = before
                 critic = StepValueLoss(self.critic, samples, 1.0)
-            self._add_gradients(loss, self.temperature, passes=2, critic=critic)  # those of several passes are float32
+            # gradients of several passes are float32, the larger case
+            self.add_gradients(loss, self.temperature, passes=2, critic=critic)
         release_memory()
 
     def save(self, folder: Path, tokenizer: Any) -> None:
-        """Everything that `load` needs, and the model as transformers loads it."""
+        """Write the complete trainer state, and the model in transformers' layout."""
         checkpoint.write_checkpoint(folder, self.policy, self.optimizer, tokenizer, self.version, self.critic)
 
     def load(self, folder: Path) -> None:
-        """Bit for bit what was saved. Raises UserError."""
+        """Restore a saved state, bit for bit.
+
+        Raises:
+            UserError: the checkpoint does not match.
+        """
         self.version = checkpoint.read_checkpoint(folder, self.policy, self.optimizer, self.critic)
 
-    def _add_gradients(
+    def add_gradients(
         self, loss: StepLoss, temperature: float, *, passes: int = 0, critic: StepValueLoss | None = None
     ) -> int:
-        """Add up the gradients of all rows, and the critic's; answers how many tokens were computed. `passes`: room for
-        the gradients of so many, where the rows are fewer."""
+        """Sum the gradients of all rows, and the critic's, and return the number of computed tokens.
+
+        Args:
+            passes: minimum number of passes to reserve gradient memory for.
+        """
         forward = self.policy.forward
         rows = self._pack_rows(loss.samples, forward)
         passes = max(passes, len(rows))
@@ -237,9 +271,16 @@ class Trainer:
     def _step_optimizer(
         self, loss: StepLoss, lr: float, critic: StepValueLoss | None = None, *, warming: bool = False
     ) -> tuple[float, dict[str, float]]:
-        """Take one optimizer step on the gradients, and the critic's; of each adapter by itself where there are
-        several: one that sampled nothing stays as it is. Answers the norm of all, nan if something is not finite and
-        was skipped, and that of each adapter. `warming`: the critic's step alone."""
+        """Take one optimizer step on the gradients, and the critic's step.
+
+        Several adapters step separately; an adapter without samples stays unchanged.
+
+        Args:
+            warming: True to step the critic only.
+
+        Returns:
+            The norm of all gradients, nan if a skipped value is not finite, and the norm per adapter.
+        """
         gradients = self.policy.weights.gradients
         assert gradients is not None
         finite, held = math.isfinite(loss.tally.loss), None
@@ -266,7 +307,7 @@ class Trainer:
         return norm, own
 
     def _adapter_metrics(self, samples: Sequence[Sample], norms: Sequence[dict[str, float]]) -> dict[str, float]:
-        """For several adapters: the tokens that each was trained on, and the norm of its gradient."""
+        """Return trained tokens and gradient norm for each of several adapters."""
         metrics: dict[str, float] = {}
         for name in self.policy.adapters.names:
             own = [each.timeline.sampled for each in samples if each.timeline.adapter == name]
@@ -277,12 +318,12 @@ class Trainer:
         return metrics
 
     def _list_sampling_adapters(self, samples: Sequence[Sample]) -> list[str]:
-        """The adapters that sampled them, in their order."""
+        """Return the adapters that sampled the samples, in configured order."""
         sampled = {each.timeline.adapter for each in samples if each.timeline.sampled}
         return [name for name in self.policy.adapters.names if name in sampled]
 
     def _count_moves(self, samples: Sequence[Sample]) -> int:
-        """How many times weights are moved by an optimizer step on these."""
+        """Return the number of separate weight updates in an optimizer step on the samples."""
         return len(self._list_sampling_adapters(samples)) if self.policy.adapters else 1
 
     def _pack_rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
@@ -290,9 +331,11 @@ class Trainer:
 
     @contextmanager
     def _all_or_nothing(self, steps: int) -> Iterator[None]:
-        """Undo on an error. Before the only optimizer step of an update nothing has changed, so that a copy of the
-        state is held only where there are several; what cuts that one short, as an interrupt may, leaves it
-        `has_partial_update`."""
+        """Restore the state if the block fails.
+
+        Before an update's only optimizer step no weight has changed, so a copy is made only for several steps. An
+        interrupt inside the only step sets `has_partial_update`.
+        """
         weights, optimizer, held = self.policy.weights, self.optimizer, self._list_state_tensors()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
         counts = dict(optimizer.counts)
@@ -301,7 +344,7 @@ class Trainer:
             yield
         except BaseException:
             undone = copies is not None or not self.has_partial_update
-            self.has_partial_update = True  # until all is back, should another interrupt come
+            self.has_partial_update = True  # stays set during the restore, in case of another interrupt
             if copies is not None:
                 for tensor, copied in zip(held, copies, strict=True):
                     tensor.copy_(copied)
@@ -316,13 +359,13 @@ class Trainer:
                 self.critic.weights.drop_gradients()
 
     def _list_state_tensors(self) -> list[torch.Tensor]:
-        """The tensors that an optimizer step changes."""
+        """Return the tensors changed by an optimizer step."""
         weights, optimizer = self.policy.weights, self.optimizer
         low = [] if weights.low is None else [weights.low]
         return [weights.values, optimizer.first, optimizer.second, *low]
 
     @staticmethod
-    def _build_metrics(
+    def build_metrics(
         tally: LossTally, norms: Sequence[float], lr: float, tokens: int, seconds: float
     ) -> dict[str, float]:
         metrics = tally.means() if tally.steps else {}

@@ -1,17 +1,19 @@
-"""Attention over packed trees: each token sees its own tree's path to the root and nothing else.
+"""Attention over packed trees: each token sees only its own tree's path to the root.
 
-Invariant: equal to attention over each sample alone, to float tolerance, in memory that is linear in the row and in
-its longest path. Linear layers run over all tokens of a row at once; attention runs tree by tree, so that its cost has
-no term across trees. A small tree is one call under a dense mask; one beyond `DENSE` tokens goes by the keys of each
-segment (`subtree_attention`) on a CPU. Elsewhere, or with a sliding window, it goes segment by segment against the keys
-of its ancestors, in blocks of queries; beyond `KEPT` keys the backward pass computes a block again, so that neither its
-mask nor its copy of the path's keys is kept. Masks of small trees and of sliding windows are made once for all layers,
-and for all blocks that are alike. Soft-capped scores (Gemma 2) and sinks (gpt-oss), which torch's fused attention does
-not know, are written out, in blocks of queries that the backward pass computes again; any other keyword of a model's
-attention raises.
+Invariant: equal to attention over each sample alone, to float tolerance, with memory linear in the row and its longest
+path. Linear layers run over all tokens of a row at once; attention runs tree by tree, so its cost has no term across
+trees.
 
-Registered with transformers as the attention implementation `ajet_tree`; a plan travels to it as the keyword
-argument `trees` of the model's forward pass.
+- A tree of at most `DENSE` tokens is one call with a dense mask.
+- On a CPU, a larger tree is computed by the keys of each segment (`subtree_attention`).
+- Otherwise, or with a sliding window, each segment attends to the keys of its ancestors in blocks of queries. Beyond
+  `KEPT` keys the backward pass recomputes a block instead of storing its mask and copied keys.
+
+Masks of small trees and sliding windows are shared by all layers and equal blocks. torch's fused attention lacks
+soft-capped scores (Gemma 2) and sinks (gpt-oss): both are written out in blocks of queries, recomputed in the backward
+pass. Unknown keywords of a model's attention raise an error.
+
+transformers knows the implementation as `ajet_tree`; the plan is passed as keyword `trees` of the model's forward.
 """
 
 from __future__ import annotations
@@ -31,48 +33,50 @@ from ajet.engine.same_model import refuse_unknown_keywords
 
 NAME = "ajet_tree"
 DENSE = 640
-"""Largest tree that branches, or outgrows its layer's window, and is one call under a dense mask."""
+"""Largest tree computed with a dense mask, among trees with branches or beyond the layer's window."""
 QUERY_BLOCK = 1024
 KEPT = 4096
-"""Keys of the longest path up to which a block's mask and keys are kept for the backward pass."""
+"""Longest path in keys for which a block's mask and keys are stored for the backward pass."""
 WRITTEN_BLOCK = 256
-"""Queries whose scores exist at a time where they are written out."""
+"""Queries per block if scores are written out."""
 
 
 @dataclass(frozen=True, slots=True)
 class _AttentionTerms:
-    """A layer's own terms of attention."""
+    """Attention parameters of one layer."""
 
     scaling: float | None
     softcap: float | None
     sinks: Tensor | None
-    """[H] a score per head that takes part in the softmax and brings no value."""
+    """Score per head in the softmax without a value, shape [H]."""
 
     @property
     def fused(self) -> bool:
-        """Whether torch's fused attention computes it."""
+        """True if torch's fused attention supports the parameters."""
         return self.softcap is None and self.sinks is None
 
 
 class TreePlan:
-    """Where the trees of one row lie, and the masks of each, made once and used by every layer. (No dataclass: FSDP
-    would take it apart and hand each layer a copy.)"""
+    """The trees of one row and their masks, created once and used by every layer.
+
+    Not a dataclass: FSDP would rebuild a dataclass and give each layer a copy.
+    """
 
     def __init__(self, trees: Sequence[Tree], positions: Tensor) -> None:
-        """positions: [N] of each token within its sample."""
+        """Create a plan. `positions`: each token's position within its sample, shape [N]."""
         self.trees, self.positions = trees, positions
         self.masks: dict[tuple[int | None, ...], Tensor] = {}
         self._scores: dict[tuple[int, torch.dtype], Tensor] = {}
         self.windows: dict[int, int | None] = {}
-        """The sliding window that each layer asked for."""
+        """Sliding window requested by each layer."""
 
     @property
     def sizes(self) -> list[int]:
-        """Tokens of each tree, in order."""
+        """Number of tokens of each tree, in order."""
         return [tree.stop - tree.start for tree in self.trees]
 
     def dense_mask(self, index: int, window: int | None) -> Tensor:
-        """[n, n] of tree `index`; with a sliding `window`, only the nearest `window` positions of the path."""
+        """Return the mask of tree `index`, shape [n, n]; `window` limits each token to the nearest path positions."""
         known = self.masks.get((index, window))
         if known is None:
             tree = self.trees[index]
@@ -84,8 +88,12 @@ class TreePlan:
         return known
 
     def band(self, queries: int, keys: int, before: int, window: int) -> Tensor:
-        """[queries, keys] of a block that sees `before` keys ahead of its own, of them the nearest `window`: one for
-        all blocks that are alike, of which a long path has many."""
+        """Return the mask of a block, shape [queries, keys], shared by all equal blocks of a path.
+
+        Args:
+            before: number of keys before the first query's own.
+            window: number of nearest visible keys.
+        """
         known = self.masks.get((queries, keys, before, window))
         if known is None:
             known = _make_causal_mask(queries, keys, before, self.positions.device).triu_(before - window + 1)
@@ -93,8 +101,10 @@ class TreePlan:
         return known
 
     def shared(self, mask: Tensor, q: Tensor, how: _AttentionTerms) -> Tensor:
-        """A kept mask as what it adds to the scores, once for all layers: torch's fused attention on the CPU makes the
-        same of it in each call, and keeps that for the backward pass."""
+        """Return a mask as additive scores, converted once for all layers.
+
+        On a CPU, torch's fused attention would convert a boolean mask in each call and store the result for backward.
+        """
         if not how.fused or q.device.type != "cpu":
             return mask
         known = self._scores.get((id(mask), q.dtype))
@@ -109,7 +119,7 @@ def _make_causal_mask(queries: int, keys: int, before: int, device: torch.device
 
 
 def register_attention() -> None:
-    """Make the implementation known to transformers. Idempotent."""
+    """Register the implementation with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, tree_attention)
@@ -129,8 +139,20 @@ def tree_attention(
     s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query [1, H, N, d], key and value [1, H_kv, N, d] to [1, N, H, d]. `softcap`
-    and `s_aux` (sinks) are what Gemma 2 and gpt-oss ask for. Raises TypeError for what is not computed here."""
+    """Compute attention with transformers' signature.
+
+    Args:
+        query: shape [1, H, N, d].
+        key: shape [1, H_kv, N, d], like `value`.
+        softcap: used by Gemma 2.
+        s_aux: sinks, used by gpt-oss.
+
+    Returns:
+        Outputs of shape [1, N, H, d], and None.
+
+    Raises:
+        TypeError: a keyword is not supported.
+    """
     refuse_unknown_keywords(NAME, keywords)
     if trees is None:
         raise TypeError("its layers do not hand keywords on to their attention")
@@ -147,20 +169,20 @@ def tree_attention(
             outputs.append(_attend_dense(q, k, v, None, how))
         elif q.shape[2] <= DENSE:
             outputs.append(_attend_dense(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
-        elif _uses_subtrees(q, how, window):
+        elif uses_subtrees(q, how, window):
             outputs.append(subtree_attention(tree, q, k, v, how.scaling))
         else:
             outputs.extend(_attend_by_segment(trees, tree, q, k, v, how, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
-def _uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
-    """Whether the kernel that computes these hands out the sums that `subtree_attention` puts parts together by."""
+def uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
+    """True if the kernel returns the log-sums needed by `subtree_attention` to combine parts."""
     return window is None and how.fused and q.device.type == "cpu"
 
 
 def _bound_reach(tree: Tree) -> int:
-    """An upper bound of the tree's longest path, in tokens."""
+    """Return an upper bound of the tree's longest path, in tokens."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size)
     ends = np.zeros(tree.parents.size, np.int64)
     for segment, parent in enumerate(tree.parents):
@@ -171,7 +193,7 @@ def _bound_reach(tree: Tree) -> int:
 def _attend_by_segment(
     trees: TreePlan, tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms, window: int | None
 ) -> list[Tensor]:
-    """Segment by segment: queries of a segment against the keys of its ancestors and its own up to each query."""
+    """Attend segment by segment: a segment's queries see the keys of its ancestors, and its own up to each query."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size).tolist()
     queries, keys, values = q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2)
     outputs = []
@@ -206,7 +228,7 @@ def _attend_by_segment(
 
 
 def _slice_path(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The positions [low, stop) of a path as (segment, start, stop) within each of its segments."""
+    """Yield positions [low, stop) of a path as (segment, start, stop) within each segment."""
     at = 0
     for segment in path:
         a, b = max(low - at, 0), min(stop - at, lengths[segment])
@@ -218,15 +240,18 @@ def _slice_path(path: Sequence[int], lengths: Sequence[int], low: int, stop: int
 def _attend_path(
     q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, how: _AttentionTerms
 ) -> Tensor:
-    """Queries [.., R, d] against a path's keys and values. `seen`: a mask, or how many keys are ahead of the first
-    query's own."""
+    """Attend queries [.., R, d] to a path's keys and values.
+
+    Args:
+        seen: a mask, or the number of keys before the first query's own.
+    """
     keys, values = (torch.cat(part, 2) for part in zip(*pieces, strict=True))
     mask = _make_causal_mask(q.shape[2], keys.shape[2], seen, q.device) if isinstance(seen, int) else seen
     return _attend_dense(q, keys, values, mask, how)
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _AttentionTerms) -> Tensor:
-    """Scaled dot-product attention, causal without a mask; fewer key heads than query heads are shared."""
+    """Scaled dot-product attention, causal without a mask; query heads may share key heads."""
     groups = q.shape[1] // k.shape[1]
     native = how.fused and groups > 1 and (mask is None or q.device.type == "cpu")
     if groups > 1 and not native:
@@ -238,7 +263,7 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
     parts = []
     for start in range(0, q.shape[2], WRITTEN_BLOCK):
         block = q[:, :, start : start + WRITTEN_BLOCK]
-        # without a mask there are as many keys as queries: those after the block's last are seen by none of it
+        # without a mask, keys and queries have equal length, and no query of the block sees keys beyond its last
         seen = start + block.shape[2] if mask is None else mask.shape[1]
         which = start if mask is None else mask[start : start + WRITTEN_BLOCK]
         given = (block, k[:, :, :seen], v[:, :, :seen], which, how)
@@ -250,8 +275,11 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
 
 
 def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _AttentionTerms) -> Tensor:
-    """Attention as two products, after transformers' eager attention. `seen`: a mask, or how many keys are ahead of the
-    first query's own; a mask made here is not kept for the backward pass."""
+    """Attention as two matrix products, as in transformers' eager attention.
+
+    Args:
+        seen: a mask, or the number of keys before the first query's own; a mask built here is not stored for backward.
+    """
     if isinstance(seen, int):
         seen = _make_causal_mask(q.shape[2], k.shape[2], seen, q.device)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if how.scaling is None else how.scaling)
@@ -272,12 +300,12 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
-    """Queries [1, H, n, d], keys and values [1, H_kv, n, d] of the tree's n tokens, all on a CPU, to [1, H, n, d].
+    """Attention over one tree on a CPU: queries [1, H, n, d], keys and values [1, H_kv, n, d] to outputs [1, H, n, d].
 
-    A tree lies in preorder, so that what continues a segment follows it without a gap. Those tokens see all of its
-    keys, in one call without a mask; its own tokens see them causally. A query's parts are put together by the
-    logarithms of their sums. Only queries, keys, values, outputs and a number for each query and head are stored for
-    the backward pass, so that memory is linear in the tree, and no pair of tokens is computed twice.
+    A tree is stored in preorder, so descendants of a segment follow without a gap. Descendants see all keys of the
+    segment in one call without a mask; the segment's own tokens see them causally. A query's parts are combined by
+    log-sum-exp. Backward stores only queries, keys, values, outputs and one number per query and head: memory is linear
+    in the tree, and no pair of tokens is computed twice.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -287,7 +315,7 @@ def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: floa
 
 
 def list_pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
-    """The queries and the keys of each call, and whether it is causal. Every query has its own segment's first."""
+    """Yield (queries, keys, causal) of each call; every query's own segment comes first."""
     starts = np.flatnonzero(np.diff(tree.segment_of, prepend=-1))
     stops = np.append(starts[1:], tree.segment_of.size)
     ends = stops.copy()
@@ -340,6 +368,6 @@ class _Subtrees(torch.autograd.Function):
 
 
 def _repeat_heads(given: Tensor, seen: slice, heads: int) -> Tensor:
-    """The keys or values of a segment, once for each of the `heads` that share them."""
+    """Return a segment's keys or values, repeated for each of the `heads` sharing them."""
     part = given[:, :, seen]
     return part if heads == 1 else part.repeat_interleave(heads, 1)

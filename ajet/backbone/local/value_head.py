@@ -1,14 +1,14 @@
-"""The critic: one linear head on the policy's last hidden states, which says what an attempt is worth at a token.
+"""The critic: one linear head on the policy's last hidden states that predicts the return at each token.
 
-Invariant: it sees what the policy sees, before the token is drawn, and costs no model of its own: a row of the hidden
-size, its moments, one forward pass over a batch before the update, and the hidden states of an optimizer step's trained
-tokens while its own optimizer takes several (`critic.epochs`). It begins at 0 and draws no random number, so
-that the same batches give the same bits. The policy's weights learn from it by `critic.vf_coef` only; at 0 they move as
-they would without it.
+Invariant: the critic sees the policy's context before a token is sampled, and needs no separate model. Its cost is one
+row of the hidden size with moments, one forward pass over a batch before the update, and the hidden states of a step's
+trained tokens while its own optimizer takes several steps (`critic.epochs`). The head starts at 0 and draws no random
+number, so equal batches give equal bits. Only `critic.vf_coef` lets the value loss reach the policy's weights; at 0 the
+policy moves as without a critic.
 
-A value is the mean over the hidden state's elements, which are brought to a root mean square of 1, of element times
-weight, plus a bias: so that AdamW, whose steps are about the learning rate a weight, moves a value by about as much,
-whatever the model's size.
+A value is the mean over hidden elements of element times weight, plus a bias; the hidden state is first scaled to a
+root mean square of 1. AdamW moves each weight by about the learning rate, so a value moves by about as much for every
+model size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ValueHead:
-    """The value head of a policy whose hidden states are `size` wide. float32, whatever the policy is."""
+    """The value head for hidden states of width `size`; always float32."""
 
     def __init__(self, size: int, device: torch.device, trainer: TrainerConfig) -> None:
         self.settings = trainer.algorithm.critic
@@ -52,18 +52,18 @@ class ValueHead:
         )
 
     def __call__(self, hidden_KH: Tensor) -> Tensor:
-        """[K] the values of the places that these hidden states are of."""
+        """Return the values at the given hidden states, shape [K]."""
         states = hidden_KH.float()
         size = states.pow(2).mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
         return (states * size) @ self.weight / self.weight.numel() + self.bias
 
     def compute_values(self, forward: PackedForward, row: PackedRow) -> Any:
-        """[K] float32, on the CPU, without gradient: of a packed row's targets."""
+        """Return the values of a packed row's targets: float32 [K] on the CPU, without gradient."""
         with torch.no_grad():
             return self(forward.hidden(row)).cpu().numpy()
 
     def step(self) -> float:
-        """Take one optimizer step on its gradients; answers their norm. Where that is not finite nothing changes."""
+        """Take one optimizer step on the gradients and return their norm; no weight changes if not finite."""
         gradients = self.weights.gradients
         assert gradients is not None
         norm = self.optimizer.step(gradients, self.settings.lr)
@@ -71,11 +71,11 @@ class ValueHead:
         return norm
 
     def held(self) -> tuple[list[Tensor], dict[str, int]]:
-        """A copy of all that a step changes."""
+        """Return a copy of all state changed by a step."""
         return [tensor.clone() for tensor in self._list_changing_tensors()], dict(self.optimizer.counts)
 
     def restore(self, held: tuple[list[Tensor], dict[str, int]]) -> None:
-        """Back to that."""
+        """Restore the state returned by `held`."""
         for tensor, copied in zip(self._list_changing_tensors(), held[0], strict=True):
             tensor.copy_(copied)
         self.optimizer.counts = dict(held[1])
@@ -84,28 +84,28 @@ class ValueHead:
         return list(self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint keeps of it, by name; its optimizer's steps come on top."""
+        """Return the tensors for a checkpoint by name; the caller stores the optimizer's step count separately."""
         own = {"values": self.weights.values, "first": self.optimizer.first, "second": self.optimizer.second}
         return {f"critic_{name}": tensor for name, tensor in own.items()}
 
 
 @dataclass(slots=True)
 class ValueTally:
-    """Sums over trained tokens, of one optimizer step or of all of a training step."""
+    """Sums over trained tokens of one optimizer step or of a complete training step."""
 
     steps: int = 1
     tokens: int = 0
     loss: float = 0.0
-    """Each step's is a sum whose weights make it a mean over that step."""
+    """Sum over optimizer steps; each step's weights make its part a mean over the step."""
     clipped: int = 0
 
     @classmethod
     def merge(cls, tallies: Sequence[ValueTally]) -> ValueTally:
-        """Return the tally of all their tokens."""
+        """Return the combined tally of all given tallies."""
         return cls(**summed_fields(cls, tallies))
 
     def means(self) -> dict[str, float]:
-        """Return the metrics, means over tokens; `critic/loss` is the mean over optimizer steps."""
+        """Return the metrics as means over tokens; `critic/loss` is the mean over optimizer steps."""
         return {
             "critic/loss": self.loss / max(self.steps, 1),
             "critic/clip_fraction": self.clipped / max(self.tokens, 1),
@@ -114,7 +114,7 @@ class ValueTally:
 
 @dataclass(slots=True)
 class StepValueLoss:
-    """The value losses of one optimizer step over `samples`, which say what was expected and what came."""
+    """The value losses of one optimizer step over `samples`, with old values and returns."""
 
     head: ValueHead
     samples: Sequence[Sample]
@@ -134,12 +134,15 @@ class StepValueLoss:
         self._columns = (weights, *(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1)))
 
     def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:
-        """For further optimizer steps of the head."""
+        """Store the hidden states for further optimizer steps of the head."""
         self._later_rows.append((states_CH, row, at))
 
     def learn(self) -> float:
-        """The head's optimizer steps, the first of them on the gradients that the rows have added up, the others on
-        the hidden states as they were in these rows. Answers the first one's norm, nan where one is not finite."""
+        """Take all optimizer steps of the head, and return the norm of the first one.
+
+        The first step uses the gradients summed over the rows. Later steps use the stored hidden states of the rows.
+        The result is nan if any norm is not finite.
+        """
         norm = self.head.step()
         for _ in range(self.head.settings.epochs - 1):
             self.head.weights.open_gradients(passes=1)
@@ -151,14 +154,14 @@ class StepValueLoss:
         return norm
 
     def row(self, targets: Targets, device: torch.device) -> RowValueLoss:
-        """The loss of one row's targets."""
+        """Return the loss of one row's targets."""
         at = self._starts[targets.sample] + targets.offset
         return RowValueLoss(self, *(torch.from_numpy(column[at]).to(device) for column in self._columns))
 
 
 @dataclass(slots=True)
 class RowValueLoss:
-    """Called by the packed forward pass with the hidden states of some of the row's targets. Shapes: [K]."""
+    """The value loss of one row, called with the hidden states of some targets. Shapes: [K]."""
 
     step: StepValueLoss
     weights: Tensor
@@ -166,8 +169,11 @@ class RowValueLoss:
     returns: Tensor
 
     def __call__(self, hidden_CH: Tensor, at: slice) -> Tensor | None:
-        """Adds to the head's gradients; answers what is to be added to those of the hidden states of the targets `at`:
-        [C, H], None where that is nothing."""
+        """Add to the head's gradients, and return the gradient for the hidden states of the targets `at`.
+
+        Returns:
+            [C, H], or None if the value loss does not reach the policy.
+        """
         step, coefficient = self.step, self.step.head.settings.vf_coef
         states = hidden_CH.detach().requires_grad_(coefficient > 0)
         total, clipped = self.loss(states, at)
@@ -180,7 +186,7 @@ class RowValueLoss:
         return coefficient * states.grad if states.grad is not None else None
 
     def loss(self, states_CH: Tensor, at: slice) -> tuple[Tensor, Tensor]:
-        """The summed loss of the targets `at`, and which of them the bound holds."""
+        """Return the summed loss of the targets `at`, and a mask of clipped values."""
         head = self.step.head
         clip = head.settings.cliprange_value
         loss, clipped = value_loss(head(states_CH), self.old[at], self.returns[at], clip)

@@ -1,7 +1,7 @@
 """The comparison of judges on the same episodes: agreement, largest differences, cost.
 
-Invariant: agreement, kappa and correlation are over the episodes that both judges decided, and their number is shown;
-no score is no verdict. Agreement of two judges does not mean that either is right.
+Invariant: agreement, kappa and correlation are over the episodes decided by both judges, and the number of episodes is
+shown. A missing score is no verdict. Agreement of two judges does not mean that either is right.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ajet.record.intervals import kappa, kappa_interval
 from ajet.train.accounting import correlate
 
 DIFFERENCES_SHOWN = 5
-"""Episodes with the largest differences that the screen shows."""
+"""Number of episodes shown with the largest differences."""
 PLAYED = "as played"
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSummary:
-    """The verdicts of one judge, and their cost."""
+    """The verdicts of one judge, and the cost."""
 
     judge: str
     decided: int
@@ -36,9 +36,9 @@ class JudgeSummary:
     calls: float
     cost: float
     seconds: float | None
-    """Median seconds of a verdict; None if they are not known."""
+    """Median seconds per verdict. None if unknown."""
     failure: str = ""
-    """Most frequent failure; "" for none."""
+    """Most frequent failure, or "" without a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,22 @@ class JudgePair:
     one: str
     other: str
     both: int
-    """Number of episodes that both decided."""
+    """Number of episodes decided by both judges."""
     agreement: float | None
-    """Share of them with the same success; without a verdict on success, a reward of at least 0.5 is one."""
+    """Share of these episodes with the same success. Without a verdict on success, a reward of at least 0.5 counts as
+    success.
+    """
     kappa: float | None
     kappa_low: float | None
     kappa_high: float | None
     correlation: float | None
-    """Correlation of the rewards; None for too few, or if one side is constant."""
+    """Correlation of the rewards. None for too few episodes, or if one side is constant."""
     apart: tuple[JudgeDifference, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeDifference:
-    """An episode to which two judges gave different rewards."""
+    """An episode with different rewards by two judges."""
 
     uuid: str
     task: str
@@ -77,12 +79,12 @@ class JudgeComparison:
     pairs: tuple[JudgePair, ...]
 
     def list_undecided(self) -> list[JudgeSummary]:
-        """Return the judges that decided nothing, except the judge of the play."""
+        """Return the judges without any decision, except the judge of the play."""
         return [each for each in self.judges if not each.decided and each.judge != PLAYED]
 
 
 def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
-    """Compare the verdicts of judges on the same attempts, in the same order, without attempts that failed in play."""
+    """Compare judges' verdicts on the same attempts, in the same order. Attempts failed in play are excluded."""
     every = list(zip(*by_judge.values(), strict=True))
     compared = [each for each in every if not all(attempt.failure for attempt in each)]
     columns = dict(zip(by_judge, zip(*compared, strict=True), strict=True)) if compared else dict.fromkeys(by_judge, ())
@@ -134,7 +136,7 @@ def _is_success(attempt: AttemptRecord) -> bool:
 
 
 def print_comparison(found: JudgeComparison) -> None:
-    """Print a table of judges, one of pairs, and the largest differences."""
+    """Print a table of judges, a table of pairs, and the largest differences."""
     table = make_table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
     for each in found.judges:
         table.add_row(
@@ -144,7 +146,7 @@ def print_comparison(found: JudgeComparison) -> None:
     console.print(table)
     for each in found.list_undecided():
         why = f": {printable(each.failure)[:300]}" if each.failure else ""
-        line = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
+        line = f"{printable(each.judge)}: no result: the judge decided no episode (exit code 1){why}"
         print_line(line)
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:

@@ -1,8 +1,8 @@
-"""Recorded attempts judged again, by other judges than the one of the play.
+"""Judges recorded attempts again, by other judges than the judge of the play.
 
-Invariants: nothing is played: a judge gets the task, the workflow's output and the tools' results of the record. An
-attempt that failed in play has failed under every judge, unless only its judge failed; an attempt at which a judge
-fails counts as failed under that judge.
+Invariants: no attempt is played. A judge gets the task, the workflow's output and the tools' results from the record.
+An attempt that failed in play has failed under every judge, unless only the judge failed. An attempt counts as failed
+under a judge that fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 AT_ONCE = 16
-"""Attempts that a judge is asked about in parallel."""
+"""Maximum number of attempts judged in parallel by one judge."""
 YAML = (".yaml", ".yml")
 
 
@@ -38,23 +38,23 @@ class RejudgedAttempt:
 
     attempt: AttemptRecord
     verdict: Verdict | None = None
-    """None: the judge was not asked, or it failed."""
+    """None if the judge was not called, or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
-    """The task and output that a judge is asked about."""
+    """The task and output passed to a judge."""
 
     task: WorkflowTask
     output: WorkflowOutput
 
 
 OPTION = "--judge"
-"""Flag of every command that takes a judge."""
+"""Flag of every command with a judge."""
 
 
 def open_judges(experiment: Experiment, references: Sequence[str]) -> dict[str, Judge]:
-    """Open judges by reference, scorer's name or YAML. Raises UserError for a name that is no judge."""
+    """Open judges by reference, scorer's name or YAML. Raises UserError if a name is not a judge's."""
     return {reference: _open_judge(experiment, reference) for reference in references}
 
 
@@ -72,7 +72,7 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
     try:
         return open_judge(replace(experiment, ajet=settings))
     except UserError as error:
-        written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # a key that the user has not written
+        written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # a key not written by the user
         what, where = (written.sub(OPTION, text) for text in (error.what, error.where))
         raise UserError(what, where=where, expected=error.expected, do=error.do) from error
 
@@ -80,7 +80,7 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
 def score_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[AttemptRecord], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
-    """Return the attempts' scores under each judge; `tasks` by order."""
+    """Return the attempts' scores under each judge. `tasks` has orders as keys."""
     found = {}
     for reference, judge in judges.items():
         rejudged = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
@@ -111,7 +111,7 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, T
 
 
 async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]], seed: int) -> list[RejudgedAttempt]:
-    """Rank the attempts of one group, shown in the order of the play; `seed`: the run's."""
+    """Rank the attempts of one group, in the order of the play. `seed` is the run's seed."""
     inputs = {at: make_judge_input(judge, *each) for at, each in enumerate(group) if is_judgeable(each[0])}
     if not inputs:
         return [RejudgedAttempt(attempt) for attempt, _ in group]
@@ -133,12 +133,12 @@ async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]
 
 
 def is_judgeable(attempt: AttemptRecord) -> bool:
-    """Return whether the attempt has an output that a judge can be asked about."""
+    """Return whether the attempt has an output to judge."""
     return attempt.lacks_verdict or (not attempt.failure and attempt.status == "completed")
 
 
 def make_judge_input(judge: Judge, attempt: AttemptRecord, of: Task) -> JudgeInput:
-    """Return what the judge is asked; a judge that ranks takes the last reply if the workflow states no answer."""
+    """Return the judge's input. A ranking judge gets the last reply if the workflow states no answer."""
     task = WorkflowTask(
         task=of,
         episode_uuid=attempt.uuid,
@@ -155,14 +155,14 @@ def make_judge_input(judge: Judge, attempt: AttemptRecord, of: Task) -> JudgeInp
 
 
 def record_failure(attempt: AttemptRecord, problem: BoundaryError) -> RejudgedAttempt:
-    """Return the attempt as one at which the judge failed."""
+    """Return the attempt with a failure of the judge."""
     side = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
     nothing: dict[str, Any] = {"reward": None, "success": False, "reason": "", "scorer": "", "parts": {}, "spent": {}}
     return RejudgedAttempt(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))
 
 
 def record_verdict(attempt: AttemptRecord, verdict: Verdict, seconds: float) -> RejudgedAttempt:
-    """Return the attempt with a verdict that took so many seconds."""
+    """Return the attempt with a verdict. `seconds` is the time of judging."""
     after = replace(
         attempt,
         reward=verdict.reward,

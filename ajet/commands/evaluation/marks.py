@@ -1,8 +1,8 @@
-"""Marks of tasks after a trial play: tasks that every attempt or no attempt solves teach nothing.
+"""Marks tasks after a trial play: tasks solved by every attempt or by none have no learning signal.
 
-Invariants: a mark has the model and the number of attempts, and leaves the task as it is. Attempts that ajet itself
-failed at do not count, and fewer than two attempts of a task give no mark. A task whose rewards differ can teach,
-whether or not a reward counts as a success.
+Invariants: a mark has the model and the number of attempts, and does not change the task. Attempts failed by ajet
+itself do not count, and fewer than two attempts of a task give no mark. A task with different rewards has a learning
+signal, whether or not a reward counts as a success.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USELESS: tuple[Mark, ...] = ("everybody", "nobody")
 
 
 def mark_tasks(tasks: Sequence[Task], by: ModelScores, *, drop: bool = False) -> Iterator[Task]:
-    """Yield tasks with their mark in `metadata.trial`. `drop`: without those that teach nothing."""
+    """Yield tasks with their mark in `metadata.trial`. `drop` omits tasks without a learning signal."""
     for task in tasks:
         attempts = by.scores.by_task.get(task.task_id, [])
         mark = mark_task(attempts)
@@ -42,7 +42,7 @@ def mark_tasks(tasks: Sequence[Task], by: ModelScores, *, drop: bool = False) ->
 
 
 def mark_task(attempts: Sequence[AttemptRecord]) -> Mark:
-    """Return the mark of a task by its attempts; a failed attempt solves nothing."""
+    """Return the mark of a task by its attempts. A failed attempt counts as unsolved."""
     known = [attempt for attempt in attempts if attempt.reward is not None or attempt.failure]
     if len(known) < 2:
         return "unknown"

@@ -1,8 +1,8 @@
-"""What `ajet eval` is asked about: a run or a YAML, and the models that `--model` names.
+"""The target of `ajet eval` (a run or a YAML), and the models named by `--model`.
 
-Invariants: a model is one that a run could begin with (`model.path`), or an endpoint for messages. Its identity comes
-from its files, so that a record is never taken for another model's. A run's record gives settings only: its code must
-be the user's own (`require_own_code`), and a model that it names is fetched only with the user's permission.
+Invariants: a model is a possible start of a run (`model.path`), or an endpoint for messages. The identity comes from
+the model's files: a record is never mistaken for another model's. A run's record provides settings only. The run's code
+must be the user's own (`require_own_code`), and a model named by the record is fetched only with the user's permission.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 BASE_NAMES = ("base", "start")
-"""Names of the model that the run began with."""
+"""Names of the run's starting model."""
 CHECKPOINT_NAMES = ("best", "latest", "last")
 EXPECTED = (
     "base, best, latest, step-N, a run's name, a checkpoint or model folder, a Hugging Face name, embedded:NAME, or "
     "NAME@http://HOST:PORT/v1"
 )
 REQUEST_TIMEOUT_S = 20.0
-"""Seconds in which an endpoint must list its models."""
+"""Seconds for an endpoint to list its models."""
 _STEP = re.compile(r"(?:step-)?(\d+)")
 _ENDPOINT = re.compile(r"(?:(?P<model>[^\s]+)@)?(?P<url>https?://[^\s]+)")
 _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
@@ -43,18 +43,18 @@ _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model that is evaluated."""
+    """A model to be evaluated by the command."""
 
     label: str
-    """Name that the user gave."""
+    """Name given by the user."""
     path: str | None = None
-    """Value of `model.path`; None for an endpoint."""
+    """Value of `model.path`. None for an endpoint."""
     url: str | None = None
     """URL of an endpoint, up to /v1."""
     name: str = ""
     """Name of the model at the endpoint."""
     step: int = 0
-    """Training step after which the model was saved."""
+    """Training step of the saved model."""
 
     def apply_to(self, experiment: Experiment) -> Experiment:
         """Return the experiment with this model in place of its own."""
@@ -64,15 +64,15 @@ class EvaluatedModel:
             settings.rollout.endpoint.base_url, settings.rollout.endpoint.model = self.url, self.name
         elif self.path != settings.model.path or settings.rollout.engine == "endpoint":
             settings.model.path = self.path
-            settings.rollout.vllm.base_url = None  # a server there serves another model
+            settings.rollout.vllm.base_url = None  # the YAML's server serves another model
             if settings.rollout.engine == "endpoint":
                 settings.rollout.engine = "auto"
         return replace(experiment, ajet=settings)
 
     def make_identity(self, base: Path) -> dict[str, Any]:
-        """Return what identifies the model, as JSON values.
+        """Return the model's identity as JSON values.
 
-        For a folder this is a checkpoint's digest, or names, sizes and times of its files.
+        For a folder the identity is a checkpoint's digest, or names, sizes and times of the files.
         """
         if self.url is not None:
             return {"url": self.url, "name": self.name}
@@ -89,13 +89,13 @@ class EvaluatedModel:
 
 
 def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None) -> list[EvaluatedModel]:
-    """Return the named models, each once; without a name the run's tuned model, else the YAML's.
+    """Return the named models, each once. Without a name: the run's tuned model, else the YAML's.
 
     Args:
-        run: the folder of the run that is evaluated; None: there is none yet.
+        run: The folder of the evaluated run. None without a run.
 
     Raises:
-        UserError: a name is unknown, or two names are the same model.
+        UserError: A name is unknown, or two names are the same model.
     """
     if not named:
         tuned = run is not None and checkpoints_of(run).all()
@@ -107,7 +107,7 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
         if (identity := model.make_identity(experiment.base)) in identities:
             raise UserError(
                 f"--model {each} is the same model as {found[identities.index(identity)].label}.",
-                expected="different models: how far two runs of one lie apart is told by --repeat",
+                expected="different models; use --repeat to measure the difference between two runs of one model",
             )
         found.append(model)
         identities.append(identity)
@@ -129,7 +129,7 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
     if named in CHECKPOINT_NAMES or (step and not place.exists()):
         if run is None:
             raise UserError(
-                f"There is no run yet whose checkpoint {named} could be.",
+                f"There is no run yet with a checkpoint {named}.",
                 where=str(experiment.root / experiment.name),
                 expected=EXPECTED,
             )
@@ -170,7 +170,7 @@ def _find_tuned_model(run: Path) -> EvaluatedModel:
 def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
     if checkpoint is None:
         raise UserError(
-            "No checkpoint of this run was measured, so none is known as the best.",
+            "No checkpoint of this run was measured, and the best is not known.",
             where=str(run),
             expected="latest, or step-N",
             do="play it with --model latest; trainer_common.test_freq measures while it trains",
@@ -193,10 +193,10 @@ def find_served_model(url: str, experiment: Experiment) -> str:
         if isinstance(error, httpx.ReadTimeout):
             why = f"it hangs: it took the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
         elif not isinstance(error, httpx.HTTPError):
-            kind = reply.headers.get("content-type") or "nothing that says what it is"
+            kind = reply.headers.get("content-type") or "no readable reason"
             why = f"its GET /models answers with no list of models ({kind})"
         raise UserError(
-            f"{url} does not say which models it has: {why}",
+            f"{url} does not list its models: {why}",
             where=f"--model {url}",
             expected=f"NAME@{url}",
         ) from None

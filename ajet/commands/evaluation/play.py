@@ -1,7 +1,7 @@
-"""The evaluation of models: each one plays the attempts that no record of it has, and their scores are compared.
+"""Evaluates models: each model plays the unrecorded attempts, and the scores are compared.
 
-Invariant: an ended attempt is on the disk, whatever ends the command; the same command plays only what is missing. A
-model of which nothing is missing is not loaded.
+Invariant: an ended attempt is on the disk, whatever ends the command. The same command plays only missing attempts. A
+model without missing attempts is not loaded.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class EvaluationOptions:
     repeats: int | None = None
     temperature: float | None = None
     judges: Sequence[str] = ()
-    """References or YAMLs of further judges, beside the experiment's own."""
+    """References or YAMLs of further judges, in addition to the experiment's own."""
     fresh: bool = False
     training: bool = False
     """The training tasks in place of the validation tasks."""
     writes_tasks: bool = False
-    """True if the tasks are written as JSON afterwards, so that others are refused first."""
+    """True if the tasks are written as JSON afterwards. Tasks without a JSON form are refused first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class EvaluationResult:
     """The result of an evaluation."""
 
     evaluated: tuple[ModelScores, ...]
-    """Scores in the order of the models; the others are compared with the first."""
+    """Scores in the order of the models. The first model is the baseline of the comparison."""
     tasks: int
     repeats: int
     sampling: str
@@ -83,7 +83,7 @@ class EvaluationResult:
     seed: int
     played: Sequence[Task] = ()
     known: TaskOverlap | None = None
-    """Which of the tasks are trained on, if the reader has training tasks."""
+    """Overlap with the training tasks, if the reader has training tasks."""
 
     def compare_with_first(self) -> list[tuple[ModelScores, Comparison]]:
         """Return the comparison of each other model with the first."""
@@ -102,7 +102,7 @@ class EvaluationResult:
         ]
 
     def compare_by_judge(self) -> JudgeComparison | None:
-        """Compare the judge of the play with the further ones over all models; None without further ones."""
+        """Compare the judge of the play with further judges over all models, or return None without further judges."""
         names = list(self.evaluated[0].judged)
         if not names:
             return None
@@ -164,7 +164,7 @@ def _is_played(evaluation: Evaluation, earlier: Path | None) -> bool:
 
 
 def _require_model_server(evaluation: Evaluation) -> None:
-    """Ask the model's endpoint, if it has one. Raises UserError."""
+    """Check the model's endpoint, if there is one. Raises UserError."""
     model = evaluation.model
     if model.url is None:
         return
@@ -180,8 +180,8 @@ def _find_overlap(reader: OpenedReader, held_out: Sequence[Task]) -> TaskOverlap
 
     try:
         return find_overlap(reader.tasks("train"), held_out) if reader.has("train") else None
-    except UserError as problem:  # it is not what the evaluation stands on
-        _print_note(f"whether a task is trained on is not known: {problem.what}")
+    except UserError as problem:  # the evaluation does not depend on the overlap
+        _print_note(f"overlap with the training tasks is not known: {problem.what}")
         return None
 
 
@@ -208,7 +208,7 @@ def prepare_experiment(experiment: Experiment, options: EvaluationOptions) -> Ex
     repeats = settings.validation_repeats if options.repeats is None else options.repeats
     if options.temperature is not None:
         val.do_sample, val.temperature = options.temperature > 0, options.temperature
-    elif repeats > 1 and not val.do_sample:  # greedy attempts would all be one
+    elif repeats > 1 and not val.do_sample:  # greedy attempts would all be equal
         val.do_sample, val.temperature = True, val.temperature or settings.rollout.temperature
     val.num_repeat = settings.trainer_common.val_pass_n = repeats
     found = replace(experiment, ajet=settings)

@@ -1,8 +1,8 @@
-"""The record of one model's evaluation, which a later command continues.
+"""The record of one model's evaluation, continued by a later command.
 
-Invariant: a record is continued only by the same evaluation: equal model, code of workflow and judge, settings that
-affect a reply, tasks and sampling. The numbers of tasks and attempts may differ: recorded attempts are not played
-again, except those that ajet itself failed at.
+Invariant: a record is continued only by the same evaluation: equal model, code of workflow and judge, settings with an
+effect on replies, tasks and sampling. The numbers of tasks and attempts may differ. Recorded attempts are not played
+again, except attempts failed by ajet itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_EFFECT = (
     "ajet.rollout.enable_oversample", "ajet.rollout.submit_oversample_multiplier", "ajet.rollout.endpoint.",
     "ajet.rollout.engine", "ajet.rollout.vllm.base_url",
 )  # fmt: skip
-"""Keys of training that change no reply of an evaluation, and those that model and tasks cover."""
+"""Training keys without effect on an evaluation's replies, and keys covered by model and tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Evaluation:
 
     model: EvaluatedModel
     experiment: Experiment
-    """The experiment with this model."""
+    """The experiment with the evaluated model."""
     tasks: Sequence[tuple[int, Task]]
     count: int
-    """Number of requested tasks: the first ones of `tasks`."""
+    """Number of requested tasks, from the start of `tasks`."""
     repeats: int
     reader: OpenedReader
 
@@ -81,7 +81,7 @@ def find_earlier(evaluation: Evaluation) -> Path | None:
             if read_json(folder / FILE)["identity"] == wanted:
                 return folder
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # of a process that was killed early
+            continue  # left by a process killed early
     return None
 
 
@@ -102,17 +102,17 @@ def open_record(evaluation: Evaluation, earlier: Path | None) -> RunDirectory:
 
 
 def write_orders(folder: Path, orders: Sequence[int]) -> None:
-    """Record which tasks are played, since others are too long: a complete record is then found without the model."""
+    """Record the played tasks, since others are too long. A complete record is then found without the model."""
     content = read_json(folder / FILE)
     write_atomically(folder / FILE, json.dumps({**content, "orders": list(orders)}, indent=1) + "\n")
 
 
 def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
-    """Return the number of attempts to be played; None if only the model's tokenizer can tell."""
+    """Return the number of missing attempts, or None if only the model's tokenizer can decide."""
     try:
         orders = read_json(folder / FILE).get("orders")
     except (OSError, ValueError) as error:
-        raise UserError(f"What tells which evaluation this is cannot be read: {error}.", where=str(folder)) from error
+        raise UserError(f"The identity of the evaluation cannot be read: {error}.", where=str(folder)) from error
     if orders is None:
         return None
     wanted = {(order, repeat) for order in orders if order < evaluation.count for repeat in range(evaluation.repeats)}
@@ -126,7 +126,7 @@ def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = Fa
 
 
 def list_finished(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
-    """Return the attempts that are not played again, by order and number."""
+    """Return the attempts not to be played again, by order and number."""
     return {(each.order, each.repeat) for each in attempts if not each.left_out}
 
 

@@ -1,7 +1,7 @@
 """The report of an evaluation: a table on the screen, rows for other programs, a picture.
 
-Invariant: screen, JSON, rows and picture show the same scores; each rate has its number of tasks, each difference the
-size that chance alone may have.
+Invariant: screen, JSON, rows and picture show the same scores. Each rate has the number of tasks, each difference the
+size possible by chance alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ajet.record.scores import Scores, TaskRate
 from ajet.schema.errors import MissingExtraError, UserError
 
 NAMED = 8
-"""Flipped tasks that a line names."""
+"""Maximum number of flipped tasks named in a line."""
 LOST_AT = {"engine": "the model's server or engine", "judge": "the judge", "ajet": "ajet itself"}
-"""Boundaries in words; the others are words already."""
+"""Boundaries in words. Other boundaries are words already."""
 COLUMNS = (
     "model", "task_id", "order", "repeat", "reward", "success", "status", "failure", "reason", "left_out", "tokens",
     "seconds", "tags", "question", "uuid", "record", "scorer",
@@ -56,7 +56,7 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
             table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
     console.print(table)
     if keys != TAG_KEYS and not any(each.scores.group_by_tag(keys) for each in result.evaluated):
-        text = f"No task has {' or '.join(keys)} in its metadata: there is nothing to split by."
+        text = f"No task has {' or '.join(keys)} in its metadata to split by."
         print_line(printable(text), style="yellow")
     _show_parts(result)
     if (judges := result.compare_by_judge()) is not None:
@@ -116,7 +116,7 @@ def list_columns(result: EvaluationResult) -> list[str]:
 
 
 def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
-    """Yield one row for each attempt, with the same columns."""
+    """Yield one row for each attempt, with equal columns."""
     for each in result.evaluated:
         for at, attempt in enumerate(each.scores.attempts):
             others = {_short_name(judge): scores.attempts[at] for judge, scores in each.judged.items()}
@@ -191,7 +191,7 @@ def draw_report(result: EvaluationResult, file: Path) -> None:
     figure.legend(frameon=False, fontsize=9, loc="outside lower left")
     try:
         figure.savefig(file)
-    except (OSError, ValueError) as error:  # ValueError: of a format that matplotlib does not know
+    except (OSError, ValueError) as error:  # ValueError: matplotlib does not know the format
         raise _refuse_file(file, "--picture", error) from error
 
 
@@ -200,12 +200,12 @@ def _describe_played(result: EvaluationResult) -> str:
 
 
 def _short_name(reference: str) -> str:
-    """Return a judge's name in columns: its own, or that of its YAML."""
+    """Return a judge's name for columns: the judge's own, or the name of the judge's YAML."""
     return Path(reference).stem if reference.endswith(YAML) else re.split("->|:", reference)[-1].strip()
 
 
 def _choose_columns(everything: Sequence[Scores]) -> list[str]:
-    """Return the columns of the table: reward unless it equals success, failures if there are some."""
+    """Return the columns of the table: reward unless equal to success, failures if any."""
     ks = [k for k in everything[0].ks() if any(scores.pass_rate(k) for scores in everything)]
     rewarded = any(not scores.has_success_verdicts or scores.solved != scores.rewards for scores in everything)
     failed = any(scores.failed for scores in everything)
@@ -238,7 +238,7 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
     for each in result.evaluated:
         scores, label = each.scores, printable(each.model.label)
         if scores.failed or scores.unscored:
-            reward_note = f"a failed attempt solves nothing and counts as reward {scores.lowest:g}"
+            reward_note = f"a failed attempt counts as unsolved, with reward {scores.lowest:g}"
             by = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
             named = f" ({', '.join(f'{count} {boundary}' for boundary, count in by.most_common())})" if by else ""
             yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {reward_note}"
@@ -247,8 +247,8 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
             by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
             lost = ", ".join(f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in by.most_common())
             yield (
-                f"{label}: {counted(scores.left_out, 'attempt')} left out, they say nothing about the model ({lost}); "
-                f"mend that, and the same command plays them again; mostly: {printable(why)[:300]}"
+                f"{label}: {counted(scores.left_out, 'attempt')} left out, not caused by the model ({lost}); "
+                f"correct the cause, and the same command plays them again; mostly: {printable(why)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
@@ -259,9 +259,9 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
                 "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
             )
         if not scores.has_success_verdicts and scores.scored:
-            yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
+            yield f"{label}: no pass rate: neither workflow nor judge reports success"
     for unscored in result.list_unscored():
-        yield f"{printable(unscored)}: nothing is known of it: no attempt came to a verdict (exit code 1)"
+        yield f"{printable(unscored)}: no result: no attempt got a verdict (exit code 1)"
     if any(each.scores.failed == len(each.scores.attempts) for each in result.evaluated if each.scores.attempts):
         worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
         yield f"All attempts failed; the first: {printable(worst.scores.attempts[0].failure)[:300]}"

@@ -1,10 +1,10 @@
 """`trainer_common.mode: async` in one command: a sampler as a child of the trainer, with a store in the run folder.
 
-Invariants: both sides are those of `ajet train --from-store` and `ajet sample`. The child ends with the trainer. It
-starts before the trainer loads anything, so that both load at once; a store that no trainer opened is removed with it.
-On a CPU each side gets half of the cores, so that neither slows the other down; on one GPU a vLLM gets the memory that
-the trainer's estimate leaves. The child has no grace of its own: a trainer that is asked to end has it begin nothing
-new, and waits for its groups in flight (`StoreSource`).
+Invariants: both sides are the same as in `ajet train --from-store` and `ajet sample`. The child ends with the trainer.
+The child starts before the trainer loads anything, and both load in parallel. A store not opened by any trainer is
+removed with the child. On a CPU each side gets half of the cores, to avoid slowing the other side down. On one GPU a
+vLLM gets the memory left by the trainer's estimate. The child has no grace period: a trainer asked to end starts no new
+groups, and waits for the groups in flight (`StoreSource`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode
 
 LEAST = 16
-"""A sampler gets at least this fraction (1/LEAST) of the cache that it wants; with less it can hardly sample."""
+"""A sampler gets at least the fraction 1/LEAST of the desired cache. With less a sampler can hardly sample."""
 STORE = "store.db"
 """File in the run's folder."""
 LITTLE = 0.1
-"""Part of their time that agents must spend outside of the model for the mode to pay off."""
+"""Minimum share of time spent by agents outside of the model for the mode to pay off."""
 
 
 def share_cores(experiment: Experiment) -> Experiment:
-    """Return the experiment with torch's threads for one side, if both share a CPU and no setting says how."""
+    """Return the experiment with torch's threads for one side, if both share a CPU without a setting for threads."""
     from ajet.backbone.local.machine import choose_device
 
     trainer = experiment.ajet.trainer_common
@@ -52,9 +52,9 @@ def share_cores(experiment: Experiment) -> Experiment:
 
 
 def limit_sampler_cache(experiment: Experiment) -> list[str]:
-    """Return the override of a sampler whose vLLM must leave memory to the trainer; none where there is enough.
+    """Return the override of a sampler whose vLLM must leave memory to the trainer, or an empty list.
 
-    vLLM measures what is free as it begins, before the trainer's first update takes its part of the same device.
+    vLLM measures free memory at the start, before the trainer's first update takes memory of the same device.
     """
     rollout = experiment.ajet.rollout
     if rollout.engine != "vllm" or rollout.vllm.base_url is not None or rollout.vllm.cache_gib is not None:
@@ -80,7 +80,7 @@ def count_threads_per_side(trainer: TrainerConfig) -> int | Literal["auto"]:
 
 @contextmanager
 def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator[SamplerPool]:
-    """Run a sampler for the run's store within the block, and yield it. Raises UserError."""
+    """Run a sampler for the run's store within the block, and yield the sampler pool. Raises UserError."""
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
@@ -92,7 +92,7 @@ def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator
     if not _is_over(run.path / STORE):
         child.start()
 
-    def watch() -> None:  # called when the policy of this run is announced
+    def watch() -> None:  # called at the announcement of the run's policy
         if not child.started:
             child.start()
         child.require_running()
@@ -106,7 +106,9 @@ def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator
 
 
 def _remove_if_untrained(path: Path) -> None:
-    """Remove a store that no trainer has opened; one that cannot be read stays, since the run reports why it ends."""
+    """Remove a store not opened by any trainer. An unreadable store stays, since the run reports the reason for its
+    end.
+    """
     if not path.exists():
         return
     with suppress(UserError):
@@ -121,7 +123,7 @@ def _remove_if_untrained(path: Path) -> None:
 
 
 def _is_over(path: Path) -> bool:
-    """Return whether the store announces the end of a training, at which a sampler would end at once."""
+    """Return whether the store announces the end of a training. A sampler would then end at once."""
     if not path.exists():
         return False
     store = open_shared(Address(path))
@@ -133,7 +135,7 @@ def _is_over(path: Path) -> bool:
 
 
 def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
-    """Warn if the agents of a step waited for nothing but the model."""
+    """Warn if the agents of a step waited only for the model."""
     shares = [
         max(0.0, 1.0 - sum(call.ended - call.started for call in each.calls) / (each.ended - each.started))
         for each in episodes
@@ -142,6 +144,6 @@ def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
     if shares and (share := fmean(shares)) < LITTLE:
         logger.warning(
             "trainer_common.mode: async cannot win here: the agents spend {:.0%} of their time outside of the model, "
-            "so there is nothing to overlap with on one device; sync is as fast, and its tokens are never old",
+            "so no overlap is possible on one device; sync is as fast, and has no staleness",
             share,
         )

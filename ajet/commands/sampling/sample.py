@@ -1,8 +1,8 @@
 """`ajet sample`: a process that plays for a trainer in another process, and may start and end at any time.
 
-Invariant: it shares nothing with the trainer but the store, which has positions, episodes and the present policy, and
-the folders with that policy's weights. It writes no record; in the run's folder of its machine are its log,
-`logs/RUN_sampler_NAME.log`, and in `samplers/NAME` the output of services that it starts.
+Invariant: the process shares with the trainer only the store (positions, episodes and the present policy) and the
+folders with the policy's weights. The process writes no record. The run's folder on the sampler's machine contains the
+log, `logs/RUN_sampler_NAME.log`, and in `samplers/NAME` the output of services.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:
-    """Flags of the command `ajet sample`, except those of the experiment."""
+    """Flags of the command `ajet sample`, except the experiment's flags."""
 
     store: Address
     name: str = ""
-    """Name of this sampler; "": made of host and process."""
+    """Name of this sampler. "" builds a name from host and process."""
     per_minute: float | None = None
-    """Episodes begun in a minute, at most; None: any number."""
+    """Maximum number of episodes started per minute. None: no limit."""
     grace: float = 60.0
-    """Seconds in which groups in flight may end once this process is asked to end."""
+    """Seconds for groups in flight to end after this process got a signal to end."""
     lease_seconds: float = LEASE_SECONDS
-    """Seconds without a sign of life after which other samplers take over."""
+    """Seconds without a heartbeat after which other samplers take over."""
     services: bool = True
-    """True to start the services of `ajet.services`; False if the caller has started them."""
+    """True to start the services of `ajet.services`. False if the caller has started the services."""
 
 
 def sample(experiment: Experiment, options: SampleOptions) -> int:
@@ -99,7 +99,7 @@ class EndedBeforeStartError(AjetError):
 
 
 class SamplerProcess:
-    """The process of one sampler, from waiting for a policy until the training has ended."""
+    """The process of one sampler, from waiting for a policy until the end of the training."""
 
     def __init__(self, experiment: Experiment, options: SampleOptions, store: SharedStore) -> None:
         self._experiment, self._options, self._store = experiment, options, store
@@ -123,7 +123,7 @@ class SamplerProcess:
                         announced = self._play_with_engine(announced, opens)
 
     def wait_for_policy(self) -> AnnouncedPolicy:
-        """Return the policy that the trainer announced, waiting for it."""
+        """Wait for a policy of the trainer, and return the policy."""
         is_waiting, shown = False, -math.inf
         while True:
             with self._interrupts.defer():
@@ -138,11 +138,11 @@ class SamplerProcess:
                 time.sleep(STORE_POLL_S)
 
     def open_backbone(self, opens: Callable[[Experiment], FollowingBackbone]) -> FollowingBackbone:
-        """Return the backbone of `opens`, waiting for a remote server that is away.
+        """Return the backbone from `opens`, waiting for an unreachable remote server.
 
         Raises:
-            UserError: the server stays away, or the backbone cannot be opened.
-            EndedBeforeStartError: the training has ended meanwhile.
+            UserError: The server stays unreachable, or the backbone cannot be opened.
+            EndedBeforeStartError: The training has ended meanwhile.
         """
         from ajet.engine.remote_server import ServerAwayError
         from ajet.engine.server_follower import AWAY
@@ -164,7 +164,7 @@ class SamplerProcess:
                 time.sleep(STORE_POLL_S)
 
     def _show_life(self, shown: float) -> float:
-        """Show other samplers of the same server that this one lives, if due; return the time of the last sign."""
+        """Send other samplers of the same server a heartbeat, if due. Return the time of the last heartbeat."""
         now = time.monotonic()
         if now - shown <= self._options.lease_seconds / 4:
             return shown
@@ -174,7 +174,7 @@ class SamplerProcess:
     def _play_with_engine(
         self, announced: AnnouncedPolicy, opens: Callable[[Experiment], FollowingBackbone]
     ) -> AnnouncedPolicy | None:
-        """Play with one engine, and return the policy for which another engine is needed."""
+        """Play with one engine, and return the policy that needs another engine."""
         experiment, options, run = self._experiment, self._options, announced.policy.run
         with (
             assemble(experiment, run_id=run, opens=lambda _: self.open_backbone(opens)) as parts,
@@ -195,7 +195,7 @@ class SamplerProcess:
                 renew_every=options.lease_seconds / 4,
             )
             logger.info("{} plays for run {} in {}", self.name, run[:8], options.store.shown)
-            given_back.callback(sampler.release)  # after drain there is nothing left to
+            given_back.callback(sampler.release)  # after `drain` there is no group to release
             try:
                 sampler.play(self._interrupts)
             except PolicyWentBackError:
@@ -204,7 +204,7 @@ class SamplerProcess:
                 self._interrupts.forget_raised()
                 sampler.drain(self._interrupts, options.grace)
                 raise
-            sampler.drain(self._interrupts, 0.0)  # the trainer needs these groups no longer
+            sampler.drain(self._interrupts, 0.0)  # the trainer needs the groups no longer
         return self._store.announced()
 
 
@@ -219,10 +219,10 @@ def describe_counts(name: str, counts: SamplerCounts) -> str:
 
 @contextmanager
 def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Iterator[None]:
-    """Write the log to a file within the block, and the counts at its end.
+    """Write the log to a file within the block, and the counts at the end.
 
     There is no file if standard output is in the run's logs already (a script or a trainer started the sampler), or if
-    the disk refuses it: a sampler can play without a log.
+    the disk refuses the file: a sampler can play without a log.
     """
     from ajet.record.logs import LogFile, log_name
     from ajet.record.run_directory import redactor_of
@@ -235,14 +235,14 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
     try:
         log = LogFile(file, redactor_of(experiment))
     except OSError as error:
-        logger.warning("what this sampler does is in no log file: {} ({})", error.strerror, file)
+        logger.warning("this sampler writes no log file: {} ({})", error.strerror, file)
         yield
         return
     try:
         yield
     except Exception as error:
         if not isinstance(error, UserError):
-            vars(error)["log"] = file  # the command's boundary adds the traceback there and shows the path
+            vars(error)["log"] = file  # the command's boundary adds the traceback and shows the path
         logger.debug("ended by {}: {}", type(error).__name__, error)
         raise
     finally:
@@ -254,16 +254,16 @@ def _is_output_in(folder: Path) -> bool:
     """Return whether standard output is a sampler's log in the folder."""
     try:
         output = os.fstat(1)
-    except OSError:  # it is closed
+    except OSError:  # standard output is closed
         return False
     return any(os.path.samestat(output, each.stat()) for each in folder.glob("*_sampler_*.log"))
 
 
 @contextmanager
 def open_first_backbone(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBackbone]]:
-    """Open a backbone while the trainer loads, and yield a function that returns it first, then new ones.
+    """Open a backbone while the trainer loads. Yield a function that returns this backbone first, then new ones.
 
-    A vLLM is opened later: it measures the memory that a trainer at the same device leaves, and a remote server may
+    A vLLM is opened later, because vLLM measures the memory left by a trainer on the same device. A remote server may
     start later than this process.
     """
     from ajet.backbone.following import FollowingBackbone

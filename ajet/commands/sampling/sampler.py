@@ -1,10 +1,10 @@
-"""A sampler: leases positions of a shared store, plays their groups, stores each attempt as it ends, closes groups.
+"""A sampler: leases positions of a shared store, plays the groups, stores each ended attempt, closes groups.
 
-Invariants: an attempt that ended by itself is stored before anything else is done with it; one that was cut short is
-not stored. A group is closed once all its attempts are stored. An unfinished group is given back with its stored
-attempts when the sampler ends, or ends with its lease when the process is killed; another sampler plays the rest. A
-group whose lease was lost is not played on. Nothing is leased that the trainer does not want yet (`Policy.below`), so
-the age of a group is bounded before it is begun.
+Invariants: an attempt that ended by itself is stored first of all. An attempt cut short is not stored. A group is
+closed once all its attempts are stored. An unfinished group is returned with the stored attempts when the sampler ends,
+or ends with the lease when the process is killed. Another sampler plays the rest. A group with a lost lease is not
+continued. No position is leased before the trainer wants the position (`Policy.below`): the age of a group is bounded
+before the start.
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ if TYPE_CHECKING:
 STORE_POLL_S = 0.25
 """Seconds between two checks of the store for a newer policy and for positions."""
 MAX_LOAD_S = 3600.0
-"""Seconds of loading weights after which a sampler is taken to hang: its groups end with their leases."""
+"""Seconds of loading weights after which a sampler counts as hanging. Its groups end with their leases."""
 SILENT = 4
-"""Missed signs of life after which a sampler leads no other."""
+"""Missed heartbeats after which a sampler leads no others."""
 MISSED = 10.0
-"""Seconds between two warnings that announced weights are not there."""
+"""Seconds between two warnings of missing announced weights."""
 
 
 class PolicyWentBackError(AjetError):
-    """The trainer went on from an earlier policy than the one that is sampled with."""
+    """The trainer went on from an earlier policy than the engine's."""
 
 
 @dataclass(slots=True)
 class LeasedGroup:
-    """A group that is being played."""
+    """A leased group in play by this sampler."""
 
     lease: Lease
     left: int
-    """Number of attempts that have not ended."""
+    """Number of unfinished attempts of the group."""
     playing: Future[Group] | None = None
-    """None: all attempts were played before."""
+    """None if all attempts were played before."""
     held: list[Kept] = field(default_factory=list)
-    """Attempts that are stored with the group, since a judge compares them."""
+    """Attempts to be stored with the group, because a judge compares the attempts."""
 
 
 @dataclass(slots=True)
 class SamplerCounts:
-    """What a sampler has played so far."""
+    """The counts of a sampler so far."""
 
     groups: int = 0
     episodes: int = 0
     tokens: int = 0
     given_back: int = 0
     lost: int = 0
-    """Groups whose lease ended while they were played."""
+    """Groups whose lease ended during play."""
     began: float = field(default_factory=time.monotonic)
     """Start, by the monotonic clock in seconds."""
 
 
 class GroupSampler:
-    """Plays groups of a shared store, in this process; not thread-safe."""
+    """Plays groups of a shared store, in this process. Not thread-safe."""
 
     def __init__(
         self,
@@ -96,122 +96,122 @@ class GroupSampler:
         """Play with assembled parts.
 
         Args:
-            played: counts, which are increased.
-            per_minute: episodes begun in a minute, at most.
-            renew_every: seconds between two signs of life.
+            played: Counts to increase.
+            per_minute: Maximum number of episodes started per minute.
+            renew_every: Seconds between two heartbeats.
         """
-        self._parts, self._backbone, self._store, self._tasks = parts, backbone, store, tasks
+        self.parts, self.backbone, self.store, self.tasks = parts, backbone, store, tasks
         rollout = parts.experiment.ajet.rollout
-        self._name, self._repeats, self._most = name, rollout.num_repeat, rollout.max_env_worker
+        self._name, self._repeats, self.max_attempts = name, rollout.num_repeat, rollout.max_env_worker
         self._pause = 60.0 * self._repeats / per_minute if per_minute else 0.0
-        self._renew_every = renew_every
-        self._server = read_server_address(parts.experiment.ajet)
+        self.renew_every = renew_every
+        self.server = read_server_address(parts.experiment.ajet)
         self._draining = False
-        """True while it only finishes its groups: it gives the server no weights, but uses those of others."""
+        """True while only finishing groups. The sampler then gives the server no weights, but uses others' weights."""
         self._compares = parts.judge.ranks is not None
         self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
-        """Ended attempts and groups with their lease: a lost position may be leased here again."""
-        self._under_way: dict[int, LeasedGroup] = {}
+        """Ended attempts and groups with their lease. This sampler may lease a lost position again."""
+        self.under_way: dict[int, LeasedGroup] = {}
         self._policy: Policy | None = None
         self._trainer = 0
-        """Number of the trainer that announced the policy; 0: none has."""
+        """Number of the trainer that announced the policy, or 0."""
         self._looked = self._renewed = self._begun = -math.inf
         self._gets_more = False
         """True if the last check found weights to play with, and no lease since failed for lack of positions."""
         self._missed = 0.0
-        """Time since which, or of the last warning that, announced weights are missing; 0: they are there."""
+        """Time of the first miss of announced weights, or of the last warning. 0 if no weights are missing."""
         self.played = played
 
     def play(self, interrupts: Interrupts) -> None:
-        """Play until the trainer announces the end; `drain` comes next, whatever ends this.
+        """Play until the trainer announces the end. The caller calls `drain` next, however the play ends.
 
         Raises:
-            PolicyWentBackError: the engine must be opened anew.
-            KeyboardInterrupt: between two checks.
+            PolicyWentBackError: The engine must be opened anew.
+            KeyboardInterrupt: Between two checks.
         """
         while not self._is_over():
             with interrupts.defer():
-                self._look_at_store()
-                self._take_in(STORE_POLL_S)
-                self._begin_groups()
+                self.look_at_store()
+                self.take_in(STORE_POLL_S)
+                self.begin_groups()
 
     def drain(self, interrupts: Interrupts, grace: float) -> None:
-        """Begin nothing new, store what ends within `grace` seconds, and give the rest back.
+        """Start no new groups, store attempts ended within `grace` seconds, and return the rest.
 
-        Other samplers of the same server do not wait for this one: it gives the server no more weights, and continues
-        with those that they give it. A server that is gone, or lacks the announced weights, is no error by now: the
-        groups that wait for it are given back.
+        Other samplers of the same server do not wait for this sampler: it gives the server no more weights, and
+        continues with weights from other samplers. A server that is gone, or lacks the announced weights, is no error
+        at this point: the groups waiting for the server are returned.
 
         Raises:
-            KeyboardInterrupt: after that, if a further one cut it short.
+            KeyboardInterrupt: Raised after the release, if a further interrupt cut the wait short.
         """
-        until, follows = time.monotonic() + grace, bool(self._server)
+        until, follows = time.monotonic() + grace, bool(self.server)
         self._draining = True
-        if self._under_way and grace > 0:
-            logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self._under_way), "group"))
-            if self._server:
+        if self.under_way and grace > 0:
+            logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self.under_way), "group"))
+            if self.server:
                 self._join_store()
         try:
-            while self._under_way and (left := until - time.monotonic()) > 0:
+            while self.under_way and (left := until - time.monotonic()) > 0:
                 with interrupts.defer():
-                    self._renew_leases()
+                    self.renew_leases()
                     if follows:
-                        follows = self._follow_on(until)
-                    self._take_in(min(STORE_POLL_S, left))
+                        follows = self.follow_server(until)
+                    self.take_in(min(STORE_POLL_S, left))
         finally:
-            self._take_in(0.0)
+            self.take_in(0.0)
             self._give_back()
 
-    def _follow_on(self, until: float) -> bool:
-        """Continue with the weights that others gave the server; calls wait until then.
+    def follow_server(self, until: float) -> bool:
+        """Continue with other samplers' weights on the server. Calls wait for the weights.
 
         Returns:
-            False if the server can't be followed any more.
+            False if the server cannot be followed any more.
         """
 
         def waits() -> None:
-            self._renew_leases()
+            self.renew_leases()
             if time.monotonic() > until:
                 raise TimeoutError
 
-        announced = self._store.announced()
+        announced = self.store.announced()
         if announced is None or announced.policy.told.get(OVER):
             return True
-        with suppress(PolicyWentBackError, TimeoutError):  # then what waits for it is given back
+        with suppress(PolicyWentBackError, TimeoutError):  # groups waiting for the weights are then returned
             self._require_known(announced)
             try:
                 self._follow_policy(announced.policy, waits)
             except UserError as problem:
-                logger.warning("the server is not followed any more while what is under way ends: {}", problem.what)
+                logger.warning("the server is not followed any more while groups in flight end: {}", problem.what)
                 return False
         return True
 
     def release(self) -> None:
-        """Give back groups in flight after an error, so that no sampler waits until their leases end.
+        """Return groups in flight after an error, to spare other samplers the wait for the leases.
 
-        A store that is out of reach, which may be the error itself, is only logged.
+        An unreachable store, possibly the error itself, is only logged.
         """
         try:
             self._give_back()
         except TRANSIENT_ERRORS as problem:
-            logger.warning("{} not given back, they end with their leases: {}", len(self._under_way), problem)
+            logger.warning("{} not given back, they end with their leases: {}", len(self.under_way), problem)
 
     def _give_back(self) -> None:
-        for order in list(self._under_way):
+        for order in list(self.under_way):
             with self._handle_lost_lease(order):
-                self._store.give_back([self._under_way[order].lease])
-                del self._under_way[order]
+                self.store.give_back([self.under_way[order].lease])
+                del self.under_way[order]
                 self.played.given_back += 1
 
     def _is_over(self) -> bool:
         return self._policy is not None and bool(self._policy.told.get(OVER))
 
-    def _look_at_store(self) -> None:
+    def look_at_store(self) -> None:
         """Read the newest policy, renew leases and begin groups, if a check is due."""
         if time.monotonic() - self._looked < STORE_POLL_S:
             return
         self._looked, self._gets_more = time.monotonic(), False
-        announced = self._store.announced()
+        announced = self.store.announced()
         if announced is None:
             return
         self._policy = announced.policy
@@ -221,117 +221,115 @@ class GroupSampler:
         self._trainer = announced.trainer
         self._gets_more = (
             self._follow_policy(announced.policy) and announced.policy.below != 0
-        )  # what was given back, too
-        self._renew_leases()
-        self._begin_groups()
+        )  # includes returned groups
+        self.renew_leases()
+        self.begin_groups()
 
     def _require_known(self, announced: AnnouncedPolicy) -> None:
         """Require that the trainer knows the policy version of the engine.
 
         Raises:
-            PolicyWentBackError: another trainer resumed from an earlier policy, and may reuse the version's number.
+            PolicyWentBackError: Another trainer resumed from an earlier policy, and may reuse the version's number.
         """
         another = self._trainer not in (0, announced.trainer)
-        if another and int(announced.policy.told[BEGAN]) < self._backbone.version:
+        if another and int(announced.policy.told[BEGAN]) < self.backbone.version:
             raise PolicyWentBackError
 
     def _follow_policy(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
-        """Return whether the engine has weights to sample with: the announced ones, or older ones that are allowed.
+        """Return whether the engine has weights for sampling: the announced weights, or older allowed weights.
 
         Raises:
-            UserError: the engine's weights are too old and cannot be replaced.
+            UserError: The engine's weights are too old and cannot be replaced.
         """
         version = int(policy.told["version"])
-        if version == self._backbone.version:
+        if version == self.backbone.version:
             return True
-        if version < self._backbone.version:
+        if version < self.backbone.version:
             raise PolicyWentBackError
         folder = Path(policy.weights) if policy.weights else None
         try:
             with self._renew_while_loading():
-                probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self._is_leader()
-                if probe is None and self._server:
-                    raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
-                taken = self._backbone.load_weights(
-                    folder, version, probe, waits or self._renew_leases, is_leader=leads
-                )
-        except FileNotFoundError as problem:  # a newer one is announced by now, or about to be
+                probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self.is_leader()
+                if probe is None and self.server:
+                    raise FileNotFoundError("the trainer has not announced the server's name of the weights yet")
+                taken = self.backbone.load_weights(folder, version, probe, waits or self.renew_leases, is_leader=leads)
+        except FileNotFoundError as problem:  # a newer policy is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
             if now - self._missed > MISSED:
                 self._missed = now
                 logger.warning(
-                    "the weights of step {} are not to be had yet, and nothing is begun before they are: {}",
+                    "the weights of step {} are not available yet, and no group starts before: {}",
                     policy.step,
                     problem,
                 )
             return False
         self._missed = 0.0
         if not taken:
-            _require_fresh_weights(self._backbone.version, version, policy.told.get(MOST))
+            _require_fresh_weights(self.backbone.version, version, policy.told.get(MOST))
             return True
         logger.info("sampling with policy {} (step {})", version, policy.step)
         return True
 
-    def _is_leader(self) -> bool:
-        """Return whether this process gives a remote server its weights: it has been there longest of those that live.
+    def is_leader(self) -> bool:
+        """Return whether this process gives a remote server its weights, as the longest-present living sampler.
 
-        If one was stopped and continues, two may lead; the server's name for its weights shows that.
+        If a process was stopped and continues, two may lead. The server's name for its weights then shows the conflict.
         """
-        if not self._server:
+        if not self.server:
             return True
         if self._draining:
             return False
         there = [
             each
-            for each in self._store.members()
+            for each in self.store.members()
             if each.role == "sampler"
-            and each.details.get(SERVER) == self._server
-            and (each.name == self._name or each.age < SILENT * self._renew_every)
+            and each.details.get(SERVER) == self.server
+            and (each.name == self._name or each.age < SILENT * self.renew_every)
         ]
         first = max(there, key=lambda each: (each.joined, each.name), default=None)
         return first is None or first.name == self._name
 
-    def _renew_leases(self) -> None:
-        if time.monotonic() - self._renewed < self._renew_every:
+    def renew_leases(self) -> None:
+        if time.monotonic() - self._renewed < self.renew_every:
             return
         self._renewed = time.monotonic()
         self._join_store()
         try:
-            self._store.renew([each.lease for each in self._under_way.values()])
+            self.store.renew([each.lease for each in self.under_way.values()])
         except LeaseLostError:
-            for order in list(self._under_way):  # find out which
+            for order in list(self.under_way):  # find the group with the lost lease
                 with self._handle_lost_lease(order):
-                    self._store.renew([self._under_way[order].lease])
+                    self.store.renew([self.under_way[order].lease])
 
     def _join_store(self) -> None:
         """Send a sign of life to the store. Thread-safe."""
         played = self.played
-        member_state: dict[str, float] = {"version": self._backbone.version, "episodes": played.episodes}
+        member_state: dict[str, float] = {"version": self.backbone.version, "episodes": played.episodes}
         member_state |= {"tokens": played.tokens, "seconds": round(time.monotonic() - played.began, 3)}
-        self._store.join("sampler", self._name, {**member_state, SERVER: "" if self._draining else self._server})
+        self.store.join("sampler", self._name, {**member_state, SERVER: "" if self._draining else self.server})
 
     def _renew_while_loading(self) -> AbstractContextManager[None]:
-        """Renew leases from a thread within the block: loading weights may take longer than a lease lasts.
+        """Renew leases from a thread within the block, because loading weights may take longer than a lease.
 
-        A load that hangs renews nothing any more after `LONGEST_LOAD`.
+        After `MAX_LOAD_S` of a hanging load the thread renews no lease.
         """
-        leases = [each.lease for each in self._under_way.values()]
+        leases = [each.lease for each in self.under_way.values()]
 
         def renew() -> None:
             self._join_store()
-            self._store.renew(leases)
+            self.store.renew(leases)
 
         silent = f"weights are being loaded for {MAX_LOAD_S:g} s: others play on"
-        return signs_of_life(renew, self._renew_every, longest=MAX_LOAD_S, silent=silent)
+        return signs_of_life(renew, self.renew_every, longest=MAX_LOAD_S, silent=silent)
 
-    def _begin_groups(self) -> None:
-        """Begin as many groups as there is room for."""
-        while self._gets_more and sum(each.left for each in self._under_way.values()) < self._most:
+    def begin_groups(self) -> None:
+        """Start as many groups as there is room for."""
+        while self._gets_more and sum(each.left for each in self.under_way.values()) < self.max_attempts:
             if time.monotonic() - self._begun < self._pause:
                 return
-            assert self._policy is not None, "`_look_at_store` found one"
-            leases = self._store.lease(1, below=self._policy.below)
+            assert self._policy is not None, "`look_at_store` found one"
+            leases = self.store.lease(1, below=self._policy.below)
             if not leases:
                 self._gets_more = False
                 return
@@ -339,27 +337,27 @@ class GroupSampler:
             self._play_lease(leases[0])
 
     def _play_lease(self, lease: Lease) -> None:
-        stored = [each.episode for each in lease.kept]
+        stored = [each.episode for each in lease.attempts]
         over = {episode.repeat for episode in stored}
-        order, step = lease.order, stored[0].step if stored else self._backbone.version + 1
-        self._under_way[order] = LeasedGroup(lease, self._repeats - len(over))
-        if len(over) == self._repeats:  # a sampler stored all, and was killed before it closed the group
+        order, step = lease.order, stored[0].step if stored else self.backbone.version + 1
+        self.under_way[order] = LeasedGroup(lease, self._repeats - len(over))
+        if len(over) == self._repeats:  # a sampler stored all attempts, and was killed before closing the group
             self._close_group(order)
             return
-        group = self._parts.rollout.play_group(
+        group = self.parts.rollout.play_group(
             order,
-            self._tasks.task(order),
+            self.tasks.task(order),
             step=step,
             split="train",
             repeats=self._repeats,
             over=over,
             on_end=lambda episode: self._events.put((lease, episode)),
         )
-        self._under_way[order].playing = group
+        self.under_way[order].playing = group
         group.add_done_callback(lambda group: self._events.put((lease, group)))
 
-    def _take_in(self, timeout: float) -> None:
-        """Store what has ended, waiting up to `timeout` seconds for the first event."""
+    def take_in(self, timeout: float) -> None:
+        """Store ended attempts and groups, waiting up to `timeout` seconds for the first event."""
         try:
             lease, ended = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
             while True:
@@ -370,17 +368,17 @@ class GroupSampler:
 
     def _take_event(self, lease: Lease, ended: Episode | Future[Group]) -> None:
         order = lease.order
-        each = self._under_way.get(order)
-        if each is None or each.lease.fence != lease.fence:  # its lease was lost
+        each = self.under_way.get(order)
+        if each is None or each.lease.fence != lease.fence:  # the lease was lost
             return
         with self._handle_lost_lease(order):
             if isinstance(ended, Future):
                 if (problem := ended.exception()) is not None:
-                    del self._under_way[order]
-                    self._store.fail(each.lease, f"{type(problem).__name__}: {problem}")
+                    del self.under_way[order]
+                    self.store.fail(each.lease, f"{type(problem).__name__}: {problem}")
                     return
                 if each.held:
-                    self._store.put(each.lease, *each.held)
+                    self.store.put(each.lease, *each.held)
                 self._close_group(order)
                 return
             each.left -= 1
@@ -390,12 +388,12 @@ class GroupSampler:
             if self._compares:
                 each.held.append(record)
             else:
-                self._store.put(each.lease, record)
+                self.store.put(each.lease, record)
 
     def _close_group(self, order: int) -> None:
         with self._handle_lost_lease(order):
-            self._store.close(self._under_way[order].lease)
-            del self._under_way[order]
+            self.store.close(self.under_way[order].lease)
+            del self.under_way[order]
             self.played.groups += 1
 
     @contextmanager
@@ -403,20 +401,20 @@ class GroupSampler:
         try:
             yield
         except LeaseLostError as lost:
-            logger.warning("{}: what was played of it here is left out", lost)
-            each = self._under_way.pop(order, None)
+            logger.warning("{}: episodes played here are left out", lost)
+            each = self.under_way.pop(order, None)
             if each is not None and each.playing is not None:
-                self._parts.rollout.stop_group(each.playing)
+                self.parts.rollout.stop_group(each.playing)
             self.played.lost += 1
 
 
 def _require_fresh_weights(version: int, announced: int, max_staleness: int | None) -> None:
-    """Raise UserError if weights that cannot be replaced are so old that no sample of them would be trained on."""
+    """Raise UserError if the weights cannot be replaced and are too old for training."""
     if max_staleness is not None and announced - version > max_staleness:
         raise UserError(
-            f"The server keeps policy {version}, and the trainer is at {announced}: what it samples would be too old.",
+            f"The server keeps policy {version}, and the trainer is at {announced}: its samples would be too old.",
             where="ajet.rollout.vllm.base_url",
             expected=f"weights of at most {max_staleness} versions ago (trainer_common.max_staleness)",
-            do="start it with VLLM_SERVER_DEV_MODE=1, so that it can be given the checkpoints, or leave base_url out: "
+            do="start it with VLLM_SERVER_DEV_MODE=1, so that it can load checkpoints, or omit base_url: "
             "ajet sample then starts vLLM itself",
         )

@@ -1,8 +1,8 @@
-"""Keys of other versions' YAMLs that are not in the schema, by name and treatment.
+"""Keys of other versions' YAMLs outside of the schema, by name and treatment.
 
-Invariant: no code reads these keys. ACCEPTED keys may have any value and no effect, which is reported. FIXED keys
-describe present behaviour at one value and are refused at others. MOVED keys are other names of ours: values are read
-there, with their places in a file.
+Invariant: no code reads these keys. ACCEPTED keys may have any value and no effect, and are reported. FIXED keys
+describe present behaviour at a single value and are refused at other values. MOVED keys are other names of ajet's keys:
+values are read under the new name, with their places in a file.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ _NO_SWITCH = "every client library reaches the gateway without it"
 _IN_PROCESS = "the debug backbone's engine runs inside this process"
 _OTHERS_TESTS = "it is a switch of another system's own tests"
 _JUDGES_MODEL = "judges read it from `task_judge`"
-_SERVED = "`ajet serve` is what agents elsewhere are served by"
-_RECORDED = "every episode is kept in the run directory's `episodes/`"
-_ALL_EXAMPLES = "all examples are looked at, until the stop rules end it"
+_SERVED = "`ajet serve` serves remote agents"
+_RECORDED = "every episode is stored in the run directory's `episodes/`"
+_ALL_EXAMPLES = "all examples are used, until the stop rules apply"
 
 _TRACING = "feedback_tracing"
 
 ACCEPTED: Mapping[str, str] = {
     "rollout.mode": "requests are always asynchronous",
     "rollout.step_skip_action": "failed episodes are counted and left out, whole steps are not skipped",
-    "context_tracker.timeline_merging_policy.timeline_compare_level": "calls are joined where their ids agree; that a "
-    "client's text is what was sampled is settled before, when a request comes in",
-    "context_tracker.fix_retokenization_drift": "replies are kept as the exact ids that were sampled, so none drifts",
+    "context_tracker.timeline_merging_policy.timeline_compare_level": "calls are joined by equal ids; requests "
+    "are matched with sampled text before, on arrival",
+    "context_tracker.fix_retokenization_drift": "replies are stored as the exact sampled ids, so no drift occurs",
     "context_tracker.alien_llm_model": _JUDGES_MODEL,
     "context_tracker.alien_llm_response_length": _JUDGES_MODEL,
     "task_reader.feedback_tracing.train_output_path": "the traces are read anew each time; `ajet traces` writes them",
-    "task_reader.feedback_tracing.filters": "`task_reader.tracing` has filters of its own: only, agents, models, "
-    "longest; what is asked alike is always told apart",
-    "task_reader.feedback_tracing.alien_llm_model": "no model is asked about traces",
-    "task_reader.feedback_tracing.alien_llm_response_length": "no model is asked about traces",
+    "task_reader.feedback_tracing.filters": "`task_reader.tracing` has other filters: only, agents, models, "
+    "longest; equal requests are always distinguished",
+    "task_reader.feedback_tracing.alien_llm_model": "no model is queried about traces",
+    "task_reader.feedback_tracing.alien_llm_response_length": "no model is queried about traces",
     "task_judge.rubrics_auto_grader.sampling_mode": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.num_reference_samples": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.aggregation_mode": "what the labels agree with is kept",
@@ -57,11 +57,11 @@ ACCEPTED: Mapping[str, str] = {
     "execute_test": _OTHERS_TESTS,
     "execute_testing_lambda": _OTHERS_TESTS,
 }
-"""Keys below `ajet`; a section's name includes all its keys."""
+"""Keys below `ajet`. A section's name includes all its keys."""
 
 
 class FixedKey(NamedTuple):
-    """A key that is accepted at one value."""
+    """A key accepted at a single value."""
 
     value: Any
     refusal: str
@@ -113,7 +113,7 @@ MOVED: Mapping[str, str] = {
 
 
 OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
-"""Another name of a reader, for keys that choose a reader."""
+"""Another name of a reader, for keys with a reader's name as value."""
 
 
 def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
@@ -129,7 +129,7 @@ def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
-    """Return our name of the key at `path` below `ajet`; the same path for our keys."""
+    """Return ajet's name of the key at `path` below `ajet`. Current names are returned unchanged."""
     for n in range(len(path), 0, -1):
         if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
             return map_moved_key((*ours.split("."), *path[n:]))
@@ -150,7 +150,7 @@ def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
 
 
 def explain_accepted_key(path: Sequence[Any]) -> str | None:
-    """Return why the key at `path` below `ajet` has no effect; None for a key in none of the tables."""
+    """Return why the key at `path` below `ajet` has no effect, or None for a key outside of the tables."""
     names = [str(part) for part in path]
     if ".".join(names) in FIXED:
         return "it is so in any case"

@@ -1,7 +1,8 @@
-"""AgentRL's settings by the names of its flags, with the equivalents here.
+"""Map the names of AgentRL's flags to the equivalents in ajet.
 
-Invariant: each flag of AgentRL's `src/configs.py` and scripts is in one of the two tables, and each named key is ours;
-docs/agentrl.md has a row per flag with equal keys. Nothing is read by these names: a user of one gets the advice.
+Invariant: each flag of AgentRL's `src/configs.py` and scripts is in exactly one of the two tables, and each named key
+is a key of ajet. docs/agentrl.md has a row per flag with equal keys. No setting is read under an AgentRL name: users
+get the advice instead.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ HERE: Mapping[str, str] = {
     "log_entropy": "needless: the metric `entropy` is always there",
     "reserve_context_error_count": "rollout.policy_failure_reward",
     "train_file": "task_reader.type: agentrl with task_reader.agentrl.training.file_path",
-    "enable_sampling": "`ajet train --from-store ADDRESS`, with `ajet sample` elsewhere",
+    "enable_sampling": "`ajet train --from-store ADDRESS`, with `ajet sample` on other machines",
     "sync_sampling": "trainer_common.mode: sync or async",
     "num_generations": "rollout.num_repeat",
     "max_new_tokens": "rollout.max_response_length_in_one_turn",
@@ -98,7 +99,7 @@ HERE: Mapping[str, str] = {
     "repetition_early_stop_times": "rollout.mcp_agent.on_repetition: end",
     "seed": "seed",
 }
-"""What to write in its place."""
+"""Replacement of each AgentRL flag in ajet."""
 
 NOT_HERE = frozenset(
     [
@@ -132,11 +133,11 @@ NOT_HERE = frozenset(
         "enable_repetition_compress",
     ]
 )
-"""Nothing stands for them; docs/agentrl.md says why."""
+"""AgentRL flags without a counterpart, explained in docs/agentrl.md."""
 
 
 def advice(name: str) -> str:
-    """What to do with a setting of AgentRL's by that name; "" for a name that it has not."""
+    """Return advice on an AgentRL setting, or "" for an unknown name."""
     if name in HERE:
         return f"AgentRL's {name} is here {HERE[name]} (docs/agentrl.md)"
     return f"AgentRL's {name} is not here: leave it out (docs/agentrl.md says why)" if name in NOT_HERE else ""

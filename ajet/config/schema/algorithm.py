@@ -17,7 +17,7 @@ class TeacherConfig(Section):
 
     path: str | None = key(
         None,
-        "A model that is loaded beside the policy, named as `model.path` is; it must have the policy's tokenizer.",
+        "A model loaded in addition to the policy, named as in `model.path`, with the policy's tokenizer.",
         kind="path",
     )
     base_url: str | None = key(
@@ -68,7 +68,7 @@ class CriticConfig(Section):
 
 
 class CovarianceConfig(Section):
-    """The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`."""
+    """The tokens that reduce entropy most, for `policy_loss: clip_cov` and `kl_cov`."""
 
     share: float = key(2e-4, "Of all trained tokens, how many are chosen.", gt=0, le=1)
     low: float = key(1.0, "Clip-Cov: among tokens of a larger covariance,", when=(LOSS, "clip_cov"))
@@ -77,7 +77,7 @@ class CovarianceConfig(Section):
 
 
 class OverlongConfig(Section):
-    """DAPO's soft punishment of attempts that grow too long."""
+    """DAPO's soft length penalty for long attempts."""
 
     length: int | None = key(
         None,
@@ -181,26 +181,26 @@ class AlgorithmConfig(Section):
     )
     importance_weight_cap_ratio: Annotated[float, Field(gt=0)] | None = key(
         None,
-        "AgentRL: tokens whose ratio is beyond 1 + clip_high * this (and advantage positive) or 1 - clip_low * this "
-        "(negative) are not trained; null: all are.",
+        "AgentRL: tokens with a ratio above 1 + clip_high * this (positive advantage) or below 1 - clip_low * this "
+        "(negative) are not trained; null: no limit.",
     )
     strict_in_bound: bool = key(False, "AgentRL: those bounds are 1 + clip_high and 1 - clip_low.")
     out_of_date_decay: float | None = key(
         None,
-        "AgentRL: the bounds narrow by exp(-this * age), the age of a token in policy versions; null: they do not.",
+        "AgentRL: the bounds narrow by exp(-this * age), the age of a token in policy versions; null: no narrowing.",
         ge=0,
     )
     max_trained_count: int = key(
         1,
-        "AgentRL: a group is trained on in up to so many steps, once in each, where new ones do not fill a batch and "
-        "it is no older than `max_staleness` (--from-store, and `mode: async` on local; elsewhere 1).",
+        "AgentRL: maximum number of steps that train on a group, if new groups do not fill a batch and the group is no "
+        "older than `max_staleness` (--from-store, and `mode: async` on local; otherwise 1).",
         idle={SERVE: "what clients play is trained on once"},
         unless=("trainer_common.mode", "async"),
         ge=1,
     )
     retrained_interval: int = key(
         1,
-        "AgentRL: steps from one of these to the next, at least.",
+        "AgentRL: minimum number of steps between two trainings on the same group.",
         idle={SERVE: "what clients play is trained on once"},
         unless=("trainer_common.mode", "async"),
         ge=1,
@@ -210,16 +210,16 @@ class AlgorithmConfig(Section):
         "AgentRL: of a group's attempts of reward 0 train at most one more than there are others, of the others at "
         "most two more than there are of reward 0; all of them are in the baseline.",
     )
-    adv_scaling: float = key(1.0, "Advantages are multiplied by it.", gt=0)
+    adv_scaling: float = key(1.0, "Factor on all advantages.", gt=0)
     dynamic_sampling: bool = key(
         False,
-        "Leave groups with nothing to learn from, such as those whose rewards are all equal, out of the batch (DAPO); "
-        "with `rollout.enable_oversample` others take their place.",
+        "Leave groups without a training signal, such as groups with equal rewards, out of the batch (DAPO); with "
+        "`rollout.enable_oversample` other groups replace them.",
     )
     equal_rewards: float = key(
         1e-4,
-        "Rewards of one group that lie no further apart are equal: there is nothing to prefer. Divided by their "
-        "standard deviation, a judge's rounding would count as much as right and wrong.",
+        "Rewards of a group count as equal up to this difference. Otherwise, divided by the standard deviation, a "
+        "judge's rounding would count as much as right and wrong.",
         ge=0,
     )
     process_weight: float = key(
@@ -255,13 +255,13 @@ class AlgorithmConfig(Section):
     )
     critic: CriticConfig = section(
         CriticConfig,
-        "The value head that says what an attempt is worth at each token, with `adv_estimator: gae`.",
+        "The value head for the expected return at each token, with `adv_estimator: gae`.",
         when=(ESTIMATOR, "gae"),
         or_own=True,
     )
     teacher: TeacherConfig = section(
         TeacherConfig,
-        "Who is asked for the log-probabilities of what the policy sampled, with `adv_estimator: distillation`.",
+        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation`.",
         when=(ESTIMATOR, "distillation"),
         or_own=True,
     )

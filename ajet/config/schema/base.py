@@ -1,8 +1,8 @@
-"""Declarations of sections and keys.
+"""Declare sections and keys.
 
-Invariant: a field holds everything that ajet knows of a key: type, default, meaning, where it has an effect, and
-whether it affects training. Documentation, defaults file, refusals, reports of idle keys and the comparison of runs
-derive from the field. A test compares the declarations with the reads of real runs.
+Invariant: a field holds all knowledge about a key: type, default, meaning, conditions for an effect, and influence on
+training. Documentation, defaults file, refusals, reports of idle keys and the comparison of runs derive from the field.
+A test compares the declarations with the reads of real runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
 
 SERVE = "serve"
-"""Name of `ajet serve` in `idle`, for keys whose effect differs there from a launch on the same backbone."""
+"""Name of `ajet serve` in `idle`, for keys with an effect different from a launch on the same backbone."""
 EVERYWHERE = "everywhere"
 """Name of all backbones in `idle`."""
 SHARED_STORES = "{shared}"
-"""Placeholder in `when` for the stores that several processes share, which plug-ins add."""
+"""Placeholder in `when` for the stores shared by several processes, added by plug-ins."""
 
 # Why a key has no effect, where several keys have the same reason; those of one backbone are its descriptor's. Each is
 # the end of a line that begins with the key's name and ends without a full stop.
@@ -36,11 +36,11 @@ CLIENTS_BEGIN = "clients begin episodes when they like"
 ONLY_SERVED = "only `ajet serve` reads it"
 ALL_TIMELINES = "a step trains on all timelines of its episodes, however many they are"
 OF_CLIENTS = (NO_VALIDATION, OWN_AGENTS)
-"""Reasons that hold in `ajet serve` without `rollout.user_workflow`, which plays held-out tasks."""
+"""Reasons valid in `ajet serve` without `rollout.user_workflow` (the player of held-out tasks)."""
 
 
 class Section(BaseModel):
-    """One mapping of the YAML. Unknown keys are errors; assigned values are validated."""
+    """A mapping of the YAML. Unknown keys are errors, and assigned values are validated."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -54,7 +54,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `num_repeat: true`, which pydantic would read as 1."""
+        """Refuse `num_repeat: true`, because pydantic would read 1."""
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if not _contains_type(annotation, bool) and annotation is not Any:
@@ -64,7 +64,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _require_known_part(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a name that is neither a known part nor a reference."""
+        """Refuse any name except known parts and references."""
         notes = read_notes(cls.model_fields[info.field_name]) if info.field_name else {}
         kind: NamedKind | None = notes.get("part") or notes.get("named")
         if kind == "reader" and value in OLDER_READERS:
@@ -95,16 +95,16 @@ def key(
 
     Args:
         training: True if a resume is refused after a change of the key.
-        idle: Where the key has no effect (SERVE, EVERYWHERE), with the reason or replacement; None: an effect despite
+        idle: Where the key has no effect (SERVE, EVERYWHERE), with the reason or replacement. None: an effect despite
             its section or backbone. SERVE entries hold on every backbone. Descriptors declare idle keys per backbone.
-        needs: Values that are refused on backbones without the capability.
-        unless: Another key, and its value with which this key is read even if a backbone's descriptor says otherwise.
-        kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
-        part: Kind of parts that the key names or refers to; `{names}` in the description lists known names.
+        needs: Values refused on backbones without the capability.
+        unless: Another key, and its value with which the key is read even if a backbone's descriptor says otherwise.
+        kind: "reference" (`file.py->Class`), "path" (an existing local file or folder) or "secret".
+        part: Kind of parts named by the key. `{names}` in the description lists known names.
         named: Like `part`, without references.
-        lists: Like `part`, but user code may register further names, so none is refused here.
-        when: The key that chooses this one, and the values, spelled as in YAML, for which this one is read.
-        or_own: True if a reference there may also read this key.
+        lists: Like `part`, but user code may register further names, so names are never refused here.
+        when: The choosing key, and its values (spelled as in YAML) for which the declared key is read.
+        or_own: True if a reference as value of the choosing key may also read the declared key.
     """
     extra: dict[str, Any] = {"training": training}
     if idle is not None:
@@ -135,11 +135,11 @@ def section(
     when: tuple[str, ...] | None = None,
     or_own: bool = False,
 ) -> Any:
-    """Declare a nested mapping with its own keys; `training=False` and `idle` apply to all of them.
+    """Declare a nested mapping with its own keys. `training=False` and `idle` apply to all keys below.
 
     Args:
-        when: The key that chooses the section, and the values for which its keys are read.
-        or_own: True if a reference there may also read them.
+        when: The key that chooses the section, and the values for which the section is read.
+        or_own: True if a reference as value of the choosing key may also read the section.
     """
     extra: dict[str, Any] = {} if training else {"training": False}
     if idle is not None:
@@ -161,7 +161,7 @@ def list_values(values: Iterable[str], stores: Mapping[str, PluginPart]) -> list
 
 
 def read_notes(field: FieldInfo) -> dict[str, Any]:
-    """Return the notes that `key` or `section` made on the field."""
+    """Return the notes made on the field by `key` or `section`."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
@@ -174,7 +174,7 @@ def describe_field(field: FieldInfo) -> str:
 
 
 def find_section_model(field: FieldInfo) -> type[Section] | None:
-    """Return the model of a nested section; None for a plain key."""
+    """Return the model of a nested section, or None for a plain key."""
     annotation = field.annotation
     if get_origin(annotation) is not None:  # on Python 3.10 list[str] passes for a type
         return None
@@ -182,7 +182,7 @@ def find_section_model(field: FieldInfo) -> type[Section] | None:
 
 
 def find_entry_model(field: FieldInfo) -> type[Section] | None:
-    """Return the section model of a named mapping's values; None for any other key."""
+    """Return the section model of a named mapping's values, or None for any other key."""
     values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
     return next((each for each in values if isinstance(each, type) and issubclass(each, Section)), None)
 
@@ -191,12 +191,12 @@ class IdleReason(NamedTuple):
     """The reason why a key has no effect."""
 
     source: tuple[str, ...]
-    """Path of the section or key that declares the reason."""
+    """Path of the section or key declaring the reason."""
     why: str
 
 
 class RequiredChoice(NamedTuple):
-    """A choice that a key needs to have an effect."""
+    """A choice required for an effect of a key."""
 
     source: tuple[str, ...]
     key: str

@@ -1,7 +1,7 @@
-"""Values that are a known name or a reference to the user's code.
+"""Values with a known name or a reference to the user's code.
 
-Invariant: a reference is valid wherever a name of such a kind is. Plug-ins supply the names; any other value is one
-error with the nearest name.
+Invariant: a reference is valid wherever a name of the kind is valid. Plug-ins supply the names. Any other value is a
+single error with the nearest name.
 """
 
 from __future__ import annotations

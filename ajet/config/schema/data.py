@@ -9,7 +9,7 @@ from ajet.config.schema.base import SERVE, Section, key, section
 
 
 class CurriculumConfig(Section):
-    """Which training tasks an epoch has, by how often they were solved before."""
+    """Selects the training tasks of an epoch by their earlier success rate."""
 
     prefer: Literal["uncertain", "easy", "hard"] | None = key(
         None,
@@ -61,7 +61,7 @@ class DataConfig(Section):
 
 
 class TimelineMergingConfig(Section):
-    """When two calls belong to one timeline."""
+    """Conditions for merging two calls into a timeline."""
 
     ignore_tools: bool = key(True, "Calls may be merged although their tool lists differ.")
 

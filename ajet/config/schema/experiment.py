@@ -29,7 +29,7 @@ _WHEN_SHARED = ("store.type", SHARED_STORES)
 
 
 class StoreConfig(Section):
-    """The store: leased tasks, closed groups, and the groups that steps have used."""
+    """The store: leased tasks, finished groups, and groups used by steps."""
 
     type: str = key(
         "run_directory",
@@ -55,14 +55,14 @@ class StoreConfig(Section):
     )
     unreachable_timeout: float = key(
         600.0,
-        "Seconds that a run waits for a store that is out of reach, of `--from-store` and `ajet sample`, too. Then it "
-        "ends with exit code 75, and the same command goes on.",
+        "Seconds to wait for an unreachable store, also with `--from-store` and `ajet sample`. Then the run ends with "
+        "exit code 75, and the same command resumes it.",
         training=False,
         gt=0,
     )
     max_attempts: int = key(
         5,
-        "A task whose attempts failed so often, or whose players fell silent, is set aside with the reasons.",
+        "After so many failed or lost attempts a task is set aside with the reasons.",
         training=False,
         when=_WHEN_SHARED,
         ge=1,
@@ -87,10 +87,8 @@ class GatewayConfig(Section):
         idle={**idle_everywhere(ONLY_SERVED), SERVE: None},
         gt=0,
     )
-    max_calls: int = key(
-        16384, "Model calls under way at once; a client that asks for more is told to come back (429).", ge=1
-    )
-    advertise: str = key("auto", "Host name that clients on other machines and in containers are given.")
+    max_calls: int = key(16384, "Concurrent model calls; further requests get status 429.", ge=1)
+    advertise: str = key("auto", "Host name of the gateway for clients on other machines and in containers.")
 
 
 class ServeConfig(Section):
@@ -104,14 +102,14 @@ class ServeConfig(Section):
     )
     batch_seconds: float | None = key(
         None,
-        "So long after the first group that can be trained on, a step is made of those that are there; null waits for "
-        "the whole batch.",
+        "Seconds after the first trainable group until a step is made of the present groups; null waits for the "
+        "complete batch.",
         gt=0,
     )
     max_per_task: int | None = key(
         None,
-        "Episodes of one task that may be under way at once; who asks for one more gets another task, or is told to "
-        "come back (429, `task_busy`) where it named this one. Null: `rollout.max_env_worker` alone bounds them.",
+        "Concurrent episodes of a task; a further request gets another task, or status 429 (`task_busy`) if the "
+        "request named the task. Null: only `rollout.max_env_worker` limits them.",
         ge=1,
     )
 
@@ -152,11 +150,11 @@ class AjetConfig(Section):
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "The tools and worlds that agents act in.", idle={SERVE: OWN_AGENTS}
     )
-    task_judge: TaskJudgeConfig = section(TaskJudgeConfig, "Who decides the reward when the workflow leaves it open.")
+    task_judge: TaskJudgeConfig = section(TaskJudgeConfig, "The source of rewards if the workflow sets none.")
     context_tracker: ContextTrackerConfig = section(ContextTrackerConfig, "How model calls become samples to train on.")
     trainer_common: TrainerConfig = section(TrainerConfig, "How the policy is updated, validated and saved.")
-    sft: SftConfig = section(SftConfig, "Learning from replies that are given: `ajet sft`.")
-    store: StoreConfig = section(StoreConfig, "The ledger of tasks, episodes and groups.")
+    sft: SftConfig = section(SftConfig, "Training on given replies: `ajet sft`.")
+    store: StoreConfig = section(StoreConfig, "The store of tasks, episodes and groups.")
     debug: DebugConfig = section(DebugConfig, "The debug backbone.", training=False)
     gateway: GatewayConfig = section(GatewayConfig, "Where the workflows' model calls arrive.", training=False)
     serve: ServeConfig = section(

@@ -1,7 +1,7 @@
-"""The model of a configuration with the keys that plug-ins add to its sections.
+"""Build the model of a configuration with keys added to its sections by plug-ins.
 
 Invariant: the model of a section with added keys is a subclass of the kernel's section and of the plug-in's model.
-Kernel code sees the first; plug-in code reads its keys typed by `PluginKeys.of`.
+Kernel code sees the kernel's section. Plug-in code reads its keys typed by `PluginKeys.of`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class PluginKeys(Section):
-    """Keys that a plug-in adds to a section; its descriptor names the section's path (`ConfigKeys`)."""
+    """Keys added to a section by a plug-in. The plug-in's descriptor names the section's path (`ConfigKeys`)."""
 
     @classmethod
     def of(cls, config: AjetConfig) -> Self:
-        """Return the section of a configuration that has these keys. Raises LookupError without the plug-in."""
+        """Return the section of a configuration with the plug-in's keys. Raise LookupError without the plug-in."""
         found = next((section for section in _list_sections(config) if isinstance(section, cls)), None)
         if found is None:
             raise LookupError(f"no plug-in adds the keys of {cls.__name__}")
@@ -34,10 +34,10 @@ class PluginKeys(Section):
 
 
 def config_model(*, shipped: bool = False) -> type[AjetConfig]:
-    """Return `AjetConfig` with the keys of all plug-ins, or of those that ship with ajet.
+    """Return `AjetConfig` with the keys of all plug-ins, or of the shipped plug-ins.
 
     Raises:
-        ConfigError: Two plug-ins add one key, or one names a section that does not exist.
+        ConfigError: Two plug-ins add the same key, or a plug-in names a missing section.
     """
     return _extend_model(list_added_keys(shipped=shipped))
 
@@ -51,7 +51,7 @@ def _extend_model(added: tuple[AddedKeys, ...]) -> type[AjetConfig]:
 
 
 def _add_keys_at(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
-    """Return a subclass of a section's model that has the keys at a path below it."""
+    """Return a subclass of a section's model with the keys at a path below."""
     if not path:
         taken = sorted(set(model.model_fields) & set(added.model.model_fields))
         if taken:
@@ -76,7 +76,7 @@ def _add_keys_at(model: type[Any], path: Sequence[str], added: AddedKeys) -> typ
 
 
 def _find_owner(model: type[Any], key: str) -> str:
-    """Return the module that declares a key of a section."""
+    """Return the module declaring a key of a section."""
     return next(each.__module__ for each in reversed(model.__mro__) if key in getattr(each, "__annotations__", {}))
 
 

@@ -16,7 +16,7 @@ class ModelConfig(Section):
         kind="path",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = key(
-        "auto", "Number format of the weights; auto is bfloat16 where the machine computes it well, float32 elsewhere."
+        "auto", "Number format of the weights; auto is bfloat16 if the machine computes it well, else float32."
     )
     chat_template_kwargs: dict[str, Any] = key(
         {}, "Options of the model's chat template, such as `{enable_thinking: false}` (Qwen3)."

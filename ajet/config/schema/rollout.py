@@ -59,8 +59,8 @@ class EndpointConfig(Section):
     )
     timeout: float = key(
         300.0,
-        "Seconds for which it may send nothing; then it hangs: the call fails, and the attempt says nothing of the "
-        "model. A whole reply comes in one piece, a streamed one in many.",
+        "Seconds without data after which the server counts as hanging: the call fails, and the attempt does not count "
+        "for the model. An unstreamed reply arrives in one piece, a streamed reply in many.",
         training=False,
         gt=0,
     )
@@ -106,10 +106,13 @@ class BreakerConfig(Section):
         ge=0,
         lt=1,
     )
-    window: int = key(64, "Attempts that the share is over; with fewer it says nothing.", training=False, ge=1)
-    patience: float = key(
-        1800.0, "Seconds of such a pause after which attempts go on as they come.", training=False, gt=0
+    window: int = key(
+        64,
+        "Attempts for computing the share; inactive with fewer.",
+        training=False,
+        ge=1,
     )
+    patience: float = key(1800.0, "Maximum seconds of a pause; then attempts continue.", training=False, gt=0)
 
 
 class RolloutConfig(Section):
@@ -168,7 +171,7 @@ class RolloutConfig(Section):
     )
     max_retries: int = key(1, "Further attempts at an episode that failed for a retryable reason.", ge=0)
     breaker: BreakerConfig = section(
-        BreakerConfig, "When new attempts pause because what is outside of the model fails.", training=False
+        BreakerConfig, "Pauses new attempts while components outside of the model fail.", training=False
     )
     group_deadline: float | None = key(
         None, "Seconds after which a group closes with the episodes it has (at least `min_group`); null waits.", gt=0

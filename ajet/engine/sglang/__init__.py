@@ -1,8 +1,7 @@
-"""An SGLang server as a TokenEngine: its own route `/generate`, its weights from a checkpoint folder.
+"""A remote SGLang server as a TokenEngine.
 
-`RemoteSglang(url)` asks a running `sglang serve`; ajet starts none itself. The same invariants as those of every server
-elsewhere (`ajet.engine.remote`); what is SGLang's alone stands in `remote`: the route, its streams, how it
-gets other weights.
+`RemoteSglang(url)` uses the native route `/generate` of a running `sglang serve`; ajet does not start one. The
+invariants of remote servers are in `ajet.engine.remote`. `remote` contains SGLang's route, streams and weight loading.
 """
 
 from __future__ import annotations

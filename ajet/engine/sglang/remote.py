@@ -1,8 +1,8 @@
-"""RemoteSglang: the native route of an SGLang server (0.5.23), `POST /generate`.
+"""RemoteSglang uses the native route of an SGLang server, `POST /generate` (tested: 0.5.23).
 
-Exact ids in, exact ids and one logprob a token out: that of the distribution sampled from at its temperature, but
-before top_p and top_k cut off what they do; with SGLANG_RETURN_ORIGINAL_LOGPROB=1 the one at temperature 1. So a draw
-that is cut is refused. An id that the model does not know ends such a server: no request with one is sent.
+The route takes exact ids and returns exact ids with one logprob per token, of the distribution at the sampling
+temperature but before top_p and top_k. With SGLANG_RETURN_ORIGINAL_LOGPROB=1 the logprob is at temperature 1. Requests
+with top_p or top_k are therefore refused. An id outside the vocabulary crashes the server, so it is never sent.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NAME_ROUTE = "/model_info"
 
 
 class SglangWeights(ServerWeights):
-    """The weights of an SGLang server: what it says of them, and how it is given others.
+    """Reads and changes the weights of an SGLang server.
 
-    Every server has a name for its weights (`GET /model_info`) and loads a folder that lies on its machine
-    (`POST /update_weights_from_disk`) while no reply is under way: it breaks them off as it is given a name (its
-    default, `abort_all_requests`), and waits for those that began since. A load and its name are one request: the name
-    is that of the last load.
+    Every server has a name for its weights (`GET /model_info`) and loads a folder on its own machine (`POST
+    /update_weights_from_disk`) while no reply runs: ajet's request keeps the default `abort_all_requests`, which aborts
+    running replies, and the server waits for later ones. A single request loads and names the weights; the name always
+    belongs to the last load.
     """
 
     kind = "SGLang"
@@ -41,19 +41,20 @@ class SglangWeights(ServerWeights):
     cannot = "name for its weights"
 
     def name(self) -> str | None:
-        """See `ServerWeights`; always one."""
+        """Return the server's name for its weights; SGLang always has one."""
         return str(self._parse_answer(self._send_request("GET", NAME_ROUTE)).get("weight_version"))
 
     def _load_folder(self, folder: Path, name: str) -> str:
         load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
         self._parse_answer(
-            self._send_request("POST", "/update_weights_from_disk", load), f"to load {folder}, which must lie there too"
+            self._send_request("POST", "/update_weights_from_disk", load),
+            f"load {folder}, which must exist there too",
         )
         return str(self.name())
 
 
 class SglangWire:
-    """See `Wire`."""
+    """SGLang's requests and responses, as defined by `Wire`."""
 
     kind = "SGLang"
     expected = "the URL of `sglang serve --model-path MODEL` (0.5.23 or newer), and its key in the environment"
@@ -63,12 +64,15 @@ class SglangWire:
     name_route = NAME_ROUTE
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
-        """See `Wire`; less than its context: it keeps some of that for itself."""
+        """Return the longest accepted sequence, less than the context because SGLang reserves some tokens."""
         return int(load_json(client.get("/server_info").raise_for_status().content)["max_req_input_len"]) - 1
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """See `Wire`. Without stop ids it goes on past the model's own end; with some the server stops at that one,
-        too: it knows no other way."""
+        """Build the JSON body of a generate request.
+
+        Without stop ids the reply continues past the model's end token. With stop ids SGLang always stops at the end
+        token, too.
+        """
         sampling = request.sampling
         params: dict[str, Any] = {
             "max_new_tokens": limit,
@@ -81,7 +85,7 @@ class SglangWire:
             "skip_special_tokens": False,
             "no_stop_trim": True,
             "stream_interval": INTERVAL,
-            # with --enable-deterministic-inference, which alone reads it, requests without one would all draw the same
+            # only read with --enable-deterministic-inference; without a seed, all requests would then sample the same
             "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
         }
         if sampling.json_schema is not None:
@@ -97,7 +101,7 @@ class SglangWire:
         }
 
     def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """See `Wire`."""
+        """Build the request that scores ids from position `first`."""
         return {
             "input_ids": ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
@@ -108,43 +112,50 @@ class SglangWire:
         }
 
     def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
+        """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
+
+        Raises:
+            EngineFailure: the scores are missing or belong to other ids.
+        """
         try:
             rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
             if [int(row[1]) for row in rows] != ids:
                 raise ValueError
             return [min(float(row[0]), 0.0) for row in rows]
         except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise EngineFailure("the server scored other tokens than it drew, or none") from problem
+            raise EngineFailure("the server scored other tokens than it sampled, or none") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """See `Wire`."""
+        """Return the sampled ids and their logprobs from a response."""
         rows = answer["meta_info"]["output_token_logprobs"]
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
 
     def reply(self, request: TokenRequest, version: int) -> SglangReply:
-        """See `Wire`."""
+        """Return a reader for one streamed reply."""
         return SglangReply(request, version)
 
     def weights(self, base_url: str, headers: dict[str, str]) -> SglangWeights:
-        """See `Wire`."""
+        """Return a client for the server's weights."""
         return SglangWeights(base_url, headers)
 
 
 class RemoteSglang(RemoteEngine):
-    """An SGLang server."""
+    """A remote SGLang server as an engine."""
 
     def __init__(self, base_url: str, **more: Any) -> None:
-        """`more`: see RemoteEngine."""
+        """`more`: keyword arguments of RemoteEngine."""
         super().__init__(SglangWire(), base_url, **more)
 
 
 PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 PLAIN |= {"min_new_tokens": 0, "n": 1}
-"""Said, though it is what it would be: else a server's own `--preferred-sampling-params` bend what is drawn."""
+"""Neutral sampling values, sent explicitly: a server's `--preferred-sampling-params` would override omitted ones."""
 INTERVAL = 32
-"""Tokens between two events, after the first. Each bears the whole reply so far (some 45 bytes a token): one a
-token would be 6 GB for a reply of 16K tokens."""
+"""Tokens between two events after the first.
+
+Each event contains the complete reply up to then (about 45 bytes per token): one event per token would transfer 6 GB
+for a reply of 16K tokens.
+"""
 
 
 class SglangReply(StreamedReply):
@@ -152,7 +163,8 @@ class SglangReply(StreamedReply):
 
     def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
         info = event["meta_info"]
-        if (reason := info["finish_reason"]) is not None:  # a stop string is none that was asked for
+        # "stop" without a token id is a stop string, and no request has one
+        if (reason := info["finish_reason"]) is not None:
             ours = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
             self._set_finish(reason["type"] if ours else None, reason)
         new = int(info["completion_tokens"]) - self._tokens
@@ -167,7 +179,7 @@ class SglangReply(StreamedReply):
         chunk = TokenChunk([], [], [], self._version)
         for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
             self._add_token(chunk, token, named, logprob)
-        # one that a schema ruled out is said to have null: JSON knows no infinity
+        # tokens excluded by a schema have null as logprob, because JSON lacks infinity
         likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top]] for row in top]
         chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
         return chunk

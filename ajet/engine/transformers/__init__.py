@@ -1,13 +1,14 @@
-"""The in-process engine: a batched decoding loop of ours over the forward pass of any transformers model.
+"""The in-process engine: a batched decoding loop over the forward pass of any transformers model.
 
-`TransformersEngine(model)` implements the TokenEngine contract in a thread of its own. Requests join running ones at
-the next step; tokens of all rows, whole prompts and single next tokens alike, go through one forward pass without
-padding; keys and values of a prefix are computed once, be it shared by the samples of a group or by the turns of a
-conversation. Invariants: a reply depends on its own prompt, key and weights only (but for float noise of batching);
-no forward pass runs while the engine is paused; every token says the version whose weights sampled it.
+`TransformersEngine(model)` implements the TokenEngine contract in its own thread. Requests join running ones at the
+next step. Tokens of all rows (complete prompts and single next tokens) share one forward pass without padding. Keys and
+values of a prefix are computed once, for samples of a group and for turns of a conversation.
 
-The files: `twin` (the model that shares the trainer's tensors), `rows` and `pool` (where keys and values lie),
-`plan` (which tokens a step computes), `attention` (over those rows), `sampling`, `engine` (the thread).
+Invariant: a reply depends only on its prompt, draw key and weights, except for float noise of batching. A paused engine
+runs no forward pass. Every token carries the version of the weights that sampled it.
+
+Modules: `rows` and `pool` store keys and values, `plan` lays out the tokens of a step, `attention` computes over the
+rows and shares the trainer's tensors, `sampling` draws tokens, `engine` runs the thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["TransformersEngine"]
 
 
 def __getattr__(name: str) -> Any:
-    """The engine on first use: it imports torch."""
+    """Import the engine, and with it torch, on first use."""
     if name == "TransformersEngine":
         from ajet.engine.transformers.engine import TransformersEngine
 

@@ -1,10 +1,10 @@
 """Attention of a step over the rows' keys and values, as a transformers attention implementation.
 
-Invariant: each token sees its own row up to itself and nothing else, and the new keys and values are in the pools when
-a layer's call returns. The step travels beside the model (thread-local), not through it, so any model whose attention
-goes through transformers' interface can be sampled without knowing of rows. `make_shared_copy` makes the engine's own
-module tree over the trainer's tensors: it holds the very parameters, so an optimizer step in place is seen at once and
-costs no memory; its mode (always evaluation), its attention and its configuration differ.
+Invariant: each token sees only its own row up to itself, and new keys and values are in the pools when a layer's call
+returns. The step is passed in a thread-local variable, not through the model, so any model that uses transformers'
+attention interface can be sampled. `make_shared_copy` makes the engine's module tree over the trainer's parameters: an
+optimizer step in place is visible at once and costs no memory. Mode (always evaluation), attention and configuration of
+the copy are separate.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from ajet.schema.errors import UserError
 
 NAME = "ajet_rows"
 KEY_MULTIPLE = 16
-"""Keys of a step's next tokens are read up to a multiple of this: a processor adds so many at a time, and the bits of a
-row do not follow from how far others are."""
+"""The keys read for next tokens are rounded up to a multiple of this number.
+
+A processor adds that many keys at a time, so a row's bits do not depend on the length of other rows.
+"""
 _current = threading.local()
 
 
 def register_attention() -> None:
-    """Make the implementation known to transformers. Idempotent."""
+    """Register the implementation with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, rows_attention)
@@ -43,7 +45,7 @@ def register_attention() -> None:
 
 @contextmanager
 def computing(step: PlannedStep | ShapeProbe) -> Iterator[None]:
-    """Attention calls of this thread within the block belong to `step`."""
+    """Within the block, attention calls of this thread belong to `step`."""
     _current.step = step
     try:
         yield
@@ -52,7 +54,7 @@ def computing(step: PlannedStep | ShapeProbe) -> Iterator[None]:
 
 
 class ShapeProbe:
-    """Learns from one forward pass what a model's keys and values look like."""
+    """Records the shape of a model's keys and values during one forward pass."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int]] = {}
@@ -60,13 +62,17 @@ class ShapeProbe:
         self.dtype, self.device = torch.float32, torch.device("cpu")
 
     def note(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
-        """Called by each layer."""
+        """Record one layer's shapes; called by each layer."""
         self.windows[layer] = window
         self.seen[layer] = (key.shape[1], key.shape[3], value.shape[3])
         self.dtype, self.device = key.dtype, key.device
 
     def shape(self) -> Shape:
-        """Raises UserError for a model whose layers differ."""
+        """Return the common shape of all layers.
+
+        Raises:
+            UserError: the layers differ, or the attention cannot be replaced.
+        """
         if not self.seen:
             raise UserError(
                 "The transformers engine cannot sample this model: its attention cannot be replaced.",
@@ -95,9 +101,20 @@ def rows_attention(
     s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query [1, H, N, d], key and value [1, K, N, d] to [1, N, H, d]. `softcap`
-    and `s_aux` (attention sinks) are what Gemma 2 and gpt-oss ask for. Raises TypeError for what is not computed
-    here."""
+    """Compute attention with transformers' signature.
+
+    Args:
+        query: shape [1, H, N, d].
+        key: shape [1, K, N, d], like `value`.
+        softcap: used by Gemma 2.
+        s_aux: attention sinks, used by gpt-oss.
+
+    Returns:
+        Outputs of shape [1, N, H, d], and None.
+
+    Raises:
+        TypeError: a keyword is not supported.
+    """
     refuse_unknown_keywords(NAME, keywords)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = _AttentionTerms(scale, sliding_window, softcap, s_aux)
@@ -116,7 +133,7 @@ def rows_attention(
 
 
 class _AttentionTerms:
-    """A layer's own terms of attention: scale, window, soft cap, sinks."""
+    """Attention parameters of one layer: scale, window, soft cap, sinks."""
 
     __slots__ = ("scale", "sinks", "softcap", "window")
 
@@ -125,12 +142,12 @@ class _AttentionTerms:
 
     @property
     def plain(self) -> bool:
-        """Whether torch's fused attention can compute it."""
+        """True if torch's fused attention supports the parameters."""
         return self.softcap is None and self.sinks is None
 
 
 def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms) -> Tensor:
-    """q [H, N, d], k and v [K, N, d] to [n, H, d]."""
+    """Attend one next token per row: q [H, N, d], k and v [K, N, d] to [n, H, d]."""
     n, a, pool = block.count, block.begin, block.pool
     q, k, v = (t[:, a : a + n].transpose(0, 1) for t in (q, k, v))
     keys, values = pool.keys[layer], pool.values[layer]
@@ -142,7 +159,7 @@ def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: 
         mask = block.mask(how.window, q.dtype)[:, :seen]
         got = attend_fused_rows(q, keys[rows, :, :seen], values[rows, :, :seen], mask, how.scale)
     else:
-        # All of the capacity, masked: a product over a part of each row would first copy that part together.
+        # the complete capacity, masked: a product over a part of each row would first copy the parts
         heads = keys.shape[1]
         grouped = q.reshape(n, heads, -1, q.shape[-1])
         mask = block.mask(how.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
@@ -151,9 +168,19 @@ def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: 
 
 
 def attend_fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """A token's attention in each row, by torch's fused kernel for CPUs: q [n, H, d], k and v [n, K, T, d], mask [n, T]
-    to [n, H, d]. In half precision that kernel takes two to ten times as long for a key head's queries one by one as
-    for all of them at once; where the processor multiplies in tiles, and in float32, it does not."""
+    """Attend one token per row with torch's fused CPU kernel.
+
+    Half precision takes two to ten times as long for one query at a time as for all queries of a key head together,
+    except on processors with a matrix unit. float32 shows no difference.
+
+    Args:
+        q: shape [n, H, d].
+        k: shape [n, K, T, d], like `v`.
+        mask: shape [n, T].
+
+    Returns:
+        Outputs of shape [n, H, d].
+    """
     by_query = q.dtype == torch.float32 or has_matrix_unit()
     queries = q.unsqueeze(2) if by_query else q.unflatten(1, (k.shape[1], -1))
     mask = mask[:, None, None]
@@ -164,12 +191,12 @@ def attend_fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
 
 @cache
 def has_matrix_unit() -> bool:
-    """Whether this processor multiplies bfloat16 in tiles (AMX)."""
+    """True if the processor multiplies bfloat16 in tiles (AMX)."""
     return bool(read_processor_flags().get("amx_bf16"))
 
 
 def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms) -> Tensor:
-    """Attention of g rows of several tokens: [g * length, H, d]."""
+    """Attend several new tokens of g rows, and return [g * length, H, d]."""
     a, g, length, start = block.begin, block.rows, block.length, block.start
     stop = start + length
     keys, values = block.pool.keys[layer], block.pool.values[layer]
@@ -199,16 +226,19 @@ def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _AttentionTerms) -> Tensor:
-    """q [g, H, L, d], k and v [g, K, T, d], mask [L, T] to [g, H, L, d]."""
+    """Attend with grouped heads: q [g, H, L, d], k and v [g, K, T, d], mask [L, T] to [g, H, L, d]."""
     g, heads, length, _ = q.shape
     split = q.reshape(g, k.shape[1], -1, q.shape[-1])
-    mask = mask.repeat(heads // k.shape[1], 1)  # a key head's queries are its heads' tokens, head by head
+    # a key head's queries are all tokens of its first query head, then of the next
+    mask = mask.repeat(heads // k.shape[1], 1)
     return _attend_block(split, k, v, mask, how).reshape(g, heads, length, v.shape[-1])
 
 
 def _attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _AttentionTerms) -> Tensor:
-    """q [n, K, G, d], k and v [n, K, T, d], mask [n * K, G, T] or broadcast to it. On a CPU written out, for what its
-    fused kernel does not know."""
+    """Attend q [n, K, G, d] to k and v [n, K, T, d] under a mask that broadcasts to [n * K, G, T].
+
+    On a CPU the products are written out, because its fused kernel lacks soft caps and sinks.
+    """
     n, heads, queries, _ = q.shape
     if how.plain and q.device.type != "cpu":
         mask = mask.expand(n * heads, -1, -1).unflatten(0, (n, heads))
@@ -219,10 +249,10 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _Attention
     else:
         scores = torch.tanh(torch.bmm(q, k.transpose(1, 2)) * (how.scale / how.softcap)) * how.softcap + mask
     if how.sinks is not None:
-        per_head = how.sinks.reshape(heads, -1, 1)  # [K, H / K, 1]
+        per_head = how.sinks.reshape(heads, -1, 1)  # shape [K, H / K, 1]
         per_query = per_head.repeat_interleave(queries // per_head.shape[1], 1)
         scores = torch.cat([scores, per_query.repeat(n, 1, 1).to(scores.dtype)], -1)
-    weights = torch.softmax(scores, -1)  # computed in float32 whatever the type
+    weights = torch.softmax(scores, -1)  # softmax computes in float32 for every dtype
     if how.sinks is not None:
         weights = weights[..., :-1]
     return torch.bmm(weights, v).unflatten(0, (n, heads))
@@ -233,8 +263,7 @@ def _make_additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def make_shared_copy(model: Any) -> Any:
-    """A copy of the modules of `model` with its parameters and buffers shared, in evaluation mode, attending by
-    rows."""
+    """Copy the module tree of `model` with shared parameters and buffers, in evaluation mode, with row attention."""
     register_attention()
     shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     other = copy.deepcopy(model, shared)
@@ -245,7 +274,7 @@ def make_shared_copy(model: Any) -> Any:
 
 
 def copy_weights(source: Any, into: Any) -> None:
-    """Refresh `into` from `source`, cast to its type, in place. Both have the same parameter names."""
+    """Copy the parameters of `source` into `into` in place, cast to its dtype. Parameter names must be equal."""
     theirs = dict(source.named_parameters())
     with torch.no_grad():
         for name, parameter in into.named_parameters():

@@ -1,8 +1,8 @@
-"""The engine's thread: takes calls in, computes steps, sends tokens back.
+"""The engine's thread: accepts calls, computes steps, returns tokens.
 
-Invariant: everything that touches rows and the model happens in this one thread, between two looks at the inbox;
-callers only ever see their stream. Every call ends with a finish or an EngineFailure, also when a step fails (its
-calls fail, the engine lives on) and when the engine ends.
+Invariant: only the engine's thread touches rows and model, between two reads of the inbox; callers see only their own
+stream. Every call ends with a finish or an EngineFailure, even if a step fails (only its calls fail) or the engine
+closes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,24 @@ from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
 
 SEND_EVERY = 0.05
-"""Seconds between chunks of a running call: often enough to read along, seldom enough not to cost."""
+"""Seconds between chunks of a running call: short enough to read along, long enough to cost little."""
 
 
 class TransformersEngine:
-    """Samples from a transformers causal language model, in this process.
+    """Samples from a transformers causal language model in this process.
 
-    The tensors of `model` are used as they are, and what is laid out anew for sampling does not outlive a pause: change
-    them in place between `weights_changed` calls, under `paused()`. With `source_model`, `model` is a cast copy of it,
-    which `weights_changed` refreshes. `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept
-    prefixes may take. `adapters`: those of `model` that a request may name; one that names none is answered without.
-    `verdicts`: where it is kept that a model like this one is sampled rightly; None: it is held against its eager
-    forward pass in any case. Raises UserError for a model that cannot be sampled this way.
+    The tensors of `model` are shared: change them in place under `paused()`, then call `weights_changed`. Layouts made
+    for sampling are dropped by a pause.
+
+    Args:
+        source_model: if set, `model` is a cast copy of it, refreshed by `weights_changed`.
+        step_tokens: maximum prompt tokens per step.
+        cache_bytes: maximum memory of cached prefixes; None for an eighth of the free memory.
+        adapters: adapters of `model` that requests may select; other requests use none.
+        verdicts: stores models that passed the check against their eager forward pass; None always runs the check.
+
+    Raises:
+        UserError: the engine cannot sample the model correctly.
     """
 
     constrains = False
@@ -77,7 +83,7 @@ class TransformersEngine:
         self._mixed = MixedAdapters(self._model, adapters) if adapters else None
         self._packed = PackedWeights(self._model)
         self._shape = shape = self._probe_shape(verdicts)
-        end_worker_threads()  # of whoever loaded the model
+        end_worker_threads()  # threads left by the code that loaded the model
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache_bytes(self._device))
         self._scheduler = StepScheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
         self._sampler, self._outbox = Sampler(), Outbox()
@@ -89,12 +95,16 @@ class TransformersEngine:
         self._failure = ""
         self._sent = 0.0
         self.counts = {"steps": 0, "prompt_tokens": 0, "computed_tokens": 0, "sampled_tokens": 0}
-        """Since the start. `computed_tokens` went through the model: prompts without what was shared, and replies."""
+        """Counts since the start. `computed_tokens` counts replies and prompts without shared prefixes."""
         self._thread = threading.Thread(target=self._run_loop, name="ajet-engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Stream one reply. Closing the iterator early frees its row before the next step. Raises EngineFailure."""
+        """Stream one reply; closing the iterator early frees the row before the next step.
+
+        Raises:
+            EngineFailure: the engine is closed, lacks the adapter, or a step failed.
+        """
         if request.adapter is not None and (self._mixed is None or request.adapter not in self._mixed.names):
             raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
         call = InflightRequest(
@@ -121,9 +131,10 @@ class TransformersEngine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block no forward pass runs; calls wait. For whoever computes with the same cores or weights.
-        What only keeps a prefix, and the weights as sampling has them laid out, are let go, so that the memory is free
-        for the block."""
+        """Within the block no forward pass runs and calls wait, so the caller may use the cores or change weights.
+
+        Cached prefixes and packed weights are released, so their memory is free within the block.
+        """
         with self._wake:
             self._pauses += 1
             self._wake.wait_for(lambda: not self._busy)
@@ -140,8 +151,7 @@ class TransformersEngine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block no further step begins, and all that is cached stays: calls that are to be computed
-        together are handed over inside it."""
+        """Within the block no new step begins, and caches stay; calls submitted inside are computed together."""
         with self._wake:
             self._pauses += 1
         try:
@@ -152,8 +162,11 @@ class TransformersEngine:
                 self._wake.notify_all()
 
     def weights_changed(self, version: int) -> None:
-        """The tensors hold policy step `version` now. Calls that run go on with them: their keys and values are
-        computed again. Raises ValueError when `version` is older than the present one."""
+        """Announce that the tensors now hold policy `version`; running calls continue with recomputed keys and values.
+
+        Raises:
+            ValueError: `version` is older than the current one.
+        """
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         with self.paused(), self._wake:
@@ -175,8 +188,10 @@ class TransformersEngine:
             self._mixed.close()
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
-        """The `count` most likely tokens after the prompt and their logprobs at temperature 1, between two steps and
-        without a trace: no cache, count or random number of the calls is touched."""
+        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
+
+        Runs between two steps; caches, counts and random numbers of other calls stay unchanged.
+        """
         ids: list[int] = []
         logprobs: list[float] = []
 
@@ -192,7 +207,7 @@ class TransformersEngine:
 
     @contextmanager
     def _hold_steps(self) -> Iterator[None]:
-        """Within the block no forward pass runs but the caller's."""
+        """Within the block, only the caller runs forward passes."""
         with self.held():
             with self._wake:
                 self._wake.wait_for(lambda: not self._busy)
@@ -202,7 +217,11 @@ class TransformersEngine:
                 end_worker_threads()
 
     def _probe_shape(self, verdicts: VerdictCache | None) -> Shape:
-        """What keys and values look like, of a model that this engine computes rightly. Raises UserError."""
+        """Return the shape of keys and values, after checking that the engine computes the model correctly.
+
+        Raises:
+            UserError: the engine cannot sample the model.
+        """
         key = build_verdict_key(self._model, code=[Path(__file__).parent]) if verdicts is not None else ""
         probe = ShapeProbe()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
@@ -229,14 +248,14 @@ class TransformersEngine:
         return shape
 
     def _compute_logits(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
-        """Logits [K, V] of the tokens `wanted` [K] of a packed sequence [1, N]."""
+        """Return logits [K, V] of the tokens `wanted` [K] in a packed sequence [1, N]."""
         keep = {"logits_to_keep": wanted} if self._keeps_some_logits else {}
         with torch.inference_mode(), computing(step), self._use_adapters(step):
             out = self._model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
             return out.logits[0] if keep else out.logits[0, wanted]
 
     def _use_adapters(self, step: Any) -> AbstractContextManager[None]:
-        """A block in which the tokens of `step` pass through the adapters of their calls."""
+        """Return a context manager within which each token of `step` uses the adapter of its call."""
         if self._mixed is None or isinstance(step, ShapeProbe):
             return nullcontext()
         return self._mixed.computing(split_by_adapter(step.owners, self._device))
@@ -252,7 +271,7 @@ class TransformersEngine:
                 self._wake.notify_all()
 
     def _run_turn(self) -> bool:
-        """Wait for something to do, and do one step of it. False: the engine ends."""
+        """Wait for work and run one step; return False if the engine is closing."""
         with self._wake:
             if not self._has_work():
                 end_worker_threads()
@@ -263,7 +282,7 @@ class TransformersEngine:
             self._busy = True
         try:
             self._run_step()
-        except RuntimeError as error:  # what torch raises, out of memory included
+        except RuntimeError as error:  # all torch errors, including out of memory
             logger.warning("a step of the engine failed: {}", error)
             with self._wake:
                 self._fail_all(f"{type(error).__name__}: {error}")
@@ -328,7 +347,7 @@ class TransformersEngine:
             )
 
     def _deliver_tokens(self, rows: list[Row], drawn: DrawnTokens) -> None:
-        """Give each row its token; send what is due."""
+        """Append each row's token and send due chunks."""
         ended: list[Row] = []
         for k, row in enumerate(rows):
             call: InflightRequest = row.call
@@ -356,7 +375,7 @@ class TransformersEngine:
         self._outbox.send()
 
     def _flush_chunks(self) -> None:
-        """Send what running calls have so far."""
+        """Send the pending tokens of running calls."""
         self._sent = time.monotonic()
         for row in self._rows.active:
             if row.call is not None and row.call.ids:
@@ -369,7 +388,7 @@ class TransformersEngine:
         self._outbox.add(call.stream, chunk)
 
     def _fail_all(self, why: str) -> None:
-        """Every call that runs or waits fails; nothing computed is kept. Under the lock."""
+        """Fail all running and waiting calls and drop all rows; the lock must be held."""
         self._take_in()
         rows = self._rows.active
         for call in [*(row.call for row in rows), *self._scheduler.waiting]:
@@ -380,12 +399,12 @@ class TransformersEngine:
 
 
 def _unwrap_model(model: Any) -> Any:
-    """The transformers model within an adapter's wrapper."""
+    """Return the transformers model inside an adapter wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _default_cache_bytes(device: torch.device) -> int:
-    """An eighth of the memory that is free now."""
+    """Return an eighth of the free memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 8
     import psutil

@@ -1,8 +1,9 @@
-"""A few sequences through the engine's own forward pass, beside its thread: rows, caches and counts of the engine's
-calls stay as they are, and no random number is drawn.
+"""Decodes a few sequences with the engine's forward pass, isolated from the engine's calls.
 
-Invariant: the steps are those of calls: prompts together in one step (one of them continuing another's prefix), then
-one token a row and step.
+Rows, caches and counts of running calls stay unchanged, and no random number is drawn.
+
+Invariant: the steps are the same as for calls: all prompts in one step (one may continue another's prefix), then one
+token per row and step.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from ajet.engine.transformers.rows import Rows
 from ajet.schema.errors import UserError
 
 Forward = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
-"""`TransformersEngine._forward`."""
+"""The signature shared with `TransformersEngine._compute_logits`."""
 Choose = Callable[[int, Tensor], list[int]]
-"""The how-manieth token of the replies and the logits [B, V] before it, to the token of each row."""
+"""Maps the index of the reply token and its logits [B, V] to each row's token."""
 
 
 def decode_sequences(
@@ -36,8 +37,12 @@ def decode_sequences(
     shared: int = 0,
     adapter: str | None = None,
 ) -> Tensor:
-    """[B, count, V] the logits that each of `count` tokens after `prompts` is drawn from; `choose` says what is drawn.
-    With `shared`, the second prompt begins with that many tokens of the first and copies their keys and values."""
+    """Decode `count` tokens after `prompts`, and return the logits before each token, shape [B, count, V].
+
+    Args:
+        choose: selects each row's token.
+        shared: number of tokens that the second prompt shares with the first; their keys and values are copied.
+    """
     rows = Rows(shape, max_rows=2 * len(prompts), max_bytes=0)
     placed = [rows.place(np.asarray(ids, np.int32), len(ids) + count, adapter) for ids in prompts]
     pieces = [Piece(row, 0, row.known) for row in placed]
@@ -56,7 +61,7 @@ def decode_sequences(
 
 
 def _run_step(forward: Forward, shape: Shape, rows: list[Row], pieces: list[Piece]) -> Tensor:
-    """[B, V] the logits after each row's last token."""
+    """Return the logits after each row's last token, shape [B, V]."""
     step = build_step(pieces, shape.device)
     at = {id(row): index for row, index in step.sampled}
     wanted = torch.tensor([at[id(row)] for row in rows], dtype=torch.long, device=shape.device)
@@ -67,20 +72,25 @@ def _run_step(forward: Forward, shape: Shape, rows: list[Row], pieces: list[Piec
 
 
 PREFIX, LENGTHS, REPLY = 12, (19, 33, 7), 6
-"""The probe's prompts, of which the first two share a prefix, and how many tokens follow each."""
+"""Token counts of the probe: shared prefix of the first two prompts, prompts, and replies."""
 DRAWS = 3
-"""Of the probe's tokens, in types of fewer bits: there a token that fits nowhere may make rounding as large as a leak
-would be, once in several draws, while a leak is in each of them."""
+"""Number of draws of probe tokens for types below float32.
+
+An unlikely token can make rounding errors as large as a leak between rows, but not in every draw; a leak shows in each.
+"""
 
 
 def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabulary: int) -> None:
-    """Compare a few sequences with the model's eager forward pass over each alone. Raises UserError where they
-    differ, whatever is drawn."""
+    """Compare a few sequences with the model's eager forward pass over each sequence alone.
+
+    Raises:
+        UserError: the logits differ in every draw.
+    """
     for seed in range(1 if shape.dtype == torch.float32 else DRAWS):
         draw = np.random.default_rng(seed)
         sequences = [draw.integers(0, vocabulary, size + REPLY) for size in LENGTHS]
         sequences[1][:PREFIX] = sequences[0][:PREFIX]
-        if logits_match(*_compute_both_logits(model, forward, shape, sequences), shape.dtype):
+        if logits_match(*compute_both_logits(model, forward, shape, sequences), shape.dtype):
             return
     raise UserError(
         f"{type(model).__name__} cannot be sampled by the transformers engine: its layers carry state along a row, "
@@ -90,8 +100,8 @@ def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabula
     )
 
 
-def _compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
-    """[B, REPLY, V] twice: the engine's logits of the sequences' last tokens, and those of each alone."""
+def compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
+    """Return the logits of the sequences' last tokens by the engine and by the eager model, [B, REPLY, V] each."""
     found = decode_sequences(
         forward,
         shape,

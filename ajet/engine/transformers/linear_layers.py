@@ -1,15 +1,14 @@
-"""Linear layers of the engine's module tree, replaced in place: matrices laid out once, several adapters in one step.
+"""In-place replacements of linear layers in the engine's module tree: packed matrices and mixed adapters.
 
-torch's linear lays a bfloat16 matrix out anew for each product on a CPU: in a decoding step, where a product has few
-rows, that takes longer than the product. `PackedWeights` does it once a policy version, and only while the engine
-samples. Invariant: the numbers are the same, bit for bit: a shape for which this library's packed product says
-otherwise for some number of rows keeps torch's own. A packed matrix is of the weights as they were when `forget` was
-last called; whoever changes them calls it. Where there is not `SPARE` times the memory free that packing takes, nothing
-is packed.
+On a CPU, torch repacks a bfloat16 matrix for each product. A decoding step has few rows, so repacking takes longer than
+the product. `PackedWeights` packs once per policy version, and only while the engine samples. Invariant: results are
+bit-identical; shapes with a different result for some number of rows use torch's own product. Packed matrices hold the
+weights at the last call of `forget`, so call it after each change. Packing needs `SPARE` times its memory free, or no
+matrix is packed.
 
-`MixedAdapters` takes each token of a step through the adapter of its own call. Invariant: a token's hidden state is
-base(x) + B(A(x)) * scaling with its call's A and B, and base(x) where its call has none: the sum that peft computes
-with that adapter alone. peft's own mixed batches say an adapter a row of a batch; a step here is one row.
+`MixedAdapters` applies each token's own adapter within one step. Invariant: a token's hidden state is base(x) + B(A(x))
+* scaling with A and B of its call, or base(x) without an adapter, as peft computes with a single adapter. peft's mixed
+batches select one adapter per batch row, but a step has only one row.
 """
 
 from __future__ import annotations
@@ -27,37 +26,39 @@ from ajet.schema.errors import UserError
 
 SPARE = 3
 ROWS = 64
-"""For how many rows a product the layout is chosen; it serves any number."""
+"""Number of rows for which the layout is optimized; any number works."""
 PROBED = (1, 5, 64)
-"""Rows of the products that a shape is held against torch's own with."""
+"""Numbers of rows at which a shape is compared with torch's product."""
 
 
 class PackedWeights:
-    """Replaces the products of `model`'s linear layers, in place: of module objects that nobody else uses."""
+    """Replaces the products of `model`'s linear layers in place; no other code may share the module objects."""
 
     def __init__(self, model: Any) -> None:
-        self._packed: dict[torch.nn.Linear, Tensor] = {}
+        self.packed_weights: dict[torch.nn.Linear, Tensor] = {}
         self._refused = False
         layers = [each for each in model.modules() if _is_packable(each)]
         one_each = {_read_kind(each): each for each in layers}
-        same = {kind: _same_bits(layer) for kind, layer in one_each.items()}
+        same = {kind: has_same_bits(layer) for kind, layer in one_each.items()}
         self._layers = [each for each in layers if same[_read_kind(each)]]
         for each in self._layers:
             each.forward = self._make_product(each)
 
     @property
     def bytes(self) -> int:
-        """The bytes that all packed weights take."""
+        """Total size of the packed weights in bytes."""
         return sum(each.weight.nbytes for each in self._layers)
 
     def forget(self) -> None:
-        """Free what was packed; the next product packs anew."""
-        self._packed.clear()
+        """Free all packed weights; the next product packs again."""
+        self.packed_weights.clear()
         self._refused = False
 
     def close(self) -> None:
-        """The layers have their own products again, and nothing of this holds them or their weights: each product knows
-        its layer, and such a circle would keep the model until Python looks for circles."""
+        """Restore the layers' own products and drop all references.
+
+        Each product references its layer, a cycle that would keep the model alive until garbage collection.
+        """
         self.forget()
         for each in self._layers:
             vars(each).pop("forward", None)
@@ -65,25 +66,25 @@ class PackedWeights:
 
     def _make_product(self, layer: torch.nn.Linear) -> Any:
         def product(given: Tensor) -> Tensor:
-            packed = self._packed.get(layer)
+            packed = self.packed_weights.get(layer)
             if packed is None:
                 if not self._has_room():
                     return torch.nn.functional.linear(given, layer.weight, layer.bias)
-                packed = self._packed[layer] = _pack_weight(layer.weight)
+                packed = self.packed_weights[layer] = _pack_weight(layer.weight)
             return _multiply_packed(given, packed, layer.bias)
 
         return product
 
     def _has_room(self) -> bool:
-        """Whether there is memory for all packed weights, asked once a version."""
-        if not self._packed and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
-            logger.info("There is no memory to lay the weights out for sampling ({:,.0f} MB)", self.bytes / 1e6)
+        """True if memory suffices for all packed weights; checked once per version."""
+        if not self.packed_weights and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
+            logger.info("Too little memory to pack the weights for sampling ({:,.0f} MB needed)", self.bytes / 1e6)
             self._refused = True
         return not self._refused
 
 
 def _is_packable(module: Any) -> bool:
-    """A plain linear layer whose product oneDNN computes in bfloat16."""
+    """True for plain linear layers that oneDNN computes in bfloat16."""
     if type(module) is not torch.nn.Linear:
         return False
     weight = module.weight
@@ -91,7 +92,7 @@ def _is_packable(module: Any) -> bool:
 
 
 def can_pack() -> bool:
-    """Whether this build of torch packs, and this processor multiplies bfloat16."""
+    """True if this build of torch can pack and the processor multiplies bfloat16."""
     return (
         torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
@@ -110,12 +111,12 @@ def _multiply_packed(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tens
 
 
 def _read_kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
-    """The properties of a layer that decide about its product's bits."""
+    """Return the layer properties that determine the bits of its product."""
     return layer.out_features, layer.in_features, layer.bias is not None
 
 
-def _same_bits(layer: torch.nn.Linear) -> bool:
-    """Whether packed products of this kind are torch's own, for every number of rows that is tried."""
+def has_same_bits(layer: torch.nn.Linear) -> bool:
+    """True if packed products of the layer equal torch's for every probed number of rows."""
     draw = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         packed = _pack_weight(layer.weight)
@@ -128,12 +129,15 @@ def _same_bits(layer: torch.nn.Linear) -> bool:
 
 
 Part = tuple[str, Tensor | None]
-"""An adapter and the tokens [n] of a step that are its calls'; None: all."""
+"""An adapter and the indices [n] of its tokens in a step; None for all tokens."""
 
 
 class MixedAdapters:
-    """Replaces the products of `model`'s LoRA layers, in place: of module objects that nobody else uses. Raises
-    UserError for adapters of other kinds."""
+    """Replaces the products of `model`'s LoRA layers in place; no other code may share the module objects.
+
+    Raises:
+        UserError: a layer has an adapter of another kind.
+    """
 
     def __init__(self, model: Any, names: Collection[str]) -> None:
         from peft.tuners.lora import LoraLayer
@@ -154,7 +158,7 @@ class MixedAdapters:
 
     @contextmanager
     def computing(self, parts: Sequence[Part]) -> Iterator[None]:
-        """Within the block tokens pass through these adapters; those that no part has, through none."""
+        """Within the block, each part's tokens use the part's adapter, and other tokens use none."""
         self._parts = parts
         try:
             yield
@@ -162,7 +166,7 @@ class MixedAdapters:
             self._parts = ()
 
     def close(self) -> None:
-        """The layers have their own products again; see `PackedWeights.close`."""
+        """Restore the layers' own products, as in `PackedWeights.close`."""
         for _, each in self._layers:
             vars(each).pop("forward", None)
         self._layers.clear()
@@ -192,7 +196,7 @@ class MixedAdapters:
 
 
 def split_by_adapter(owners: Sequence[tuple[str | None, int]], device: torch.device) -> list[Part]:
-    """The adapters of a step's tokens, of which `owners` says in order whose the next so many are."""
+    """Group a step's tokens by adapter. `owners` lists (adapter, number of consecutive tokens)."""
     if all(adapter is None for adapter, _ in owners):
         return []
     if len({adapter for adapter, _ in owners}) == 1:

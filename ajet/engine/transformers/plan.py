@@ -1,9 +1,10 @@
-"""Which tokens one forward pass computes, and where their keys and values go.
+"""Lays out one forward pass: the tokens to compute, and the storage of their keys and values.
 
-A step is a packed sequence of N tokens: first the next token of every row that has one to compute (`NextTokens`, one
-block a pool), then stretches of prompts (`Stretch`, rows of equal start and length together). Invariant: within a
-layer, blocks are written in order, and a stretch that continues a prefix computed in this same step comes after it
-and copies it first; so a prompt that many rows share is computed once even when they all arrive together.
+A step is a packed sequence of N tokens: first the next tokens of rows (`NextTokens`, one block per pool), then
+stretches of prompts (`Stretch`, rows of equal start and length together).
+
+Invariant: within a layer, blocks are written in order. A stretch that continues a prefix of the same step comes later
+and first copies the prefix, so a prompt shared by many rows is computed once even if all arrive together.
 """
 
 from __future__ import annotations
@@ -20,27 +21,26 @@ from ajet.engine.transformers.pool import Row, RowPool
 
 @dataclass(slots=True, eq=False)
 class NextTokens:
-    """One further token for each of n rows of a pool: tokens begin..begin+n of the step."""
+    """One next token for each of n rows of a pool: tokens begin..begin+n of the step."""
 
     pool: RowPool
     begin: int
     lengths: Tensor
-    """[n] keys there are before this token's own."""
-    longest: int
-    """The greatest of them."""
+    """Number of keys before each row's token, shape [n]."""
+    longest: int  # maximum of `lengths`
     slots: Tensor | None
-    """[n]; None: the rows are slots 0..n-1."""
+    """Slots of the rows, shape [n]; None if the rows are slots 0..n-1."""
     places: Tensor
-    """[n * heads] where, in a layer's keys seen as [slots * heads * capacity, width], the new ones go."""
+    """Target indices of the new keys, shape [n * heads], in a layer's keys as [slots * heads * capacity, width]."""
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows in the block."""
         return int(self.lengths.shape[0])
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, capacity] 0 or -inf to add to the scores; with a sliding window only its last keys are seen."""
+        """Return a mask of 0 or -inf to add to the scores, shape [n, capacity]; a window shows only its last keys."""
         known = self.masks.get((window, dtype))
         if known is None:
             at = torch.arange(self.pool.capacity, device=self.lengths.device)
@@ -55,22 +55,21 @@ class NextTokens:
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """`length` tokens from position `start` on for each of g rows: tokens begin..begin+g*length of the step."""
+    """`length` tokens from position `start` for each of g rows: tokens begin..begin+g*length of the step."""
 
     pool: RowPool
     begin: int
     slots: slice | Tensor
-    """[g]; a slice where they follow each other, so that reading them copies nothing."""
-    rows: int
-    """g"""
+    """Slots of the rows, shape [g]; a slice for consecutive slots, because reading a slice copies no data."""
+    rows: int  # g
     start: int
     length: int
     source: tuple[RowPool, slice | Tensor] | None
-    """Where the first `start` keys and values are to be copied from within this step: a pool, slots [g]."""
+    """Pool and slots [g] from which the first `start` keys and values are copied within the step."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor | None:
-        """[length, start + length] true where a token sees a key; None where plain causal attention is meant."""
+        """Return a mask [length, start + length], True if the token sees the key; None for plain causal attention."""
         if self.start == 0 and (window is None or self.length <= window):
             return None
         known = self.masks.get(window)
@@ -86,7 +85,7 @@ class Stretch:
 
 @dataclass(slots=True, eq=False)
 class PlannedStep:
-    """One forward pass. `ids`, `positions` [1, N]; `sampled` pairs a row with the token whose logits it draws from."""
+    """One forward pass. `ids` and `positions` have shape [1, N]; `sampled` maps rows to the index of their logits."""
 
     ids: Tensor
     positions: Tensor
@@ -94,14 +93,14 @@ class PlannedStep:
     stretches: list[Stretch]
     sampled: list[tuple[Row, int]]
     rows: list[Row]
-    """All rows that computed something."""
+    """All rows that take part in the step."""
     owners: list[tuple[str | None, int]] = field(default_factory=list)
-    """Whose adapters the tokens pass through: so many of this one, so many of the next."""
+    """Adapters of consecutive tokens, as (adapter, number of tokens)."""
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A row's part in the step being planned: `length` tokens from `start`; `source` is copied from first."""
+    """A row's part in a planned step: `length` tokens from `start`, after copying the prefix from `source`."""
 
     row: Row
     start: int
@@ -110,7 +109,7 @@ class Piece:
 
 
 def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
-    """Lay out the step of these pieces."""
+    """Lay out the step for the given pieces."""
     single = [p for p in pieces if p.length == 1 and p.source is None]
     longer = [p for p in pieces if not (p.length == 1 and p.source is None)]
     ids: list[Any] = []
@@ -180,7 +179,7 @@ def _next_tokens(pool: RowPool, slots: Any, starts: Any, begin: int, device: tor
 
 
 def _index_slots(slots: Any, device: torch.device) -> slice | Tensor:
-    """These slots as an index."""
+    """Return slots as a slice if consecutive, else as a tensor."""
     if np.all(np.diff(slots) == 1):
         return slice(int(slots[0]), int(slots[-1]) + 1)
     return _make_tensor(slots, device)

@@ -1,8 +1,7 @@
-"""Keys and values of rows of about one length.
+"""Keys and values of rows with similar length.
 
-Invariant: rows that still generate lie at slots 0..active-1, so that a step reads them as one block; behind them lie
-rows that only keep their prefix for somebody to extend, and free slots. `tokens[s, :known]` are the row's ids,
-and keys and values exist for its first `computed`.
+Invariant: generating rows occupy slots 0..active-1, so a step reads them as one block. Behind them are rows that only
+cache a prefix, and free slots. `tokens[s, :known]` are a row's ids; keys and values exist for the first `computed`.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence in the pool. `call`: who it generates for; None: it keeps a prefix."""
+    """One sequence in the pool. `call` is its request; None if the row only caches a prefix."""
 
     pool: RowPool
     slot: int
     known: int
     computed: int = 0
     planned: int = 0
-    """`computed` once the step being planned has run."""
+    """Value of `computed` after the planned step."""
     depth: int = 0
-    """How many rows of the step being planned must be written, within a layer, before this one."""
+    """Number of rows of the planned step that must be written before this row within a layer."""
     call: Any = None
     used: int = 0
-    """The step it last took part in."""
+    """Step in which the row last took part."""
     adapter: str | None = None
-    """Whose keys and values these are: no other's call can use them."""
+    """Adapter that computed the keys and values; only calls with the same adapter can reuse them."""
 
     @property
     def ids(self) -> Any:
-        """[known] int32, a view."""
+        """View of the row's ids, [known] int32."""
         return self.pool.tokens[self.slot, : self.known]
 
     def append(self, token: int) -> None:
-        """Note a sampled token, to be computed with the next step."""
+        """Append a sampled token; the next step computes its keys and values."""
         self.pool.tokens[self.slot, self.known] = token
         self.known += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one token's keys and values take: layers, key-value heads, their widths, type and place."""
+    """Shape of one token's keys and values: layers, key-value heads, widths, dtype and device."""
 
     layers: int
     heads: int
@@ -57,13 +56,13 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes for one token over all layers."""
+        """Bytes per token over all layers."""
         return self.layers * self.heads * (self.key_width + self.value_width) * self.dtype.itemsize
 
 
 @dataclass(slots=True, eq=False)
 class RowPool:
-    """`capacity` tokens a row. `keys` [layers, slots, heads, capacity, width], `values` likewise."""
+    """Rows of up to `capacity` tokens. `keys` and `values`: [layers, slots, heads, capacity, width]."""
 
     shape: Shape
     capacity: int
@@ -78,13 +77,13 @@ class RowPool:
 
     def _make_tensors(self, slots: int) -> tuple[Tensor, Tensor, Any]:
         s = self.shape
-        # Zeros, not garbage: what is masked is multiplied by 0, and 0 times NaN is NaN.
+        # zeros, because masked values are multiplied by 0, and 0 times NaN is NaN
         keys = torch.zeros(s.layers, slots, s.heads, self.capacity, s.key_width, dtype=s.dtype, device=s.device)
         values = torch.zeros(s.layers, slots, s.heads, self.capacity, s.value_width, dtype=s.dtype, device=s.device)
         return keys, values, np.full((slots, self.capacity), -1, np.int32)
 
     def reserve(self, slots: int) -> None:
-        """Have room for `slots` rows."""
+        """Grow the pool to at least `slots` rows."""
         have = len(self.rows)
         if slots <= have:
             return
@@ -94,14 +93,14 @@ class RowPool:
         self.rows += [None] * (slots - have)
 
     def free_slot(self) -> int | None:
-        """A slot behind the active ones that nobody holds."""
+        """Return a free slot behind the active ones, or None."""
         for slot in range(self.active, len(self.rows)):
             if self.rows[slot] is None:
                 return slot
         return None
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange two slots."""
+        """Exchange the rows of two slots."""
         if a == b:
             return
         first, second = self.rows[a], self.rows[b]
@@ -118,8 +117,7 @@ class RowPool:
             second.slot = a
 
     def shared(self, prompt: Any, adapter: str | None = None) -> tuple[int, Row | None]:
-        """The longest prefix of `prompt` [P] that a row of `adapter` here has, or will have after the step being
-        planned."""
+        """Return the longest prefix of `prompt` [P] in a row of the adapter, now or after the planned step."""
         width = min(len(prompt), self.capacity)
         if not self.rows or width == 0:
             return 0, None

@@ -1,10 +1,9 @@
-"""All rows, in pools by length, and who computes what in the next step.
+"""All rows, in pools by length, and the plan of the next step.
 
-Invariant: a row lies in the smallest pool class it was last placed for and moves up when it outgrows it, so memory is
-at most about twice what the tokens need, whatever the lengths; rows that only keep a prefix give way, least recently
-used first, to a budget of bytes and of rows. Calls are admitted first come, first served; rows that already generate
-are never held up by a wait for others, only by the `step_tokens` of prompt that a step may compute beside them. A new
-call computes nothing that a row already has, or that another one computes in this very step.
+Invariant: a row stays in the smallest pool class that fitted its last placement and moves up when outgrown, so memory
+is at most about twice the need of the tokens. Cached prefixes are evicted, least recently used first, to stay within a
+budget of bytes and rows. Calls are admitted in order of arrival. Generating rows never wait for other calls; a step
+adds at most `step_tokens` prompt tokens. A new call reuses every prefix cached in a row or computed in the same step.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SMALLEST = 64
 
 
 def capacity_class(tokens: int) -> int:
-    """64, 96, 128, 192, 256, 384, … the first that holds `tokens`."""
+    """Return the first of 64, 96, 128, 192, 256, 384, … with room for `tokens`."""
     size = _SMALLEST
     while size < tokens:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
@@ -34,7 +33,7 @@ def capacity_class(tokens: int) -> int:
 
 
 class Rows:
-    """Places rows, finds shared prefixes, lets go of what is not needed."""
+    """Places rows, finds shared prefixes, evicts unneeded rows."""
 
     def __init__(self, shape: Shape, *, max_rows: int, max_bytes: int) -> None:
         self._shape, self._max_rows, self._max_bytes = shape, max_rows, max_bytes
@@ -43,11 +42,11 @@ class Rows:
 
     @property
     def active(self) -> list[Row]:
-        """The rows that generate, in the order in which a step computes them."""
+        """The generating rows, in the order of computation."""
         return [row for pool in self.pools.values() for row in pool.rows[: pool.active] if row]
 
     def shared(self, prompt: Any, adapter: str | None = None) -> tuple[int, Row | None]:
-        """The longest prefix of `prompt` that some row of `adapter` has or will have after the step being planned."""
+        """Return the longest prefix of `prompt` in any row of the adapter, now or after the planned step."""
         best: tuple[int, Row | None] = (0, None)
         for pool in self.pools.values():
             found = pool.shared(prompt, adapter)
@@ -56,13 +55,14 @@ class Rows:
         return best
 
     def expect(self, rooms: list[int]) -> None:
-        """Make place at once for rows that will be placed next, with these rooms."""
+        """Reserve slots at once for rows about to be placed with the given capacities."""
         for size, count in Counter(capacity_class(room) for room in rooms).items():
             pool = self._open_pool(size)
             pool.reserve(pool.active + count)
 
     def place(self, ids: Any, room: int, adapter: str | None = None) -> Row:
-        """A new active row with these ids and nothing computed, in a class with place for `room` tokens in all."""
+        """Create an active row with the given ids, nothing computed, in a pool class with capacity for `room`
+        tokens."""
         pool = self._open_pool(room)
         slot = self._empty_boundary_slot(pool)
         row = Row(pool, slot, known=len(ids), used=self.clock, adapter=adapter)
@@ -73,7 +73,7 @@ class Rows:
         return row
 
     def revive(self, row: Row, ids: Any, shared: int) -> None:
-        """Make a kept row active again, as `ids`, of which it has the first `shared`."""
+        """Reactivate a cached row with new `ids`, of which the first `shared` are already computed."""
         pool = row.pool
         pool.swap(row.slot, pool.active)
         pool.active += 1
@@ -82,7 +82,7 @@ class Rows:
         pool.tokens[row.slot, len(ids) :] = -1
 
     def grow(self, row: Row) -> None:
-        """Move an active row to the next class."""
+        """Move an active row to the next larger class."""
         old, slot = row.pool, row.slot
         pool = self._open_pool(old.capacity + 1)
         target = self._empty_boundary_slot(pool)
@@ -101,7 +101,7 @@ class Rows:
         row.pool, row.slot = pool, target
 
     def retire(self, rows: list[Row]) -> None:
-        """These no longer generate; they keep their prefixes until somebody else needs the place."""
+        """Mark rows as finished; they stay cached as prefixes until evicted."""
         for row in sorted(rows, key=lambda r: -r.slot):
             row.call, row.used = None, self.clock
             pool = row.pool
@@ -110,8 +110,10 @@ class Rows:
         self._trim_prefixes()
 
     def forget(self) -> None:
-        """Keep nothing that was computed: the weights have changed, or the memory is needed. Active rows stay, to be
-        computed anew."""
+        """Drop all computed keys and values, after a change of weights or to free memory.
+
+        Active rows stay and are computed again.
+        """
         for pool in list(self.pools.values()):
             if not pool.active:
                 del self.pools[pool.capacity]
@@ -131,7 +133,7 @@ class Rows:
         return self.pools[size]
 
     def _empty_boundary_slot(self, pool: RowPool) -> int:
-        """The first slot behind the pool's active ones, emptied."""
+        """Return the first slot behind the pool's active ones, emptied."""
         slot = pool.active
         if slot < len(pool.rows) and pool.rows[slot] is None:
             return slot
@@ -144,7 +146,7 @@ class Rows:
         return slot
 
     def _trim_prefixes(self) -> None:
-        """Drop kept rows, the least recently used first, while there are too many rows or bytes."""
+        """Evict cached rows, least recently used first, until rows and bytes are within the budget."""
         prefix_rows = [row for pool in self.pools.values() for row in pool.rows[pool.active :] if row]
         prefix_rows.sort(key=lambda row: row.used)
         rows = len(prefix_rows) + sum(pool.active for pool in self.pools.values())
@@ -161,19 +163,19 @@ class Rows:
 
 
 MIN_SHARED_PREFIX = 16
-"""A shared prefix shorter than this is computed again: copying it costs about as much."""
+"""Shorter shared prefixes are recomputed: a copy costs about as much."""
 AHEAD = 64
-"""Tokens of a reply to have place for from the start; longer ones move to a longer row when they get there."""
+"""Reply tokens reserved at the start; longer replies move to a larger row later."""
 
 
 @dataclass(slots=True, eq=False)
 class InflightRequest:
-    """A call, from its arrival to its last token."""
+    """A call from arrival to its last token."""
 
     request: TokenRequest
     stream: TokenStream
     limit: int
-    """Tokens it may generate: its own bound, or what the model's context leaves."""
+    """Maximum number of reply tokens: the request's own, or the rest of the context."""
     draws: int = 0
     row: Row | None = None
     drawn: int = 0
@@ -194,8 +196,12 @@ class StepScheduler:
         self.waiting: deque[InflightRequest] = deque()
 
     def plan(self) -> tuple[list[Piece], list[tuple[Row, Row]]]:
-        """The pieces of the next step, and (follower, leader) for each row whose whole prompt the leader computes in
-        this step: it draws from the same logits and gets a copy of the leader's keys and values."""
+        """Plan the next step.
+
+        Returns:
+            The pieces, and (follower, leader) for each row whose complete prompt the leader computes in the same step.
+            A follower samples from the leader's logits and gets a copy of its keys and values.
+        """
         self._rows.clock += 1
         pieces: list[Piece] = []
         budget = self._step_tokens
@@ -224,7 +230,7 @@ class StepScheduler:
     def _admit_call(
         self, call: InflightRequest, budget: int, pieces: list[Piece], followers: list[tuple[Row, Row]]
     ) -> int:
-        """Give the call a row; answers how many tokens of the budget it takes in this step."""
+        """Assign a row to the call, and return the number of budget tokens used in the step."""
         prompt = np.ascontiguousarray(call.request.prompt_ids, dtype=np.int32)
         size = len(prompt)
         room, adapter = _count_room(call), call.request.adapter
@@ -259,7 +265,7 @@ def _count_room(call: InflightRequest) -> int:
 
 
 def _copy_prefix(source: Row, into: Row, length: int) -> None:
-    """The first `length` keys and values of a row, over all layers."""
+    """Copy the first `length` keys and values of a row, over all layers."""
     for name in ("keys", "values"):
         theirs, ours = getattr(source.pool, name), getattr(into.pool, name)
         ours[:, into.slot, :, :length] = theirs[:, source.slot, :, :length]
@@ -267,7 +273,7 @@ def _copy_prefix(source: Row, into: Row, length: int) -> None:
 
 
 def copy_to_followers(pairs: list[tuple[Row, Row]]) -> None:
-    """After the step: give each follower its leader's keys and values, all of one leader at once."""
+    """Copy the leader's keys and values to its followers after the step, all of one leader at once."""
     by_leader: dict[Any, list[Row]] = {}
     for follower, leader in pairs:
         by_leader.setdefault((leader, follower.pool), []).append(follower)

@@ -1,9 +1,8 @@
-"""From logits to tokens, all rows at once.
+"""Draws tokens from logits for all rows at once.
 
-Invariant: a token is the inverse of its distribution's cumulative function at its row's uniform number, so a row's
-draw does not depend on the other rows; `logprobs` are of exactly the distribution that was drawn from (temperature,
-then top-k, then top-p), `logprobs_unit` of the model's at temperature 1. At temperature 0 the most likely token is
-taken, with logprob 0.
+Invariant: a token is the inverse of its cumulative distribution at its row's uniform number, so rows do not affect each
+other. `logprobs` belong to the sampled distribution (temperature, then top-k, then top-p), `logprobs_unit` to the
+model's at temperature 1. Temperature 0 takes the most likely token with logprob 0.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ajet.engine.contract import Sampling
 
 _BLOCK = 256
 _AT_ONCE = 4
-"""Rows a thread whose logits in float32 fit a core's cache."""
+"""Rows per thread whose float32 logits fit a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """[B] each; `top` holds, per row, the alternatives it asked for."""
+    """Results per row, [B] each; `top` holds the requested alternatives."""
 
     ids: list[int]
     logprobs: list[float]
@@ -34,14 +33,17 @@ class DrawnTokens:
 
 
 class Sampler:
-    """Draws a step's tokens. Keeps the memory for the probabilities from step to step: to get new pages from the
-    system for them takes several times as long as to compute them."""
+    """Draws a step's tokens.
+
+    The buffers for probabilities are reused between steps: allocating new pages takes several times as long as the
+    computation.
+    """
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
 
     def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> DrawnTokens:
-        """Draw one token a row. `logits_BV` may be of any float type; it is not changed."""
+        """Draw one token per row. `logits_BV` may have any float dtype and is not changed."""
         ids_B, logprobs_2B, unit_BV = self.draw_tensors(logits_BV, settings, uniforms_B)
         both = logprobs_2B.tolist()
         top = _list_alternatives(unit_BV, [s.top_logprobs for s in settings])
@@ -55,9 +57,16 @@ class Sampler:
         *,
         unmasked_BV: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """ids [B], logprobs [2, B] (as sampled, at temperature 1), probabilities [B, V] at temperature 1, valid until
-        the next call. With `unmasked_BV`, `logits_BV` is it with some ids ruled out (-inf): these are never drawn, and
-        "at temperature 1" means the model's own distribution, with them."""
+        """Draw one token per row, with tensors as result.
+
+        Args:
+            unmasked_BV: the model's logits before a grammar set some ids of `logits_BV` to -inf. Masked ids are never
+                drawn; probabilities at temperature 1 come from the unmasked logits.
+
+        Returns:
+            ids [B], logprobs [2, B] (as sampled, and at temperature 1), and probabilities [B, V] at temperature 1,
+            valid until the next call.
+        """
         device = logits_BV.device
         unit_BV = self._compute_softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
         sampled_BV = unit_BV
@@ -101,7 +110,7 @@ class Sampler:
 
 
 _LEAST = torch.finfo(torch.float32).tiny
-"""A float32 probability below this is 0; its logarithm is given as this one's, -87.3."""
+"""Float32 probabilities below this count as 0; the logarithm is then -87.3, the logarithm of this number."""
 
 
 def _is_plain(settings: Sampling) -> bool:
@@ -109,7 +118,7 @@ def _is_plain(settings: Sampling) -> bool:
 
 
 def _shape_probabilities(logits_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """[B, V] the probabilities after temperature, top-k and top-p."""
+    """Return probabilities [B, V] after temperature, top-k and top-p."""
     temperatures = torch.tensor([s.temperature for s in settings], device=logits_BV.device)
     scaled = logits_BV / temperatures[:, None]
     cut = [b for b, s in enumerate(settings) if s.top_k > 0 or s.top_p < 1.0]
@@ -119,8 +128,11 @@ def _shape_probabilities(logits_BV: Tensor, settings: Sequence[Sampling]) -> Ten
 
 
 def _invert_cumulative(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """[B] the first token whose cumulative probability exceeds the number. Two levels: sums of blocks, then the
-    block that contains it; both cumulated in float64, which 50,000 float32 terms would need."""
+    """Return the first token whose cumulative probability exceeds the uniform number, shape [B].
+
+    Works in two levels: sums of blocks, then the block with the token. Both levels cumulate in float64, because float32
+    is too coarse for 50,000 terms.
+    """
     rows, vocabulary = probability_BV.shape
     full = vocabulary // _BLOCK * _BLOCK
     sums = probability_BV[:, :full].unflatten(1, (-1, _BLOCK)).sum(-1)
@@ -133,20 +145,20 @@ def _invert_cumulative(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     places = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     inside = probability_BV.gather(1, places.clamp(max=vocabulary - 1)).double() * (places < vocabulary)
     within = ((inside.cumsum(-1) + before) <= goal).sum(-1)
-    # Rounding can put the goal just past the end of the block: then the block's last possible token is meant.
+    # rounding can move the goal past the end of the block: then take the block's last possible token
     last = torch.where(inside > 0, places - block * _BLOCK, -1).amax(-1)
     return block[:, 0] * _BLOCK + torch.minimum(within, last.clamp_(min=0))
 
 
 def _truncate_logits(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """The log-probabilities with -inf for what top-k, then top-p (nucleus sampling, arXiv 1904.09751) leave out."""
+    """Return logits with -inf for tokens excluded by top-k, then top-p (nucleus sampling, arXiv 1904.09751)."""
     ordered, order = scaled_BV.sort(-1, descending=True)
     vocabulary = ordered.shape[1]
     keep = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in settings], device=ordered.device)
     ordered = ordered.masked_fill(torch.arange(vocabulary, device=ordered.device) >= keep[:, None], float("-inf"))
     share = ordered.softmax(-1)
     mass = torch.tensor([s.top_p for s in settings], device=ordered.device)
-    before = share.cumsum(-1) - share  # the most likely token has none before it and always stays
+    before = share.cumsum(-1) - share  # the most likely token has mass 0 before it and always stays
     outside = before >= mass[:, None]
     outside[:, 0] = False
     return torch.empty_like(scaled_BV).scatter_(1, order, ordered.masked_fill(outside, float("-inf")))

@@ -1,17 +1,17 @@
-"""vLLM as a TokenEngine: in a child process of this one, or a server somewhere else.
+"""vLLM as a TokenEngine: in child processes, or as a remote server.
 
-`VllmEngine(folder)` starts vLLM's own asynchronous engine; its core and its worker are child processes, so the
-trainer's weights reach it as a copy: by memory that both map (CPU) or by CUDA IPC (one GPU). `RemoteVllm(url)` asks a
-running server's token-in-token-out route (what all servers elsewhere share is in `ajet.engine.remote`).
+`VllmEngine(folder)` starts vLLM's AsyncLLM. Core and worker are child processes, so the trainer's weights are copied
+into them, by shared memory (CPU) or CUDA IPC (one GPU). `RemoteVllm(url)` uses the token-in-token-out route of a
+running server, based on `ajet.engine.remote`.
 
-Invariants: the version of a token is stamped where it was drawn, in the worker that holds the weights, and travels
-beside the token; both kinds of logprobs come from the very logits it was drawn from; cached prefixes are salted by
-version and dropped at each update; the streamed ids are counted against the engine's own usage count and refused on a
-mismatch. vLLM's processes end with ours, whatever ended it, and never hear of a Ctrl-C.
+Invariant: the worker that holds the weights stamps each token with its version. Both kinds of logprobs come from the
+logits used for sampling. Cached prefixes are salted by version and dropped at each update. Streamed ids are compared
+with the engine's usage count, and a mismatch is refused. vLLM's processes end with the owner's process in all cases,
+and never receive Ctrl-C.
 
-The files: `engine` (the contract's face), `launch` (arguments, environment, memory), `requests` (sampling to vLLM's
-terms, outputs to chunks), `weights` (this side of an update), `worker` (what runs in vLLM's worker, its
-sampler too), `owner` (ends it with us), `remote` (a server, its streams and its weights).
+Modules: `engine` (contract), `launch` (arguments, environment, memory), `requests` (request and output conversion),
+`weights` (sends an update), `worker` (weights and sampler in vLLM's worker), `owner` (ends vLLM with its owner),
+`remote` (servers).
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ __all__ = ["RemoteVllm", "VllmEngine"]
 
 
 def __getattr__(name: str) -> Any:
-    """The engines on first use: one imports vLLM. Raises MissingExtraError without it."""
+    """Import an engine on first use.
+
+    Raises:
+        MissingExtraError: vLLM is not installed.
+    """
     if name == "RemoteVllm":
         from ajet.engine.vllm.remote import RemoteVllm
 
@@ -35,7 +39,7 @@ def __getattr__(name: str) -> Any:
         from ajet.engine.vllm.launch import environment
 
         try:
-            with environment(1):  # vLLM reads some of it when it is imported
+            with environment(1):  # vLLM reads some variables during import
                 from ajet.engine.vllm.engine import VllmEngine
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != "vllm":

@@ -1,9 +1,8 @@
-"""VllmEngine: the TokenEngine contract over vLLM's AsyncLLM.
+"""VllmEngine implements the TokenEngine contract with vLLM's AsyncLLM.
 
-Invariant: AsyncLLM lives in one thread with an event loop of its own; callers, on whatever loop, only see their
-stream. No token is drawn from weights other than those of the version it is stamped with: during an update every
-request is frozen, the new weights are loaded, the caches dropped (running requests compute their keys and values
-again) and the version raised, in this order, before anything runs again.
+Invariant: AsyncLLM runs in one thread with its own event loop; callers on any loop see only their stream. A token is
+always sampled from the weights of its stamped version: an update freezes all requests, loads the weights, drops the
+caches (running requests recompute keys and values), raises the version, and only then resumes.
 """
 
 from __future__ import annotations
@@ -44,15 +43,20 @@ from ajet.schema.errors import EngineFailure, UserError
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 T = TypeVar("T")
 PATIENCE = 20.0
-"""Seconds that vLLM's core gets to end its worker; when it takes longer both are killed."""
+"""Seconds for vLLM's core to end its worker before both are killed."""
 
 
 class VllmEngine:
-    """Samples with vLLM, in child processes.
+    """Samples with vLLM in child processes.
 
-    `folder` is a model in Hugging Face layout. `weights` names what `weights_changed` hands over, under the names of
-    the checkpoint; without it the weights stay those of the folder, whatever version they are said to be. `adapters`:
-    those in the folder that a request may name. Raises UserError when vLLM cannot load the model.
+    Args:
+        folder: a model in Hugging Face layout.
+        weights: yields the tensors for `weights_changed` under the checkpoint's names; None keeps the folder's weights
+            for every version.
+        adapters: adapters in the folder that requests may select.
+
+    Raises:
+        UserError: vLLM cannot load the model.
     """
 
     constrains = True
@@ -76,9 +80,9 @@ class VllmEngine:
     ) -> None:
         self.version = version
         self.counts = {"sampled_tokens": 0, "prompt_tokens": 0, "running": 0}
-        """Since the start, as vLLM counts them; `running` is the number of requests that it is at, as last heard."""
+        """vLLM's counts since the start. `running` is the last reported number of active requests."""
         self.memory: dict[str, int] = {}
-        """Bytes: `weights`, vLLM's own copy of them; `cache`, its keys and values; `bucket`, what updates pass by."""
+        """Bytes of vLLM's `weights`, its `cache` of keys and values, and the `bucket` for updates."""
         self._weights = weights
         self._launch = VllmLaunch(
             *(folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager),
@@ -94,7 +98,7 @@ class VllmEngine:
         self._closing = False
         self._failure = ""
         self._shared = SharedBucket() if self._launch.device.type == "cpu" else None
-        resource_tracker.ensure_running()  # starting it later would lift the mask of `_run_loop` again
+        resource_tracker.ensure_running()  # started later, the tracker would undo the signal mask of `_run_loop`
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ajet-vllm", daemon=True)
         self._thread.start()
@@ -111,7 +115,11 @@ class VllmEngine:
             raise
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Stream one reply. Closing the iterator early aborts it in vLLM. Raises EngineFailure."""
+        """Stream one reply; closing the iterator early aborts the request in vLLM.
+
+        Raises:
+            EngineFailure: the engine is closed, lacks the adapter, or vLLM failed.
+        """
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if request.adapter is not None and request.adapter not in self._launch.adapters:
             raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
@@ -135,28 +143,36 @@ class VllmEngine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block no further step begins, and all that is cached stays: calls that are to be computed
-        together are handed over inside it."""
+        """Within the block no new step begins, and caches stay; calls submitted inside are computed together."""
         with self._hold_generation(drop=False):
             yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block no forward pass runs; calls wait. For whoever computes with the same cores. Kept prefixes
-        are dropped, unless requests are at work on them."""
+        """Within the block no forward pass runs and calls wait, so the caller may use the same cores.
+
+        Cached prefixes are dropped unless running requests use them.
+        """
         with self._hold_generation(drop=True):
             yield
 
     def weights_changed(self, version: int) -> None:
-        """Load what `weights` names and answer with `version` from the next token on. Calls that run go on with the
-        new weights. Raises ValueError when `version` is older than the present one."""
+        """Load the tensors of `weights` as policy `version`; running calls continue with the new weights.
+
+        Raises:
+            ValueError: `version` is older than the current one.
+        """
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         with self._hold_generation(drop=False):
             self._run_in_thread(self._update_weights(version))
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
-        """The `count` most likely tokens after the prompt and their logprobs at temperature 1. Raises EngineFailure."""
+        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
+
+        Raises:
+            EngineFailure: vLLM failed.
+        """
         request = TokenRequest(prompt_ids, Sampling(count, temperature=0.0), DrawKey(0, 0, 0, 0), adapter=adapter)
 
         async def reply() -> tuple[list[int], list[float]]:
@@ -170,7 +186,11 @@ class VllmEngine:
         return self._run_in_thread(reply())
 
     def check_weights(self) -> None:
-        """Hand over all weights and see that none of vLLM's stays as it was. Raises UserError."""
+        """Load all weights into vLLM and check that every parameter of vLLM's model was updated.
+
+        Raises:
+            UserError: some parameters were not updated.
+        """
         with self._hold_generation(drop=True):
             untouched = self._run_in_thread(self._list_untouched())
         if untouched:
@@ -192,13 +212,13 @@ class VllmEngine:
         self._end_thread()
 
     def processes(self) -> list[psutil.Process]:
-        """vLLM's, those that live."""
+        """Return vLLM's processes that are still alive."""
         return [each for each in self._processes if each.is_running()]
 
     # ---- in the engine's thread ----
 
     def _run_loop(self) -> None:
-        # the children inherit this thread's mask: Ctrl-C and a closed terminal are for ajet to answer, after the step
+        # child processes inherit this thread's mask: ajet handles Ctrl-C and a closed terminal after the step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
@@ -222,7 +242,7 @@ class VllmEngine:
                 raise UserError(
                     f"vLLM cannot load the model: {error}",
                     where=str(self._launch.folder),
-                    do="its own words are above; rollout.engine: transformers runs most models",
+                    do="vLLM's own error is above; rollout.engine: transformers runs most models",
                 ) from error
         model = self._llm.model_config
         self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())
@@ -291,7 +311,7 @@ class VllmEngine:
         self.version = version
 
     async def _hand_over(self) -> set[str]:
-        """Load all that `weights` names; answers which of vLLM's parameters it went to."""
+        """Load all tensors of `weights`, and return the names of the updated vLLM parameters."""
         if self._weights is None:
             return set()
         tensors = self._weights()
@@ -331,7 +351,11 @@ class VllmEngine:
             self._run_in_thread(self._resume_generation())
 
     def _run_in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the engine's thread. Raises EngineFailure when vLLM has died."""
+        """Run a coroutine in the engine's thread.
+
+        Raises:
+            EngineFailure: vLLM has died.
+        """
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except EngineDeadError as error:
@@ -349,7 +373,7 @@ def _list_children() -> set[psutil.Process]:
 
 
 class _Counter(StatLoggerBase):
-    """What vLLM says of itself after each step. Without one it keeps no statistics, and no count to check against."""
+    """Receives vLLM's statistics after each step; without a logger vLLM keeps no counts to check against."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         self._counts = counts
@@ -357,7 +381,7 @@ class _Counter(StatLoggerBase):
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Add a step."""
+        """Add the counts of one step."""
         if iteration_stats is not None:
             self._counts["sampled_tokens"] += iteration_stats.num_generation_tokens
             self._counts["prompt_tokens"] += iteration_stats.num_prompt_tokens
@@ -365,4 +389,4 @@ class _Counter(StatLoggerBase):
             self._counts["running"] = scheduler_stats.num_running_reqs
 
     def log_engine_initialized(self) -> None:
-        """vLLM calls this once; there is nothing to count."""
+        """Does nothing: vLLM calls the method once at the start."""

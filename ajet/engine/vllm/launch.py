@@ -1,7 +1,7 @@
-"""How vLLM is started: its arguments, the environment its processes get, and how much memory it may have.
+"""Starts vLLM: arguments, environment of its processes, and memory limits.
 
-Invariant: our own environment is afterwards what it was (vLLM writes a dozen variables, LD_PRELOAD among them, which
-other children of ours must not get), and what the person set in it wins over what is chosen here.
+Invariant: the environment of this process is restored afterwards, because vLLM sets a dozen variables (LD_PRELOAD among
+them) that other child processes must not inherit. Variables set by the user take precedence.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 BLOCK = 128
-"""Tokens of a block of keys and values, at most."""
+"""Maximum tokens per block of keys and values."""
 MOST_LOGPROBS = 64
-"""Alternatives a token that a request may ask for."""
+"""Maximum number of alternatives per token in a request."""
 SHARE = 8
-"""The keys and values get at most one part in so many of the free memory."""
+"""The key-value cache gets at most 1/SHARE of the free memory."""
 UNKNOWN_SHAPE_BYTES = 4 << 30
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""That vLLM has room for."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks supported by vLLM
 
 
 @dataclass(frozen=True, slots=True)
 class VllmLaunch:
-    """What an engine is started with. `cache_bytes` None: enough for `max_num_seqs` sequences of `max_model_len`, as
-    far as the free memory goes. `eager` None: compiled and captured on a GPU, eager on a CPU."""
+    """Start settings of an engine.
+
+    `cache_bytes` None reserves enough for `max_num_seqs` sequences of `max_model_len`, within the free memory. `eager`
+    None means compiled and captured on a GPU, eager on a CPU.
+    """
 
     folder: Path
     dtype: torch.dtype
@@ -53,10 +55,15 @@ class VllmLaunch:
     eager: bool | None = None
     trust_remote_code: bool = False
     adapters: tuple[str, ...] = ()
-    """Of those that lie in `folder`, by name."""
+    """Names of the adapters in `folder` to serve."""
 
     def arguments(self) -> AsyncEngineArgs:
-        """vLLM's. Raises ValueError or OSError for a model it cannot read."""
+        """Return vLLM's engine arguments.
+
+        Raises:
+            ValueError: vLLM does not support the model or adapter.
+            OSError: the model cannot be read.
+        """
         from transformers import AutoConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -72,7 +79,7 @@ class VllmLaunch:
             max_num_seqs=self.max_num_seqs,
             max_logprobs=MOST_LOGPROBS + 1,
             logprobs_mode="processed_logprobs",
-            generation_config="vllm",  # the model's own defaults of sampling are not ours
+            generation_config="vllm",  # do not use the model's own sampling defaults
             enable_prefix_caching=True,
             enforce_eager=self.device.type == "cpu" if self.eager is None else self.eager,
             kv_cache_memory_bytes=self.cache_bytes or self._compute_cache_bytes(shape, length, free),
@@ -94,7 +101,7 @@ class VllmLaunch:
         return {"enable_lora": True, "max_loras": len(self.adapters), "max_lora_rank": largest}
 
     def lora_request(self, adapter: str | None) -> Any:
-        """The request by which vLLM uses an adapter; None: none."""
+        """Return vLLM's request object for an adapter, or None without adapter."""
         if adapter is None:
             return None
         from vllm.lora.request import LoRARequest
@@ -110,7 +117,7 @@ class VllmLaunch:
 
 
 def bytes_per_token(shape: Any, element: int) -> int | None:
-    """Bytes of keys and values a token takes in a model of ordinary attention; None for another."""
+    """Return bytes of keys and values per token for standard attention, or None for other models."""
     layers, heads = getattr(shape, "num_hidden_layers", None), getattr(shape, "num_attention_heads", None)
     if not layers or not heads or hasattr(shape, "kv_lora_rank"):
         return None
@@ -119,7 +126,7 @@ def bytes_per_token(shape: Any, element: int) -> int | None:
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """(free, total) bytes of the device."""
+    """Return the device's memory as (free, total) bytes."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free), int(total)
@@ -129,7 +136,7 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 @contextmanager
 def environment(threads: int) -> Iterator[None]:
-    """The environment variables under which vLLM is imported and its processes are started."""
+    """Set the environment variables for vLLM's import and its processes within the block."""
     before = dict(os.environ)
     chosen = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -137,11 +144,11 @@ def environment(threads: int) -> Iterator[None]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",  # the model is a folder
+        "HF_HUB_OFFLINE": "1",  # the model is a local folder
     }
     for name, value in chosen.items():
         os.environ.setdefault(name, value)
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the sampler of ours takes the place of the first one's
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # ajet's sampler replaces the one of the first model runner
     os.environ[VARIABLE] = str(os.getpid())
     os.environ[sockets.VARIABLE] = str(sockets.folder())
     try:

@@ -1,7 +1,7 @@
-"""vLLM's processes end with the one that started them, also when that one is killed.
+"""Ends vLLM's processes with the process that started them, even after a kill.
 
-Invariant: the owner is a process id that the operating system tells us about by a handle, so that an id given to
-somebody else later is never mistaken for it. Linux only, as vLLM is.
+Invariant: the owner is watched by a pidfd handle, so a reused process id is never mistaken for the owner. Linux only,
+like vLLM.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import threading
 from contextlib import suppress
 
 VARIABLE = "AJET_VLLM_OWNER"
-"""Environment variable that carries the owner's process id to the worker."""
+"""Environment variable with the owner's process id, read by the worker."""
 
 
 def end_with_owner() -> None:
-    """Watch the owner from the worker; when it is gone, end the engine's core and this process. The core is our parent,
-    or this very process."""
+    """Watch the owner from the worker; after the owner's end, kill the engine's core and this process.
+
+    The core is the parent process or this process itself.
+    """
     owner = os.environ.get(VARIABLE)
     if owner is None:
         return

@@ -1,8 +1,8 @@
-"""On a CPU, vLLM's linear layers keep their weights as they were loaded.
+"""Makes vLLM's linear layers on a CPU keep their weights unpacked.
 
-vLLM would pack a copy of each weight for its kernels and drop the parameter, so that no second load could reach it.
-Our worker calls `keep_weights_plain` itself; where verl starts vLLM, a plug-in does (`ajet_verl.cpu`). Invariant:
-nothing changes on a machine with an accelerator, nor in anybody else's vLLM.
+vLLM packs a copy of each weight for its kernels and drops the parameter, so a later load could not change it. ajet's
+worker calls `keep_weights_plain`; in vLLM started by verl, a plug-in calls it (`ajet_verl.cpu`). Invariant: machines
+with an accelerator and unrelated vLLM processes are unaffected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def keep_weights_plain() -> None:
-    """Let vLLM's CPU layers multiply with their parameters as they are."""
+    """Make vLLM's CPU layers multiply with the unpacked parameters."""
     import torch
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform

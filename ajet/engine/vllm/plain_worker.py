@@ -1,10 +1,10 @@
-"""What a vLLM server on a CPU is started with where its weights are to be changed:
+"""Worker extension for a vLLM server on a CPU whose weights will be changed:
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls ajet.engine.vllm.plain_worker.PlainWeights
 
-vLLM imports this module in its worker before it makes the model. Without it the server packs its weights at the start
-and says of a later load that it went well, though only a part of the weights was replaced. Invariant: on an accelerator
-it changes nothing.
+vLLM imports this module in its worker before it builds the model. Without it the server packs its weights at the start
+and reports later loads as successful although only a part of the weights was replaced. Invariant: no effect on an
+accelerator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 class PlainWeights:
-    """Adds no method to the worker."""
+    """Extension class without methods; importing the module has the effect."""
 
 
 keep_weights_plain()

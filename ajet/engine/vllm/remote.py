@@ -1,9 +1,9 @@
-"""RemoteVllm: the token-in-token-out route of `vllm serve` (0.28 to 0.32 were run), `POST /inference/v1/generate`.
+"""RemoteVllm uses the token-in-token-out route of `vllm serve`, `POST /inference/v1/generate` (tested: 0.28 to 0.32).
 
-Exact ids in, exact ids and one logprob a token out: with `--logprobs-mode processed_logprobs` that of the distribution
-sampled from, with `raw_logprobs` (the default) the one at temperature 1. Invariant: the ids that were streamed are
-counted against the usage that the server sends at the end, each id against the one its logprob names; a stream that
-ends before its finish and its usage is a failure, not a short reply.
+The route takes exact ids and returns exact ids with one logprob per token: of the sampled distribution with
+`--logprobs-mode processed_logprobs`, at temperature 1 with `raw_logprobs` (the default). Invariant: the number of
+streamed ids must equal the final usage count, and each id must match its logprob's id. A stream without finish and
+usage is a failure, not a short reply.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 
 
 class VllmWeights(ServerWeights):
-    """The weights of a vLLM server: what it says of them, and how it is given others.
+    """Reads and changes the weights of a vLLM server.
 
-    A server that was started with `VLLM_SERVER_DEV_MODE=1` has a name for its weights (`GET /weight_info`, which is set
-    by whoever changes them) and loads a checkpoint folder that lies on its machine (`POST /collective_rpc`,
-    reload_weights). One without has neither, and its weights stay the same until it is restarted. A load and its name
-    are two requests: a stop between them is noticed after.
+    A server started with `VLLM_SERVER_DEV_MODE=1` stores a name for its weights (`GET /weight_info`, set by the client)
+    and loads a checkpoint folder on its own machine (`POST /collective_rpc`, reload_weights). Other servers support
+    neither, and keep their weights until a restart. Loading and naming are two requests: a crash in between is detected
+    later.
     """
 
     kind = "vLLM"
@@ -41,21 +41,21 @@ class VllmWeights(ServerWeights):
     cannot = DEV_MODE
 
     def name(self) -> str | None:
-        """See `ServerWeights`."""
+        """Return the server's name for its weights, or None without dev mode."""
         answer = self._send_request("GET", NAME_ROUTE)
         return None if answer.status_code == 404 else str(self._parse_answer(answer).get("weight_version"))
 
     def _load_folder(self, folder: Path, name: str) -> str:
         reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._parse_answer(
-            self._send_request("POST", "/collective_rpc", reload), f"to load {folder}, which must lie there too"
+            self._send_request("POST", "/collective_rpc", reload), f"load {folder}, which must exist there too"
         )
         self._parse_answer(self._send_request("POST", "/reset_prefix_cache"))
         return str(self.name())
 
 
 class VllmWire:
-    """See `Wire`."""
+    """vLLM's requests and responses, as defined by `Wire`."""
 
     kind = "vLLM"
     expected = "the URL of `vllm serve MODEL` (0.28 or newer, --enable-scale-out since 0.32), its key in .env"
@@ -65,11 +65,11 @@ class VllmWire:
     name_route = NAME_ROUTE
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
-        """See `Wire`."""
+        """Return the longest sequence the server accepts."""
         return int(served.get("max_model_len") or 1 << 30)
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """See `Wire`."""
+        """Build the JSON body of a generate request."""
         sampling = request.sampling
         params: dict[str, Any] = {
             "max_tokens": limit,
@@ -95,12 +95,16 @@ class VllmWire:
         }
 
     def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """See `Wire`; of the whole prompt, the only way there is."""
+        """Build the request that scores the complete prompt; vLLM cannot score a part."""
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": salt}
 
     def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
+        """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
+
+        Raises:
+            EngineFailure: the scores are missing or belong to other ids.
+        """
         rows = answer.get("prompt_logprobs")
         if not isinstance(rows, list) or len(rows) < len(ids):
             raise EngineFailure("the server did not score the reply: it sent no prompt_logprobs")
@@ -109,28 +113,28 @@ class VllmWire:
                 min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)
             ]
         except (KeyError, TypeError, ValueError) as problem:
-            raise EngineFailure("the server scored other tokens than it drew") from problem
+            raise EngineFailure("the server scored other tokens than it sampled") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """See `Wire`."""
+        """Return the sampled ids and their logprobs from a response."""
         choice = answer["choices"][0]
         logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
         return [int(token) for token in choice["token_ids"]], logprobs
 
     def reply(self, request: TokenRequest, version: int) -> VllmReply:
-        """See `Wire`."""
+        """Return a reader for one streamed reply."""
         return VllmReply(request, version)
 
     def weights(self, base_url: str, headers: dict[str, str]) -> VllmWeights:
-        """See `Wire`."""
+        """Return a client for the server's weights."""
         return VllmWeights(base_url, headers)
 
 
 class RemoteVllm(RemoteEngine):
-    """A vLLM server."""
+    """A remote vLLM server as an engine."""
 
     def __init__(self, base_url: str, **more: Any) -> None:
-        """`more`: see RemoteEngine."""
+        """`more`: keyword arguments of RemoteEngine."""
         super().__init__(VllmWire(), base_url, **more)
 
 
@@ -150,7 +154,11 @@ class VllmReply(StreamedReply):
         self._usage: int | None = None
 
     def end(self) -> TokenChunk:
-        """Raises EngineFailure where the stream lost tokens, too."""
+        """Return the last chunk.
+
+        Raises:
+            EngineFailure: the stream is incomplete or lost tokens.
+        """
         if self._usage is None:
             self._finish = None
         last = super().end()
@@ -176,6 +184,6 @@ class VllmReply(StreamedReply):
             self._add_token(chunk, token, read_token_id(entry), entry["logprob"])
             if self._top:
                 rows = [(read_token_id(row), float(row["logprob"])) for row in entry["top_logprobs"]]
-                rows.sort(key=lambda row: -row[1])  # the sampled token comes first there, also where it is unlikely
+                rows.sort(key=lambda row: -row[1])  # vLLM lists the sampled token first, even if unlikely
                 chunk.top.append(rows[: self._top])
         return chunk

@@ -1,7 +1,7 @@
-"""A request in vLLM's terms, and vLLM's outputs as chunks.
+"""Converts requests to vLLM's parameters and vLLM's outputs to chunks.
 
-Invariant: a chunk holds tokens of one version; ids, logprobs and versions are checked against each other and, at the
-end, counted against vLLM's own statistics: a reply whose pieces do not fit together is refused, never recorded.
+Invariant: a chunk holds tokens of one version. Ids, logprobs and versions are cross-checked, and the final count is
+compared with vLLM's statistics. An inconsistent reply is refused, never recorded.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 SEND_EVERY = 4
-"""Tokens of a running reply that are sent together."""
+"""Tokens of a running reply sent together."""
 OURS = "ajet"
-"""Names, among a request's extra arguments, what the sampler reads."""
+"""Key of the sampler's parameters in a request's extra arguments."""
 VERSIONS, LIKELIEST = -1, -(1 << 30)
-"""Where the ids of a token's further columns count down from; see `sampler`."""
+"""Start values for the encoded ids in a token's extra columns, as in `worker.VersionedSampler`."""
 FINISHES = {"stop": "stop", "length": "length"}
 
 
 def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
-    """For a reply of at most `limit` tokens. How to draw them goes past vLLM to the sampler of ours."""
+    """Build vLLM's parameters for a reply of at most `limit` tokens; ajet's sampler reads its own from `extra_args`."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     sampling = request.sampling
@@ -43,7 +43,7 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
         max_tokens=limit,
         extra_args={OURS: [hash_draw_key(request.draws), sampling.temperature, sampling.top_p, sampling.top_k]},
         stop_token_ids=list(sampling.stop_ids),
-        ignore_eos=grammar is None,  # what ends a reply is said by stop_ids; a grammar knows the tokenizer's end only
+        ignore_eos=grammar is None,  # stop_ids end a reply; a grammar knows only the tokenizer's end token
         logprobs=1 + sampling.top_logprobs,
         flat_logprobs=True,
         detokenize=False,
@@ -54,7 +54,7 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
 
 
 class OutputReader:
-    """Turns one request's outputs into chunks."""
+    """Converts the outputs of one request to chunks."""
 
     def __init__(self, top_logprobs: int) -> None:
         self._top = top_logprobs
@@ -62,8 +62,14 @@ class OutputReader:
         self._version = -1
 
     def chunks(self, output: RequestOutput, present: int) -> list[TokenChunk]:
-        """The new tokens, one chunk a version. `present` is the version for an end without a token. Raises
-        EngineFailure."""
+        """Return the new tokens as one chunk per version.
+
+        Args:
+            present: version for a final chunk without tokens.
+
+        Raises:
+            EngineFailure: ids, logprobs, versions or counts are inconsistent.
+        """
         piece = output.outputs[0]
         found: list[TokenChunk] = []
         columns: Any = piece.logprobs

@@ -1,6 +1,6 @@
-"""Where vLLM's sockets lie: it leaves them behind when one of its processes is killed, so we take them away.
+"""The folder of vLLM's sockets; vLLM leaves sockets behind after a kill, so ajet removes the folder.
 
-Invariant: one folder a process (vLLM asks for its place once), there while an engine is open, gone with the last one.
+Invariant: each process has one folder (vLLM reads the path once). The folder exists while an engine is open.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import cache
 from pathlib import Path
 
 VARIABLE = "VLLM_RPC_BASE_PATH"
-"""vLLM's environment variable for it."""
+"""vLLM's environment variable for the folder."""
 _lock = threading.Lock()
 _open = 0
 
 
 @cache
 def folder() -> Path:
-    """This process's own."""
+    """Return the socket folder of this process."""
     return Path(tempfile.gettempdir(), f"ajet-vllm-{secrets.token_hex(6)}")
 
 
 def opened() -> None:
-    """Count one more engine."""
+    """Count one more open engine."""
     global _open
     with _lock:
         _open += 1
@@ -33,7 +33,7 @@ def opened() -> None:
 
 
 def closed() -> None:
-    """Count one engine less, whose processes are gone."""
+    """Count one engine less, after its processes have ended."""
     global _open
     with _lock:
         _open -= 1

@@ -1,9 +1,8 @@
-"""An update's way from the trainer to vLLM's worker, on the trainer's side.
+"""Sends weight updates from the trainer to vLLM's worker; this module is the trainer's side.
 
-Invariant: beside vLLM's own copy of the weights an update takes one bucket of memory, whatever the model's size: it
-is filled, loaded by the worker, and filled again. On a CPU the bucket is anonymous shared memory that has no name and
-no file, so that nothing of it outlives the two processes; on a GPU there is none: the worker reads the trainer's own
-tensors by CUDA IPC.
+Invariant: an update needs one bucket of memory in addition to vLLM's copy, for every model size: the bucket is filled,
+loaded by the worker, and refilled. On a CPU the bucket is anonymous shared memory without a file, so nothing outlives
+the two processes. On a GPU the worker reads the trainer's tensors by CUDA IPC, without a bucket.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ALIGN = 64
 
 
 class SharedBucket:
-    """Memory of this process that a child of the same user can map."""
+    """Memory of this process that child processes of the same user can map."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("ajet-weights", os.MFD_CLOEXEC)
@@ -30,7 +29,7 @@ class SharedBucket:
         self.size = 0
 
     def buckets(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
-        """Descriptions of filled buckets; each is valid until the next is asked for."""
+        """Yield descriptions of filled buckets; each is valid until the next is requested."""
         waiting: list[tuple[str, str, list[int], int]] = []
         end = 0
         for name, tensor in tensors:
@@ -46,7 +45,7 @@ class SharedBucket:
             yield self._describe_bucket(waiting)
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Free the memory and its descriptor. Idempotent."""
         if self._file >= 0:
             if self._memory is not None:
                 self._memory.close()
@@ -72,7 +71,7 @@ class SharedBucket:
 
 
 def device_buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
-    """Buckets of tensors on a GPU: CUDA IPC handles. The tensors of a bucket are kept until the next is asked for."""
+    """Yield CUDA IPC handles of GPU tensors in buckets; a bucket's tensors stay alive until the next is requested."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     tensors_held: list[Tensor] = []

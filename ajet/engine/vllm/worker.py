@@ -1,10 +1,10 @@
-"""What ajet adds to vLLM's worker process, by its `worker_extension_cls`: loading of weights, and a sampler.
+"""ajet's part of vLLM's worker process (`worker_extension_cls`): weight loading and a sampler.
 
-vLLM imports this module in the worker before it makes the model; two things must happen by then: on a CPU, linear
-weights stay as they were loaded (plain_weights), and the process is bound to the life of the one that owns it.
+vLLM imports this module in the worker before it builds the model. By then linear weights on a CPU must stay unpacked
+(plain_weights), and the process must be tied to the life of its owner.
 
-Invariants: `ajet_load` writes into the parameters in place, so all that points at them sees the new values; the
-version that tokens are stamped with changes in `ajet_commit` only, which the owner calls while no request runs.
+Invariant: `ajet_load` writes parameters in place, so all references see the new values. Only `ajet_commit` changes the
+version stamped on tokens; the owner calls it while no request runs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ajet.engine.vllm.requests import LIKELIEST, OURS, VERSIONS
 
 
 class LiveWeights:
-    """Methods of the worker; the owner calls them with `collective_rpc`. Arguments are what msgpack carries."""
+    """Worker methods called by the owner through `collective_rpc`; arguments must be msgpack types."""
 
     model_runner: Any
 
     def ajet_begin(self, version: int) -> dict[str, Any]:
-        """Take the sampler's place. Answers the worker's process id and what its model holds, in bytes."""
+        """Install ajet's sampler, and return the worker's process id and the size of its weights in bytes."""
         runner = self.model_runner
         runner.sampler = sampler = VersionedSampler(runner, version)
         inner = runner.sample_tokens
@@ -52,23 +52,23 @@ class LiveWeights:
         return {"pid": os.getpid(), "weights": sum(each.numel() * each.element_size() for each in parameters)}
 
     def ajet_load(self, bucket: dict[str, Any]) -> list[str]:
-        """Load some tensors, under the checkpoint's names; answers the names of the parameters they went to."""
+        """Load tensors under the checkpoint's names, and return the names of the updated parameters."""
         tensors = _of_device(bucket["handles"]) if "handles" in bucket else self._ajet_mapped(bucket)
         with torch.no_grad():
             return sorted(self.model_runner.model.load_weights(iter(tensors)) or ())
 
     def ajet_commit(self, version: int) -> None:
-        """Name the weights `version`: all its tensors are in."""
+        """Label the loaded weights as `version`, after all tensors were loaded."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.model_runner.sampler.version = version
 
     def ajet_parameters(self) -> list[str]:
-        """Names of all the model's parameters."""
+        """Return the names of all parameters of the model."""
         return [name for name, _ in self.model_runner.model.named_parameters()]
 
     def _ajet_mapped(self, bucket: dict[str, Any]) -> list[tuple[str, Tensor]]:
-        """Tensors that lie in memory of the owner."""
+        """Return tensors mapped from the owner's memory."""
         with open(bucket["path"], "r+b") as handle:
             memory = mmap.mmap(handle.fileno(), bucket["size"])
         found = []
@@ -80,7 +80,7 @@ class LiveWeights:
 
 
 def _of_device(handles: bytes) -> list[tuple[str, Tensor]]:
-    """Tensors that lie on the GPU that both processes use. Pickled by the owner, over a socket of its own."""
+    """Return tensors on the shared GPU from handles pickled by the owner."""
     return [(name, rebuild(*arguments)) for name, rebuild, arguments in pickle.loads(handles)]
 
 
@@ -89,34 +89,34 @@ end_with_owner()
 
 
 LEAST = torch.finfo(torch.float32).tiny
-"""A probability below this one is 0."""
+"""Probabilities below this number count as 0."""
 
 
 class VersionedSampler(Sampler):
-    """The sampler that takes the place of vLLM's own: the transformers engine's.
+    """Replaces vLLM's sampler with the transformers engine's.
 
-    A token is the inverse of its distribution at a number that its name determines (`ajet.engine.draws`), so that a
-    reply depends on its own prompt, key and weights and not on what runs beside it, and both kinds of logprobs come
-    from the logits it was drawn from. (vLLM's generators of requests with a seed end a prompt in portions on a CPU with
-    an error, and forget the seed beside a greedy row.)
+    A token is the inverse of its distribution at a number determined by its draw key (`ajet.engine.draws`). A reply
+    therefore depends only on its prompt, key and weights, and both kinds of logprobs come from the sampled logits.
+    (vLLM's own seeded generators fail on a CPU after a prompt in several portions, and lose the seed next to a greedy
+    row.)
 
-    Invariant: what goes back as a token's alternatives has this layout, column by column:
+    Invariant: a token's alternatives have the following columns:
 
         id:       the token         VERSIONS - version    LIKELIEST - id of each of the k likeliest tokens
-        logprob:  as sampled        at temperature 1      theirs, at temperature 1
+        logprob:  as sampled        at temperature 1      of each, at temperature 1
 
-    The ids of a token's columns are all different: where outputs wait to be fetched vLLM merges them by way of dicts.
-    "As sampled" is of the distribution that was drawn from: after a grammar's mask, temperature, top-k and top-p, 0 for
-    greedy. "At temperature 1" is of the model's own logits, before any of these.
+    All ids of a token's columns differ, because vLLM merges waiting outputs through dicts. "As sampled" is the
+    distribution after a grammar's mask, temperature, top-k and top-p; 0 for greedy. "At temperature 1" is the model's
+    own distribution before all of them.
     """
 
     def __init__(self, runner: Any, version: int) -> None:
         super().__init__("processed_logprobs")
         self.version = version
         self.scheduled: Mapping[str, int] = {}
-        """Tokens that each request computes in this step."""
+        """Tokens computed by each request in the current step."""
         self.unmasked: Tensor | None = None
-        """[B, V] this step's logits from before a grammar's mask; None where no request has a grammar."""
+        """The step's logits [B, V] before a grammar's mask; None if no request has a grammar."""
         self._drawer = Drawer()
         object.__setattr__(self, "_runner", runner)
 
@@ -127,7 +127,7 @@ class VersionedSampler(Sampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        """Draw one token a row of `logits` [B, V], with the columns above."""
+        """Draw one token per row of `logits` [B, V], and return the columns described above."""
         unmasked, self.unmasked = self.unmasked, None
         settings, uniforms_B = self._read_rows()
         ids_B, logprobs_2B, unit_BV = self._drawer.draw_tensors(logits, settings, uniforms_B, unmasked_BV=unmasked)
@@ -142,7 +142,7 @@ class VersionedSampler(Sampler):
         return SamplerOutput(ids_B[:, None].int(), columns)
 
     def _read_rows(self) -> tuple[list[Sampling], np.ndarray]:
-        """How each row samples, and its number. A prompt that is not complete yet draws what nobody gets."""
+        """Return each row's sampling parameters and uniform number; the draw of an incomplete prompt is discarded."""
         batch, requests = self._runner.input_batch, self._runner.requests
         settings: list[Sampling] = []
         streams = np.zeros(batch.num_reqs, np.uint64)

@@ -1,7 +1,7 @@
 """Client of environment services over HTTP.
 
-Input: an address, or a world served by a plug-in. Output: a `GymEnv` per attempt. Invariant: one client, one protocol,
-and the failures of `ajet.schema.errors`.
+Input: an address, or a world served by a plug-in. Output: a `GymEnv` per attempt. Invariant: a single client, a single
+protocol, and the failures of `ajet.schema.errors`.
 """
 
 from ajet.environment.services.gym_env import GymEnv, Step

@@ -1,7 +1,7 @@
-"""Chooses the environment of an experiment's episodes.
+"""Choose the environment of an experiment's episodes.
 
-Invariant: tasks of an environment service are played in that service; `environment.use` names an environment for the
-tasks of other readers. Every environment is used as an environment service; a plug-in serves its own worlds
+Invariant: tasks of an environment service are played in that service. `environment.use` names an environment for the
+tasks of other readers. Every environment is used as an environment service. A plug-in serves its own worlds
 (`Plugin.environments`).
 """
 
@@ -43,7 +43,7 @@ class ChosenEnvironment:
 
 
 def env_service_of(experiment: Experiment) -> EnvService | None:
-    """Return the service at the experiment's address; None without one. Raises ConfigError."""
+    """Return the service at the experiment's address, or None without an address. Raises ConfigError."""
     reader = experiment.ajet.task_reader
     if reader.type == "env_service":
         return service_at(reader.env_service.env_url, SERVICE_KEY, reader.env_service.env_type)
@@ -59,7 +59,7 @@ def service_at(url: str, where: str, env_type: str = "") -> EnvService:
 
 
 def is_service_url(used: str) -> bool:
-    """True for an http address that is no MCP server."""
+    """Return True for an http address, unless the address is an MCP server."""
     return used.startswith(("http://", "https://")) and find_tool_kind(used) is None
 
 
@@ -76,7 +76,7 @@ def _find_world(used: str) -> PluginPart | None:
 
 
 def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
-    """Return the experiment's environment; None without one. Raises UserError."""
+    """Return the experiment's environment, or None. Raises UserError."""
     reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
     if used and reader.type == "env_service":
         raise ConfigError(

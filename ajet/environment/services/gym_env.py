@@ -1,8 +1,8 @@
 """GymEnv: an attempt's instance of an environment, for its workflow and judge.
 
-Invariants: one instance per attempt, with an unguessable name. Errors are stored in `lost`, and an attempt with a lost
-environment has failed whatever its code did. A missing score is never 0. A pickled copy in another process refers to
-the same instance.
+Invariants: each attempt has a single instance with an unguessable name. Errors are stored in `lost`, and an attempt
+with a lost environment has failed whatever its code did. A missing score is never 0. A pickled copy in another process
+refers to the same instance.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Step(NamedTuple):
     observation: Any
     """Content for the agent: text of the messages, if they have text."""
     reward: float
-    """Reward of this step; 0 if the environment scores at the end."""
+    """Reward of the step, or 0 if the environment scores at the end."""
     is_terminated: bool
     info: dict[str, Any]
 
 
 class GymEnv:
-    """Created and released by the rollout; `workflow_task.gym_env` in a workflow.
+    """An environment instance, created and released by the rollout. Workflows use `workflow_task.gym_env`.
 
     Methods block, except `astep`, and raise EnvironmentFailure.
     """
@@ -123,7 +123,7 @@ class GymEnv:
         return self._request_service("get_info", messages=messages, params=params).get("data")
 
     def release(self) -> bool:
-        """Release the instance; done by the rollout after the episode. Returns True if the instance existed."""
+        """Release the instance, usually by the rollout after the episode. Return True if the instance existed."""
         instance, self.instance_id = self.instance_id, ""
         if not instance:
             return False
@@ -197,7 +197,7 @@ class GymEnv:
 
 
 def as_message(action: Any) -> Message:
-    """Convert an action to a message with text content; text blocks are joined, the original stays unchanged."""
+    """Convert an action to a message with text content. Text blocks are joined, and the original stays unchanged."""
     if not isinstance(action, Mapping):
         return {"role": "assistant", "content": action if isinstance(action, str) else str(action)}
     content = action.get("content")

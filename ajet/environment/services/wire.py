@@ -1,8 +1,8 @@
-"""EnvService: the protocol of an environment service, one request at a time.
+"""EnvService: the protocol of an environment service, with a connection per request.
 
 Invariants: every request has a deadline and a byte limit, checked before parsing. Each request uses its own connection,
-so it is either unsent or possibly received. Possibly received requests are repeated only if idempotent; unsent ones
-always may be. Errors are EnvironmentFailures that name address, request and response.
+so a request is either unsent or possibly received. Possibly received requests are repeated only if idempotent; unsent
+requests always may be. Errors are EnvironmentFailures that name address, request and response.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ TRIES, PAUSE_S = 3, 0.2
 
 @dataclass(frozen=True)
 class EnvService:
-    """An environment service; an immutable value that can be pickled. Thread-safe."""
+    """An environment service, as an immutable value that can be pickled. Thread-safe."""
 
     url: str
     """http://HOST:PORT, optionally with a path prefix."""
     env_type: str = ""
     token: str | None = None
-    """Bearer token; None: from ENV_SERVICE_TOKEN, if set."""
+    """Bearer token. None: read ENV_SERVICE_TOKEN, if set."""
     seconds: float | None = None
-    """Deadline of every request; None: the default per request."""
+    """Deadline of every request. None: the default per request."""
 
     def __repr__(self) -> str:
         return f"EnvService({self.url!r}, {self.env_type!r})"
@@ -156,7 +156,7 @@ class EnvService:
         return headers | {"Authorization": f"Bearer {token}"} if token else headers
 
     def wrong(self, request: str, what: str) -> EnvironmentFailure:
-        """The failure of a request whose answer `what`: "is no JSON"."""
+        """Return the failure of a request with an invalid answer. `what`: for example "is no JSON"."""
         return EnvironmentFailure(f"the environment service at {self.url}, /{request}: the answer {what}")
 
 
@@ -169,7 +169,7 @@ class _UnansweredError(AjetError):
 
 
 def _read_body(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body, or a part that is longer than allowed."""
+    """Return the body, or a prefix of a body above the size limit."""
     parts: list[bytes] = []
     length = 0
     while length <= LONGEST:
@@ -189,7 +189,7 @@ def _read_body(connection: http.client.HTTPConnection, response: http.client.HTT
 
 
 def _refusal_reason(answer: Any) -> str:
-    """Return the text of a refusal; of a traceback only the last line, with the cause."""
+    """Return the text of a refusal, for a traceback only the last line with the cause."""
     if isinstance(answer, dict):
         for name in ("detail", "error", "message", "data"):
             if value := answer.get(name):

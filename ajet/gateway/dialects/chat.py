@@ -1,8 +1,8 @@
 """OpenAI Chat Completions, streamed or not.
 
 Invariant: usage counts the captured tokens, finish reasons are honest, and `logprobs.content` has one entry for each
-captured token. Fields that only a chat engine can honour are passed on to it, and refused by name where tokens are
-captured. Messages leave `parse` with tool calls that have a name and arguments as JSON text.
+captured token. Fields for chat engines only are passed on to a chat engine, and refused by name by token engines.
+Messages leave `parse` with complete tool calls: a name, and arguments as JSON text.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "seed": (),
 }
-"""Fields that only a chat engine may honour, with the values that have no effect. The session honours `seed` and
-`response_format` itself where it can."""
+"""Fields that only a chat engine may honour, with their neutral values. The session honours `seed` and
+`response_format` itself if possible."""
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _MAX_LIMIT = 1 << 31
 _BASIC = frozenset({"model", "messages", "stream", *_LIMITS})
@@ -66,7 +66,7 @@ class _Options:
     logprobs: bool = False
     top_logprobs: int = 0
     is_call_named: bool = False
-    """True if the client demands a call of one tool: such a reply ends with `stop`, as at OpenAI and vLLM."""
+    """True if the client demands a call of one tool. The reply then ends with `stop`, as at OpenAI and vLLM."""
     id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,7 +75,7 @@ class _Options:
 
 
 class ChatDialect:
-    """Chat Completions. `decode` gives a token's text, for logprobs; None if no tokens are known."""
+    """The Chat Completions protocol. `decode` gives a token's text for logprobs; `None` if no tokens are known."""
 
     path = "/v1/chat/completions"
 
@@ -91,7 +91,7 @@ class ChatDialect:
         if not isinstance(model, str):
             model = fields.read_model(body)
         for name in _LIMITS if any(type(limit) is not int or not 0 < limit <= _MAX_LIMIT for limit in limits) else ():
-            fields.read_integer(body, name, 1, _MAX_LIMIT)  # the first that is wrong is refused
+            fields.read_integer(body, name, 1, _MAX_LIMIT)  # refuses the first wrong limit
         is_streamed = "stream" in body and fields.read_boolean(body, "stream", False)
         images: list[str] = []
         request = ParsedRequest(
@@ -112,7 +112,7 @@ class ChatDialect:
         return request
 
     def _parse_others(self, request: ParsedRequest, options: _Options, body: Mapping[str, Any]) -> None:
-        """Parse the fields that are not in every request."""
+        """Parse the fields that many requests leave out."""
         tools = request.tools = read_tools(body.get("tools"))
         request.tool_choice, request.named_tool = _read_tool_choice(body, tools)
         if tools:
@@ -123,7 +123,7 @@ class ChatDialect:
             request.top_logprobs = options.top_logprobs = fields.read_integer(body, "top_logprobs", 0, 20) or 0
             if request.top_logprobs and not request.logprobs:
                 raise fields.invalid_value("top_logprobs", "'logprobs' to be true with it")
-        fields.read_seed(body)  # only checked: it is among the effective fields
+        fields.read_seed(body)  # checked only: the effective fields include the seed
         if "stream_options" in body:
             options.include_usage = fields.read_include_usage(body, request.is_streamed)
             request.counts_tokens = options.include_usage or not request.is_streamed
@@ -136,7 +136,7 @@ class ChatDialect:
         request.replies_per_prompt = fields.read_integer(body, "n", 1, 128) or 1
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a chat.completion."""
+        """Return a chat.completion in OpenAI's form."""
         options: _Options = request.options
         choices = []
         for index, reply in enumerate(replies):
@@ -164,7 +164,7 @@ class ChatDialect:
     def format_logprobs(
         self, options: _Options, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
     ) -> dict[str, Any] | None:
-        """Return the logprobs of tokens; None if no tokens are known."""
+        """Return the logprobs of tokens; `None` if no tokens are known."""
         if self._decode is None or not len(ids):
             return None
         content = build_token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top)
@@ -172,14 +172,14 @@ class ChatDialect:
 
 
 class _ChunkWriter:
-    """Writes chat.completion.chunk events."""
+    """Writes the chat.completion.chunk events of replies."""
 
     def __init__(self, dialect: ChatDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
-        # As _ENCODE would write it, in a tenth of the time: it is a measurable part of a short stream.
+        # The same text as from _ENCODE, in a tenth of the time: measurable in short streams.
         head = f'"id":"{options.id}","object":"{_CHUNK}","created":{options.created}'
         self._before = f'data: {{{head},"model":{encode_basestring_ascii(options.model)},"choices":['
-        # With usage in the last chunk, the others have null, as in OpenAI's reference.
+        # If the last chunk has usage, the others have null, as in OpenAI's reference.
         self._after = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
 
     def begin_reply(self, choice: int) -> bytes:
@@ -224,7 +224,11 @@ def _find_finish_reason(options: _Options, reply: Reply) -> str:
 
 
 def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return an error as OpenAI's servers send it. `names`: the fields that a dialect calls otherwise."""
+    """Return an error in the form of OpenAI's servers.
+
+    Args:
+        names: Field name in Chat Completions -> its name in the dialect.
+    """
     param = refused.param
     if names and param and refused.code != "unknown_parameter":
         param = names.get(param, param)
@@ -239,7 +243,7 @@ def encode_event(value: dict[str, Any]) -> bytes:
 
 
 def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str, int] | None:
-    """Return the tokens of replies, and of the prompts of some of them; None if a server did not count them."""
+    """Return the tokens of replies and prompts; `None` if a server did not count its tokens."""
     prompt_tokens = completion_tokens = 0
     for reply in prompts:
         if reply.prompt_tokens is None:
@@ -257,7 +261,7 @@ def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str,
 
 
 def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
-    """Return the request's messages, checked; the places of images are added to `images`."""
+    """Return the request's checked messages. The places of images are added to `images`."""
     if not isinstance(value, list) or not value:
         raise fields.invalid_value("messages", "a non-empty list of messages")
     messages: list[dict[str, Any]] = []
@@ -323,7 +327,7 @@ def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's tools, checked; None without any."""
+    """Return the request's checked tools; `None` for no tools."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):

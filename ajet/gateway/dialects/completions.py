@@ -1,9 +1,9 @@
-"""OpenAI Completions: a raw prompt, as a text or as token ids, and the text that follows, streamed or not.
+"""OpenAI Completions: a raw prompt (a text or token ids) and its continuation, streamed or not.
 
-Invariant: no chat template is applied and the reply is not parsed; the client's ids are taken as they are, a text
-that continues an earlier reply gets that reply's sampled ids. Each choice is one call, and none is made if one of the
-prompts is refused; usage counts each prompt once and every captured token. Without `max_tokens` a reply has at most
-16 tokens, as the protocol says.
+Invariant: no chat template is applied and the reply is not parsed. The client's ids are used unchanged; a text that
+continues an earlier reply reuses the sampled ids of that reply. Each choice is one call, and no call is made if one of
+the prompts is refused. Usage counts each prompt once and every captured token. Without `max_tokens` a reply has at most
+16 tokens, as defined by the protocol.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAKEN = {
     "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",
     "presence_penalty", "repetition_penalty", "min_p", "seed", "stop", "stream", "stream_options", "suffix",
     "temperature", "top_p", "top_k",
-    "user",  # asks nothing of the reply
+    "user",  # has no effect on the reply
 }  # fmt: skip
 """The fields of a request that this dialect knows."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -37,7 +37,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "seed": (),
 }
-"""Fields that not every engine honours, with the values that have no effect."""
+"""Fields not honoured by every engine, with their neutral values."""
 _MAX_TOKENS = 16
 _MAX_CHOICES = 128
 
@@ -50,15 +50,15 @@ class _Options:
     include_usage: bool
     logprobs: int | None
     count: int
-    """Choices for each prompt."""
+    """Number of choices for each prompt."""
     echoes: Sequence[str]
-    """For each prompt the beginning of its choices' texts."""
+    """For each prompt, the beginning of its choices' texts."""
     id: str = field(default_factory=lambda: "cmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
 
 class CompletionsDialect:
-    """Completions. `decode` gives the text of token ids; None if no tokens are known."""
+    """The Completions protocol. `decode` gives the text of token ids; `None` if no tokens are known."""
 
     path = "/v1/completions"
 
@@ -105,7 +105,7 @@ class CompletionsDialect:
         )
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a text_completion."""
+        """Return a text_completion in OpenAI's form."""
         options: _Options = request.options
         choices = []
         for index, reply in enumerate(replies):
@@ -137,12 +137,12 @@ class CompletionsDialect:
             raise fields.invalid_value("prompt", "ids of this model's vocabulary") from error
 
     def build_formatter(self, count: int) -> _LogprobFormatter:
-        """Return the formatter of one choice's logprobs, with `count` alternatives a token."""
+        """Return the formatter of one choice's logprobs, with `count` alternatives per token."""
         return _LogprobFormatter(self._decode, count)
 
 
 class _LogprobFormatter:
-    """Formats the logprobs of one choice in parts whose offsets continue."""
+    """Formats the logprobs of one choice in parts; text offsets continue across parts."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None, count: int) -> None:
         self._decode, self._count = decode, count
@@ -150,7 +150,7 @@ class _LogprobFormatter:
         self._offset = 0
 
     def format_next(self, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs) -> dict[str, Any] | None:
-        """Return the entries of the next tokens; None if there are none."""
+        """Return the entries of the next tokens; `None` for no tokens."""
         if self._decode is None or self._text is None or not len(ids):
             return None
         tokens, offsets, others = [], [], []
@@ -170,7 +170,7 @@ class _LogprobFormatter:
 
 
 class _TextWriter:
-    """Writes text_completion events."""
+    """Writes the text_completion events of replies."""
 
     def __init__(self, dialect: CompletionsDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
@@ -219,7 +219,7 @@ def _build_head(options: _Options) -> dict[str, Any]:
 
 
 def _read_prompts(value: Any) -> list[Prompt]:
-    """Return the prompts: the value is a text, ids, or a list of either."""
+    """Return the prompts of a value: a text, ids, or a list of texts or id lists."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:

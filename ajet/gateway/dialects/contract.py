@@ -1,7 +1,7 @@
-"""Dialect: what the HTTP side needs to know of a client protocol.
+"""Dialect: the interface between the HTTP side and a client protocol.
 
-Invariant: `parse` honours a field, knows it harmless, or raises `Refused` with its name. The HTTP side does keys,
-bodies, disconnects and status codes; the session makes the replies.
+Invariant: `parse` honours a field, ignores a harmless field, or raises `Refused` with the field's name. The HTTP side
+handles keys, bodies, disconnects and status codes; the session makes the replies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from ajet.gateway.request import ParsedRequest, Refused
 
 @dataclass(slots=True)
 class Caller:
-    """The caller of a request, by the key, the headers or the model's suffix."""
+    """The caller of a request, found by the key, the headers or the model's suffix."""
 
     agent: str
     target: str = ""
     debug_model: str | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
-    """What a dialect must remember from one request of the session to the next, by the dialect's own names. It is
-    written on the gateway's loop only, read by `parse` on a thread too, and dies with the session."""
+    dialect_state: dict[str, Any] = field(default_factory=dict)
+    """State of the dialects between requests of a session, by the dialect's own names.
+
+    It is written on the gateway's loop only, read by `parse` also on a thread, and deleted with the session."""
 
 
 class StreamWriter(Protocol):

@@ -1,8 +1,8 @@
-"""Fields of requests that several dialects share, each checked and brought to Chat Completions' shape.
+"""Request fields shared by several dialects, each checked and converted to Chat Completions' shape.
 
-Invariants: whatever does not fit is refused with the name of its field. Text contents are strings; a content with
-images is a list of parts, and the images' places are stored until it is known who answers: a chat engine gets them as
-they were meant, a text model refuses the request by that place. Nothing is fetched here.
+Invariants: an unfitting value is refused with the name of its field. Text contents are strings; a content with images
+is a list of parts. The images' places are stored until the engine is known: a chat engine gets the images unchanged, a
+text model refuses the request and names the place. No URL is fetched here.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def invalid_value(param: str, expected: str) -> Refused:
 
 
 def unsupported_value(param: str, why: str) -> Refused:
-    """Return the refusal of a value that cannot be honoured."""
+    """Return the refusal of an unsupported value."""
     return Refused(f"Unsupported value for '{param}': {why}", param=param, code="unsupported_value")
 
 
 def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise Refused for the first field that is set and unknown."""
+    """Raise Refused for the first unknown field with a value."""
     for name in body:
         if name not in known and body[name] is not None:
             raise Refused(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
 
 
 def read_integer(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    """Return an integer within bounds; None if absent or null."""
+    """Return an integer within bounds; `None` if absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -47,7 +47,7 @@ def read_integer(body: Mapping[str, Any], name: str, low: int, high: int) -> int
 
 
 def read_number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    """Return a number within bounds; None if absent or null."""
+    """Return a number within bounds; `None` if absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -67,14 +67,14 @@ def read_boolean(body: Mapping[str, Any], name: str, default: bool, where: str =
 
 
 def check_text(value: Any, param: str) -> str:
-    """Return a string that is not empty."""
+    """Return a non-empty string, or raise Refused."""
     if not isinstance(value, str) or not value:
         raise invalid_value(param, "a non-empty string")
     return value
 
 
 def read_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `temperature`, `top_p` and `top_k` as far as they are set."""
+    """Return `temperature`, `top_p` and `top_k`, or {} if the request sets no sampling field."""
     if _SAMPLING.isdisjoint(body):  # most requests
         return {}
     temperature, top_p = read_number(body, "temperature", 0, 2), read_number(body, "top_p", 0, 1)
@@ -96,7 +96,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def read_seed(body: Mapping[str, Any]) -> int | None:
-    """Return the seed; None if absent or null."""
+    """Return the seed; `None` if absent or null."""
     return read_integer(body, "seed", -(1 << 63), (1 << 63) - 1)
 
 
@@ -111,7 +111,7 @@ def read_include_usage(body: Mapping[str, Any], is_streamed: bool) -> bool:
 
 
 def read_model(body: Mapping[str, Any]) -> str | None:
-    """Return the model's name; None if it is empty."""
+    """Return the model's name; `None` if absent or empty."""
     value = body.get("model")
     if value is not None and not isinstance(value, str):
         raise invalid_value("model", "a string")
@@ -124,7 +124,7 @@ def select_set(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
 
 
 def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the fields of `neutral` that are set to none of their neutral values."""
+    """Return the fields of `neutral` with a value other than their neutral values."""
     if neutral.keys().isdisjoint(body):  # most requests
         return {}
     found = {}
@@ -139,12 +139,11 @@ def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, .
 
 
 def read_content(content: Any, where: str, images: list[str] | None = None) -> Any:
-    """Return a message's content as one text; None if it is null.
+    """Return a message's content as one text; `None` for null.
 
     Args:
-        where: Its place in the request.
-        images: If given, blocks of images are taken, their places are added to it, and the content is then a list of
-            parts.
+        where: The place of the content in the request.
+        images: A list accepts blocks of images: their places are added, and the content becomes a list of parts.
     """
     if content is None or isinstance(content, str):
         return content
@@ -174,7 +173,7 @@ def read_content(content: Any, where: str, images: list[str] | None = None) -> A
 
 
 def build_parts(parts: list[Any]) -> list[dict[str, Any]]:
-    """Return texts and parts as parts."""
+    """Return a list of texts and parts as parts."""
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
@@ -217,8 +216,11 @@ def _read_image_source(source: Any, where: str) -> tuple[Any, str]:
 
 
 def check_parameters(schema: Any, where: str, *, strict: bool) -> None:
-    """Raise Refused for what cannot be the schema of a function's arguments; `strict`: also for what no arguments can
-    be held to."""
+    """Raise Refused for an invalid schema of a function's arguments.
+
+    Args:
+        strict: Also refuse a schema that cannot be enforced.
+    """
     if schema is None:
         return
     if not isinstance(schema, dict):
@@ -236,7 +238,7 @@ def check_parameters(schema: Any, where: str, *, strict: bool) -> None:
 
 
 def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """Return a schema that replies, or the arguments of a strict tool, can be held to."""
+    """Return a schema, or raise Refused if no reply or argument can be held to it."""
     if not isinstance(schema, dict):
         raise invalid_value(where, "a JSON schema (an object)")
     problem = find_schema_problem(schema)
@@ -246,11 +248,11 @@ def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
 
 
 def read_format(value: Any, where: str, *, is_nested: bool) -> Mapping[str, Any] | None:
-    """Return the schema of a response format: {} admits any JSON object, None any text.
+    """Return the schema of a response format: {} admits any JSON object, `None` any text.
 
     Args:
-        where: Its place: `response_format` of Chat Completions, `text.format` of Responses.
-        is_nested: The schema is in a field of its own, as in Chat Completions.
+        where: Place of the format: `response_format` of Chat Completions, `text.format` of Responses.
+        is_nested: True if the schema is in a separate field, as in Chat Completions.
     """
     if value is None:
         return None

@@ -1,7 +1,7 @@
 """Logprobs in the form of Chat Completions and Responses: one entry for each captured token.
 
-Invariant: an entry has what the engine reported for its token, at temperature 1. A token that is only part of a
-character has no bytes here, since its text does not determine them.
+Invariant: an entry has the engine's values for its token, at temperature 1. A token that is only part of a character
+has no bytes here, since its text does not determine them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Decode = Callable[[Sequence[int]], str]
 def build_token_logprobs(
     decode: Decode, count: int, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
 ) -> list[dict[str, Any]]:
-    """Return an entry for each token with its `count` likeliest alternatives. All of them [R]; `top` may be shorter."""
+    """Return an entry for each token with its `count` likeliest alternatives. Shapes [R]; `top` may be shorter."""
     entries = []
     for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         others = top[at][:count] if at < len(top) else []

@@ -1,7 +1,7 @@
-"""Feedback of people on an agent's work: a number, a like, the text that should have been said.
+"""Feedback of people on an agent's work: a number, a like, or a corrected text.
 
-Invariant: a field that is not understood is refused by name; nothing is guessed. The latest feedback on the same thing
-holds. A corrected text says what would have been right, and nothing about the reward.
+Invariant: an unknown field is refused by name, without guessing. The latest feedback on the same session or reply
+counts. A corrected text states the right answer, and has no effect on the reward.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class Feedback:
     """Feedback on a session or, with `reply`, on one reply in it."""
 
     at: FiniteFloat
-    """Seconds since the epoch."""
+    """Time of the feedback in seconds since the epoch."""
     session: _Text | None = None
     reply: _Text | None = None
     """The reply's id, as the endpoint gave it (chatcmpl-…, resp_…, msg_…)."""
     reward: _Reward | None = None
     liked: bool | None = None
     corrected: _Text | None = None
-    """What should have been said."""
+    """The text that the agent should have written."""
     comment: _Text | None = None
     end: bool = False
-    """The session is over."""
+    """True if the feedback also ends the session."""
 
     @property
     def score(self) -> float | None:
-        """The number, or what a like stands for."""
+        """The given number, or the reward of a like or dislike."""
         if self.reward is not None or self.liked is None:
             return self.reward
         return LIKED if self.liked else DISLIKED
 
     @property
     def is_rating(self) -> bool:
-        """True if it does more than end a session."""
+        """True if the feedback does more than end a session."""
         return any(each is not None for each in (self.reward, self.liked, self.corrected, self.comment))
 
     def build_row(self) -> dict[str, Any]:
@@ -84,8 +84,10 @@ def parse_feedback(body: Any, at: float) -> Feedback:
 
 
 def build_verdict(feedback: Sequence[Feedback]) -> Verdict | None:
-    """Return the verdict of a session's feedback: the latest on the session, or else the mean over the replies with a
-    score; None without any."""
+    """Return the verdict of a session's feedback, or `None` without feedback.
+
+    The reward is the latest score of the session, else the mean score over its replies.
+    """
     ratings = [each for each in feedback if each.is_rating]
     if not ratings:
         return None

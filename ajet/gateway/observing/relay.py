@@ -1,10 +1,10 @@
-"""ObservingRelay: passes requests to an endpoint, its bytes back, and a copy of both to their session.
+"""ObservingRelay: passes requests to an endpoint and replies back, and copies both to their session.
 
-Invariant: method, path, query, body and reply pass unchanged, piece by piece; headers too, except those of the
-connection and of ajet. Nothing is parsed before it is passed on but the request's body, which is what is recorded.
-Keys and cookies pass and are recorded nowhere: the session of a client that names none is called by a digest with a
-secret of this process. An endpoint that is not reached is a 502 in the client's protocol; one that breaks off breaks
-the client's stream off.
+Invariant: method, path, query, body and reply pass unchanged, piece by piece; headers too, except the connection's and
+ajet's own. Before a request is passed on, only its body is parsed, for the record. Keys and cookies pass through and
+are never recorded: an unnamed session is named by a digest of the client's key and a secret of this process. An
+unreachable endpoint is a 502 in the client's protocol; an endpoint that breaks off a reply breaks off the client's
+stream.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _PIECE_BYTES = 1 << 20
 _MAX_DECODED = 4
 """How often a path may be percent-encoded."""
 _TIMEOUT_S = 600.0
-"""Seconds for which an endpoint may send nothing; OpenAI's clients wait as long."""
+"""Seconds without data from an endpoint before a timeout; OpenAI's clients wait as long."""
 _LOG_EVERY_S = 60.0
 """Seconds before the same problem of the endpoint is logged again."""
 
 
 class ObservingRelay:
-    """The ASGI application before one endpoint."""
+    """The ASGI application in front of one endpoint."""
 
     def __init__(
         self,
@@ -83,15 +83,16 @@ class ObservingRelay:
 
         Args:
             endpoint: The endpoint's URL; ends in /v1.
-            key: The key for feedback; None: it needs none.
-            token_ids: Ask the endpoint for token ids (vLLM's `return_token_ids`): requests and replies then have more.
-            timeout: Seconds for which the endpoint may send nothing.
+            key: The key required for feedback; `None` requires no key.
+            token_ids: Request token ids from the endpoint (vLLM's `return_token_ids`): requests and replies then have
+                more fields.
+            timeout: Seconds without data from the endpoint before a timeout.
         """
         self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
         self._key, self._token_ids, self._timeout = key, token_ids, timeout
         self._log_limit = RateLimiter(_LOG_EVERY_S)
         self._salt = secrets.token_bytes(16)
-        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # a cookie of one client must not reach another
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(timeout=build_timeout(timeout), limits=limits, cookies=no_cookies)
         self._requests: set[asyncio.Task[Any]] = set()
@@ -100,7 +101,7 @@ class ObservingRelay:
 
     @property
     def idle(self) -> bool:
-        """True if no request is being answered. Thread-safe."""
+        """True if no request is in progress. Thread-safe."""
         return not self._requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +136,7 @@ class ObservingRelay:
             self._requests.discard(task)
 
     async def close(self) -> None:
-        """End all requests and record them so; their clients get an error, or their streams break off."""
+        """End and record all requests. Clients get an error, or their streams break off."""
         self._is_closing = True
         running = list(self._requests)
         for task in running:
@@ -159,14 +160,14 @@ class ObservingRelay:
         if body is None:
             return
         try:
-            fields = await _run(len(body) > LONG_BYTES, lambda: make_storable(load_json(body)))
+            fields = await _run_function(len(body) > LONG_BYTES, lambda: make_storable(load_json(body)))
         except (ValueError, RecursionError) as error:
             raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
         if session is not None and isinstance(fields, dict):
             fields.setdefault("session", session)
         feedback = parse_feedback(fields, time.time())
         try:
-            answer = await self._complete(self._sessions.add_feedback(feedback))
+            answer = await self._finish_write(self._sessions.add_feedback(feedback))
         except OSError as problem:
             why = f"The feedback could not be written: {problem.strerror}."
             raise Refused(why, status=507, code="not_recorded") from problem
@@ -185,18 +186,18 @@ class ObservingRelay:
             name = named or _read_name(headers, _SESSION) or self._digest_key(headers)
             agent = _read_name(headers, _AGENT) or "agent"
             is_long = len(body) > LONG_BYTES
-            row = await _run(is_long, partial(read_call, dialect, agent, body, redact))
+            row = await _run_function(is_long, partial(read_call, dialect, agent, body, redact))
             if row is None:
                 dialect = None
             else:
                 if self._token_ids and dialect in ("chat", "completions"):
-                    body = await _run(is_long, partial(_ask_for_ids, body))
-                running = await self._complete(self._sessions.begin(name, row, is_long=is_long))
+                    body = await _run_function(is_long, partial(_ask_for_ids, body))
+                running = await self._finish_write(self._sessions.begin(name, row, is_long=is_long))
         copy = ReplyCopy(dialect, redact)
-        passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
+        passing = asyncio.ensure_future(self._relay_request(scope, body, path, send, copy))
         watching = asyncio.ensure_future(_wait_for_leave(receive))
         try:
-            if self._is_closing:  # while the call was begun
+            if self._is_closing:  # the relay began to close while the call was begun
                 raise asyncio.CancelledError
             await asyncio.wait([passing, watching], return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
@@ -213,19 +214,19 @@ class ObservingRelay:
                 with suppress(asyncio.CancelledError):
                     await passing
             finally:
-                said = await self._complete(_run(copy.is_long, copy.build_body))
+                reply = await self._finish_write(_run_function(copy.is_long, copy.build_body))
                 problem: str | None = copy.problem
                 if running is not None:
-                    running.row.said, running.row.problem, running.row.finish = said, copy.problem, copy.finish
-                    await self._complete(self._sessions.end(running))
+                    running.row.said, running.row.problem, running.row.finish = reply, copy.problem, copy.finish
+                    await self._finish_write(self._sessions.end(running))
                     problem = running.call.error
                 if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.is_due(problem):
                     logger.warning("{}: {}", self._endpoint, problem)
         if copy.is_cut:
             await break_off(scope)
 
-    async def _complete(self, writing: Coroutine[Any, Any, T]) -> T:
-        """Run to the end even if the request is cancelled: half of it would be in the file."""
+    async def _finish_write(self, writing: Coroutine[Any, Any, T]) -> T:
+        """Run to the end even if the request is cancelled, or the file would hold half a row."""
         task = asyncio.ensure_future(writing)
         self._writers.add(task)
         task.add_done_callback(self._writers.discard)
@@ -236,8 +237,8 @@ class ObservingRelay:
                 raise
             return await task
 
-    async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: ReplyCopy) -> None:
-        """Send the request to the endpoint, and its reply to the client."""
+    async def _relay_request(self, scope: Scope, body: bytes, path: str, send: Send, copy: ReplyCopy) -> None:
+        """Send the request to the endpoint, and the reply to the client."""
         query = scope.get("query_string", b"").decode("latin-1")
         url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
         headers = [
@@ -280,26 +281,26 @@ class ObservingRelay:
                 await send_refusal(send, refused, _format_error("/v1/" + path, refused))
 
     def _digest_key(self, headers: Headers) -> str:
-        """Return a session's name for a client that gives none: the same for the same key in this process."""
+        """Return a session name derived from the client's key: equal keys give equal names in this process."""
         key = next((headers[name] for name in _KEYS if headers.get(name)), None)
         return "anonymous" if key is None else "key-" + hmac.new(self._salt, key, hashlib.sha256).hexdigest()[:12]
 
 
-async def _run(is_long: bool, function: Callable[[], T]) -> T:
-    """Call a function, on a thread if that takes long."""
+async def _run_function(is_long: bool, function: Callable[[], T]) -> T:
+    """Call a function, on a thread if the call takes long."""
     return await asyncio.to_thread(function) if is_long else function()
 
 
 def _ask_for_ids(body: bytes) -> bytes:
     try:
         return json.dumps({**load_json(body), "return_token_ids": True}).encode()
-    except (ValueError, TypeError, RecursionError):  # the endpoint says what is wrong with it
+    except (ValueError, TypeError, RecursionError):  # the endpoint reports the error
         return body
 
 
 def _split_path(scope: Scope) -> tuple[str | None, str]:
-    """Return (the session that a path /s/NAME/… names, the path after it)."""
-    path = scope["raw_path"].decode("latin-1")  # as it was sent: %2F is no /
+    """Return the session named by a path /s/NAME/…, and the rest of the path."""
+    path = scope["raw_path"].decode("latin-1")  # the raw path: %2F is not a separator
     if _leads_out(path):
         raise Refused(f"Not Found: {path}.", status=404)
     if not path.startswith("/s/"):
@@ -309,12 +310,12 @@ def _split_path(scope: Scope) -> tuple[str | None, str]:
 
 
 def _leads_out(path: str) -> bool:
-    """True if a server that decodes a path, perhaps several times, could read one of another folder in it."""
+    """Return True if a server that decodes the path, even repeatedly, could leave its folder."""
     decoded = path
     try:
         for _ in range(_MAX_DECODED):
             decoded = unquote(decoded, errors="strict")
-    except UnicodeDecodeError:  # such as an overlong form of a dot
+    except UnicodeDecodeError:  # for example an overlong form of a dot
         return True
     if unquote(decoded) != decoded:
         return True
@@ -323,7 +324,7 @@ def _leads_out(path: str) -> bool:
 
 
 def _refuse_pages(scope: Scope) -> None:
-    """Raise Refused for a web page of another machine, also one that gave its own name to this machine's address."""
+    """Raise Refused for a web page of another machine, also with a foreign host name for this machine's address."""
     if _list_foreign(scope, b"origin"):
         raise Refused("A page of another machine may not use this proxy.", status=403)
     server = scope.get("server")
@@ -332,7 +333,7 @@ def _refuse_pages(scope: Scope) -> None:
 
 
 def _list_foreign(scope: Scope, header: bytes) -> list[str]:
-    """Return the values of all headers of a name that name another machine: a program may read any of them."""
+    """Return all foreign values of a header. All headers of the name count: a program may read any of them."""
     values = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == header]
     return [value for value in values if value and not is_loopback(parse_header_host(value))]
 
@@ -353,7 +354,7 @@ def _format_error(path: str, refused: Refused) -> dict[str, Any]:
 
 
 async def _cut_body(body: bytes) -> AsyncIterator[bytes]:
-    """Yield a body in pieces, between which other requests are answered: 60 MiB at once take 0.1 s."""
+    """Yield a body in pieces, to answer other requests in between: 60 MiB at once take 0.1 s."""
     view = memoryview(body)
     for start in range(0, len(body), _PIECE_BYTES):
         yield bytes(view[start : start + _PIECE_BYTES])

@@ -1,7 +1,7 @@
-"""ReplyCopy: the part of an endpoint's reply that is recorded while its bytes go to the client.
+"""ReplyCopy: the recorded part of an endpoint's reply, copied while the bytes go to the client.
 
-Invariant: copying changes nothing of what passes, takes a bounded amount of memory, and no key of the request is in
-the copy. A call's problem is what the endpoint did (a status, silence, a missing end) or that its client left.
+Invariant: copying does not change the passing bytes, takes a bounded amount of memory, and removes the request's keys
+from the copy. A call's problem is caused by the endpoint (a status, silence, a missing end) or by the client's leaving.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from ajet.schema.settled import parse_storable_json, repair_surrogates
 
 CLIENT_LEFT = "the client left before the reply was whole"
 MAX_COPIED = MAX_BODY
-"""Bytes of a reply, decompressed, that are copied; all of it is passed on."""
+"""Limit on the copied bytes of a reply, decompressed. All bytes are passed on."""
 LOGGED_SILENCE_S = 5.0
 """Seconds of an endpoint's silence that are logged if its client leaves."""
 _PASSWORD = re.compile("//[^/@]*@")
 
 
 class ReplyCopy:
-    """The copy of one reply. `dialect` is None if only its problem is needed."""
+    """The copy of one reply. `dialect` is `None` if only the problem is needed."""
 
     def __init__(self, dialect: DialectName | None, redact: Redactor) -> None:
         self.problem = ""
         self.finish: FinishReason | None = None
         self.is_cut = False
-        """True if the client must see that the rest is missing."""
+        """True if the client must notice that the rest is missing."""
         self.was_silent = False
-        """True if the client left an endpoint that had sent nothing for a while."""
+        """True if the client left an endpoint that had been silent for a while."""
         self._dialect, self._redact = dialect, redact
         self._stream: RemoteStream | None = None
         self._parts: list[bytes] = []
@@ -52,18 +52,18 @@ class ReplyCopy:
 
     @property
     def is_long(self) -> bool:
-        """True if `build_body` takes so long that it belongs on a thread."""
+        """True if `build_body` is slow enough to need a thread."""
         return self._size > LONG_BYTES
 
     def note_leave(self) -> None:
-        """Note that the client has left."""
+        """Record that the client has left."""
         silence = time.monotonic() - self._received_at
         self.problem, self.finish, self.was_silent = CLIENT_LEFT, "aborted", silence >= LOGGED_SILENCE_S
         if self.was_silent:
             self.problem += f"; the endpoint had sent nothing for {silence:.0f} s"
 
     def begin(self, reply: httpx.Response) -> None:
-        """Note the reply's status and headers."""
+        """Record the reply's status and headers."""
         self._status, self._received_at = reply.status_code, time.monotonic()
         if location := reply.headers.get("location", ""):
             self._redirect = " to " + _PASSWORD.sub("//", location.partition("?")[0])
@@ -73,7 +73,7 @@ class ReplyCopy:
             self._stream = RemoteStream(self._dialect)
 
     def feed(self, part: bytes) -> None:
-        """Copy the next bytes."""
+        """Copy the next bytes of the reply."""
         self._received_at = time.monotonic()
         if self._dialect is None or self._size > MAX_COPIED:
             return
@@ -95,7 +95,7 @@ class ReplyCopy:
         data, stream = b"".join(self._parts), self._stream
         body: Any = parse_storable_json(data) if data else None
         if stream is not None:
-            body = repair_surrogates(stream.build_body())  # a letter may be halved between two events
+            body = repair_surrogates(stream.build_body())  # a character may be split between two events
         body = self._redact.tree(body)
         self.problem = self.problem or self._find_problem(body)
         is_redirect = 300 <= self._status < 400
@@ -103,14 +103,14 @@ class ReplyCopy:
             what = f"answered with a redirect{self._redirect}" if is_redirect else "refused"
             is_page = body is None or (isinstance(body, dict) and list(body) == ["text"])
             came = describe_body(self._dialect, body) if is_page else json.dumps(body, ensure_ascii=False)
-            came = self._redact(came)[:500]  # redacted first: no part of a key stays
+            came = self._redact(came)[:500]  # redacted first, so that no part of a key remains
             self.problem = self._redact(f"the endpoint {what} with status {self._status}: ") + came
             self.finish = "error"
             return None
         self.problem = self._redact(self.problem)[:500]
         if self.problem:
             self.finish = self.finish or "error"
-            return None if stream is None else body  # half a JSON object says nothing
+            return None if stream is None else body  # half a JSON object is not worth recording
         return body
 
     def _find_problem(self, body: Any) -> str:
@@ -124,7 +124,7 @@ class ReplyCopy:
 
 
 def build_key_redactor(headers: Mapping[bytes, bytes], query: bytes) -> Redactor:
-    """Return the redactor of the values under the name of a secret in a request's headers and query."""
+    """Return a redactor of all secrets in a request's headers and query."""
     keys: list[str] = []
     for name, encoded in headers.items():
         value = encoded.decode("latin-1").strip()

@@ -1,6 +1,6 @@
-"""RelayServer: an observing relay on a thread and loop of its own.
+"""RelayServer: an observing relay with its own thread and loop.
 
-Invariant: once `stop` has returned, every call is recorded as far as it came, and every session has ended.
+Invariant: once `stop` has returned, every call is recorded as far as it was received, and every session has ended.
 """
 
 from __future__ import annotations
@@ -20,27 +20,31 @@ _CHECK_EVERY_S = 1.0
 
 
 class RelayServer:
-    """Serves a relay until it is stopped."""
+    """Serves a relay until `stop` is called."""
 
     def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
         self._relay, self._sessions, self._listening = relay, sessions, listening
-        self._thread = start_server(self._run, name="ajet-observe")
+        self._thread = start_server(self._run_loop, name="ajet-observe")
 
     @property
     def idle(self) -> bool:
-        """True if no request is being answered."""
+        """True if no request is in progress."""
         return self._relay.idle
 
     def stop(self) -> None:
-        """Stop serving: requests under way end, and every session with them."""
+        """Stop serving. Requests in progress and all sessions end."""
         self._listener.stop()
         self._thread.join()
 
-    def _run(self, started: Callable[[], None]) -> None:
-        with closing(self._listening), closing(self._serve(started)) as serving:  # it never begins without a loop
+    def _run_loop(self, started: Callable[[], None]) -> None:
+        # The coroutine is closed explicitly: it never begins if the loop cannot be made.
+        with (
+            closing(self._listening),
+            closing(self._serve_requests(started)) as serving,
+        ):
             asyncio.run(serving)
 
-    async def _serve(self, started: Callable[[], None]) -> None:
+    async def _serve_requests(self, started: Callable[[], None]) -> None:
         self._listener = Listener(self._relay)
         checking = asyncio.ensure_future(self._close_idle_sessions())
         started()

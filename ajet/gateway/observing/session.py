@@ -1,8 +1,8 @@
-"""ObservedSession: one conversation of an observed agent, from its first call on, and the episode it becomes.
+"""ObservedSession: one conversation of an observed agent from its first call, and its episode.
 
-Invariant: each request is a call, whatever became of it, and its messages are those that the gateway's dialects parse.
-What they do not know is recorded as it was sent; nothing is refused, for the endpoint is not ours. One call at a time
-changes a session (`recording`); its file is written by `ObservedSessions`.
+Invariant: each request is a call, whatever its outcome, with messages as parsed by the gateway's dialects. Unknown
+parts are recorded as sent. No request is refused, because the endpoint belongs to others. One call at a time changes a
+session (`recording`); `ObservedSessions` writes the session's file.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _DIALECTS: Mapping[DialectName, tuple[Dialect, tuple[str, ...]]] = {
     "chat": (ChatDialect(None), ("messages", "tools")),
     "completions": (CompletionsDialect(None), ("prompt",)),
     "responses": (ResponsesDialect(None), ("input", "instructions", "previous_response_id", "tools")),
-    "anthropic": (CountTokensDialect(1), ("messages", "system", "tools")),  # refuses no beginning of a reply
+    "anthropic": (CountTokensDialect(1), ("messages", "system", "tools")),  # accepts any beginning of a reply
 }
-"""The dialects, and the fields of a request that hold its conversation: others are the endpoint's to refuse."""
+"""The dialects, and the request fields with the conversation. Other fields are left to the endpoint to refuse."""
 _OPTIONAL = ("tools", "previous_response_id")
 """Fields without which the rest of a conversation can still be parsed."""
 _NO_SETTINGS = ("messages", "system", "prompt", "input", "instructions", "tools", "model", "stream", "stream_options")
 _COMPARED_CALLS = 8
-"""The latest calls whose tokens a new one may share, besides the call that it continues."""
+"""Number of latest calls compared for shared tokens, besides the continued call."""
 
 
 class ObservedCall(BaseModel):
@@ -60,43 +60,43 @@ class ObservedCall(BaseModel):
     dialect: DialectName
     agent: str
     sent: dict[str, Any]
-    """Without keys."""
+    """The request body without keys."""
     said: Any = None
-    """The reply, complete or what came of it; None if nothing did."""
+    """The reply, complete or partial; `None` if no data arrived."""
     problem: str = ""
     """Why there is no complete reply."""
     finish: FinishReason | None = None
-    """None: as the reply says."""
+    """Finish reason; `None` to use the reply's own."""
     started: FiniteFloat
     ended: FiniteFloat = 0.0
 
 
 class ObservedSession:
-    """An open session."""
+    """An open session of an observed agent."""
 
     def __init__(self, name: str, number: int, file: Path, began: float) -> None:
         self.name, self.number, self.file = name, number, file
         self.uuid = file.stem
         self.began, self.used = began, time.monotonic()
-        """When it began, by the system clock; when it was used last, by the monotonic one."""
+        """Start by the system clock, and latest use by the monotonic clock."""
         self.running = 0
-        """Calls under way."""
+        """Number of calls in progress."""
         self.calls = self.bytes = 0
-        """Calls that have ended; bytes of the file."""
+        """Number of ended calls, and bytes of the file."""
         self.is_over = self.is_closed = False
-        """It ends with the calls under way; its episode is built."""
+        """`is_over`: the session ends with its calls in progress. `is_closed`: its episode is built."""
         self.feedback: list[Feedback] = []
         self.writing, self.recording = asyncio.Lock(), asyncio.Lock()
-        """Held while its file is written, and while a call begins or settles."""
+        """Held while the file is written, and while a call begins or settles."""
         self._recorder = Recorder()
         self._reply_ids: set[str] = set()
         self._stored: dict[str, Any] = {}
-        """What the dialects remember of the session."""
+        """The dialects' state of the session."""
         self._requests: dict[int, ParsedRequest] = {}
-        """The requests of calls under way, by the call's index."""
+        """The requests of calls in progress, by the call's index."""
 
     def begin(self, row: ObservedCall) -> Call:
-        """Record a request."""
+        """Record the request of a new call."""
         request, dropped = _parse_request(row, self._stored)
         call = self._add_call(row, request)
         self._requests[call.index] = request
@@ -105,7 +105,7 @@ class ObservedSession:
         return call
 
     def settle(self, row: ObservedCall, call: Call) -> None:
-        """Record how a call has ended."""
+        """Record the end of a call."""
         self.calls += 1
         request = self._requests.pop(call.index)
         failed = row.said is None and bool(row.problem)
@@ -124,7 +124,7 @@ class ObservedSession:
             request.options.store_response({"status": "completed", "tools": [], **row.said, "output": output})
 
     def has_reply(self, reply: str) -> bool:
-        """Return True if the endpoint gave a reply of the session this id."""
+        """Return True if the endpoint gave this id to a reply of the session."""
         return reply in self._reply_ids
 
     def build_episode(self, run: str) -> Episode:
@@ -132,8 +132,8 @@ class ObservedSession:
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)
-        asked = (messages[at] for call in calls for at in call.messages)
-        query = next((extract_text(message) for message in asked if message.get("role") == "user"), "")
+        prompts = (messages[at] for call in calls for at in call.messages)
+        query = next((extract_text(message) for message in prompts if message.get("role") == "user"), "")
         is_exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         failure = None
         if calls and calls[-1].error:
@@ -204,13 +204,13 @@ class ObservedSession:
 
 
 def read_call(dialect: DialectName, agent: str, body: bytes, redact: Redactor) -> ObservedCall | None:
-    """Return the row of a request, without keys; None if its body is no JSON object."""
+    """Return the row of a request, without keys; `None` if the body is no JSON object."""
     sent = _redact_named(redact.tree(parse_storable_json(body)))
     return ObservedCall(dialect=dialect, agent=agent, sent=sent, started=0.0) if isinstance(sent, dict) else None
 
 
 def _redact_named(value: Any) -> Any:
-    """Return JSON without the strings under the name of a secret (a tool's `authorization`)."""
+    """Return JSON with the strings under secret names redacted (a tool's `authorization`)."""
     if isinstance(value, Mapping):
         return {
             name: "[redacted]" if isinstance(item, str) and is_secret_name(str(name)) else _redact_named(item)
@@ -220,8 +220,10 @@ def _redact_named(value: Any) -> Any:
 
 
 def _parse_request(row: ObservedCall, stored: dict[str, Any]) -> tuple[ParsedRequest, set[str]]:
-    """Return the conversation of a request, and the fields that could not be parsed. Messages that cannot be parsed are
-    one message with their JSON."""
+    """Return the conversation of a request, and the fields that could not be parsed.
+
+    Messages that cannot be parsed become one message with their JSON.
+    """
     dialect, names = _DIALECTS[row.dialect]
     main = names[0]
     fields = {name: row.sent[name] for name in names if name in row.sent}
@@ -230,7 +232,7 @@ def _parse_request(row: ObservedCall, stored: dict[str, Any]) -> tuple[ParsedReq
     dropped: set[str] = set()
     while True:
         try:
-            request = dialect.parse(fields, Caller(row.agent, kept=stored))
+            request = dialect.parse(fields, Caller(row.agent, dialect_state=stored))
             if not request.prompts:
                 return request, dropped
             if len(request.prompts) == 1 and isinstance(prompt := request.prompts[0], str):

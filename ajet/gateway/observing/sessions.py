@@ -1,10 +1,10 @@
-"""ObservedSessions: the open sessions of an observing relay, each of which becomes an episode.
+"""ObservedSessions: the open sessions of an observing relay, which become episodes.
 
-Invariant: a call that has ended and feedback are in the session's file before they are counted, so that a killed
-process loses none; the file is deleted once the episode is on the disk. A session closes while nothing is written to
-it; feedback that waited until then is late feedback on its episode. A name has one open session: after its end, or its
-`end` in feedback, a request of that name begins another one, and calls under way still belong to the earlier one.
-Everything runs on one event loop.
+Invariant: an ended call, and feedback, are in the session's file before they are counted: a killed process loses no
+data. The file is deleted once the episode is on the disk. A session closes only while no data is being written;
+feedback that waited for the closing is late feedback on the episode. A name has one open session: after its end, or an
+`end` in feedback, the next request of the name begins a new session, and calls in progress still belong to the earlier
+session. All code runs on one event loop.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
 MAX_ENDED = 100_000
-"""Ended sessions and replies for which feedback still finds the episode."""
+"""Number of ended sessions and replies whose episode can still be found for feedback."""
 MAX_CALLS, MAX_BYTES = 1000, 256 << 20
-"""Calls of a session, and bytes of its file: a client that names no session and never pauses would fill the memory."""
+"""Limits on a session's calls and the bytes of its file. Without them, an unnamed client that never pauses would
+fill the memory."""
 REPLY_WAIT_S = 30.0
-"""Seconds for which feedback on an unknown reply waits for calls under way."""
+"""Seconds for which feedback on an unknown reply waits for calls in progress."""
 
 
 class _Head(BaseModel):
@@ -49,11 +50,11 @@ class _Head(BaseModel):
 
 
 class RunningCall(NamedTuple):
-    """A call under way."""
+    """A call in progress, with its session and row."""
 
     session: ObservedSession
     row: ObservedCall
-    """Its `said`, `problem` and `finish` are set when the reply has come."""
+    """`said`, `problem` and `finish` of the row are set after the reply."""
     call: Call
 
 
@@ -65,7 +66,7 @@ class ObservedSessions:
     """The open sessions of one relay."""
 
     folder: Path
-    """Where the sessions' files are."""
+    """The folder of the sessions' files."""
     redact: Redactor
     on_closed: Callable[[Episode, Path], None]
     """Takes the episode of an ended session, and the file to delete once the episode is on the disk."""
@@ -76,30 +77,30 @@ class ObservedSessions:
     """Seconds without a call or feedback after which a session ends."""
     _open: dict[str, ObservedSession] = field(default_factory=dict)
     _ending: list[ObservedSession] = field(default_factory=list)
-    """Sessions that are over and still have calls under way."""
+    """Sessions that are over, with calls still in progress."""
     _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """Name -> sessions of that name so far."""
+    """Name -> number of sessions with this name so far."""
     _ended: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Key of feedback -> the ended episode that it is about."""
+    """Key of feedback -> the ended episode of its session or reply."""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
     _late_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def find(self, name: str) -> ObservedSession:
-        """Return the open session of this name, or a new one."""
+        """Return the open session of this name, or a new session."""
         session = self._open.get(name)
         if session is None:
             number = self._counts.get(name, 0)
-            _remember(self._counts, name, number + 1)
+            _remember_entry(self._counts, name, number + 1)
             file = self.folder / f"{uuid.uuid4().hex}.jsonl"
             session = self._open[name] = ObservedSession(name, number, file, time.time())
         session.used = time.monotonic()
         return session
 
     async def begin(self, name: str, row: ObservedCall, *, is_long: bool = False) -> RunningCall:
-        """Record a request in the session of this name; `end` must follow. It must not be cancelled.
+        """Record a request in the session of this name. Must be followed by `end`, and must not be cancelled.
 
         Args:
-            is_long: Parsing the request takes long: it is done on a thread.
+            is_long: Parse the request on a thread, because parsing takes long.
         """
         session = self.find(name)
         session.running += 1
@@ -112,14 +113,14 @@ class ObservedSessions:
         return RunningCall(session, row, call)
 
     async def end(self, running: RunningCall) -> None:
-        """Write a call that has ended, then count it; if the disk takes nothing, it is logged and counted."""
+        """Write an ended call, then count it. A call that cannot be written is logged and still counted."""
         session, row, call = running
         row.started, row.ended = call.started, time.time()
         try:
             async with session.writing:
                 before = session.bytes
                 try:
-                    await self._write(session, dict(row))
+                    await self._write_row(session, dict(row))
                 except OSError as problem:
                     logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
                 is_long = session.bytes - before > LONG_BYTES
@@ -135,14 +136,14 @@ class ObservedSessions:
             self._settled = asyncio.Event()
 
     async def add_feedback(self, feedback: Feedback) -> dict[str, Any]:
-        """Write feedback and return what it is about. It must not be cancelled. Raises OSError if it is not written."""
+        """Write feedback, and return its session or episode. Must not be cancelled. Raises OSError if writing fails."""
         session = await self._find_subject(feedback)
         if session is None:
             return await self._add_late(feedback, self._ended.get(_build_key(feedback)))
         try:
             async with session.writing:
                 if is_in_time := not session.is_closed:
-                    await self._write(session, {"feedback": feedback.build_row()})
+                    await self._write_row(session, {"feedback": feedback.build_row()})
                     session.feedback.append(feedback)
                     session.used = time.monotonic()
                     if feedback.end:
@@ -154,7 +155,7 @@ class ObservedSessions:
         return {"recorded": True, "known": True, "session": session.name, "episode": session.uuid}
 
     def close_idle(self, *, all_of_them: bool = False) -> None:
-        """End idle sessions. `all_of_them`: end all; those in use end with what is under way."""
+        """End idle sessions. With `all_of_them`, end all sessions; busy sessions end with their calls in progress."""
         now = time.monotonic()
         for session in list(self._open.values()):
             is_used = session.running > 0 or session.writing.locked()
@@ -163,16 +164,16 @@ class ObservedSessions:
                 self._close_if_over(session)
 
     def adopt(self, files: Sequence[Path]) -> int:
-        """Continue sessions that an earlier process left. Return how many."""
+        """Continue the sessions of an earlier process. Return their number."""
         count = 0
         for file in files:
             try:
                 cut_partial_line(file)
                 rows = list(read_rows(file))
-                if not rows:  # its process was killed before it wrote anything
+                if not rows:  # the process was killed before its first write
                     file.unlink()
                     continue
-                session = self._restore(rows, self.folder / file.name)
+                session = self._restore_session(rows, self.folder / file.name)
                 session.bytes = file.stat().st_size
                 self.folder.mkdir(parents=True, exist_ok=True)
                 file.rename(session.file)
@@ -184,16 +185,16 @@ class ObservedSessions:
             self._open[session.name] = newer
             for each in (older, newer):
                 if (each is older and older is not newer) or each.is_over:
-                    self._close(each)
+                    self._close_session(each)
         return count
 
-    def _restore(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
-        """Raises ValueError, KeyError and Refused for rows that ajet did not write."""
+    def _restore_session(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
+        """Rebuild a session from its file. Raises ValueError, KeyError and Refused for foreign rows."""
         head = _Head.model_validate(rows[0])
         session = ObservedSession(head.session, head.number, file, head.began)
         self._counts[session.name] = max(self._counts.get(session.name, 0), session.number + 1)
         for row in rows[1:]:
-            if "began" in row:  # the head again: the disk was full after the first
+            if "began" in row:  # the head was written twice: the disk was full after the first time
                 continue
             if "feedback" in row:
                 given = dict(_FEEDBACK.validate_python(row["feedback"]))
@@ -207,33 +208,33 @@ class ObservedSessions:
             session.used = time.monotonic() - max(0.0, time.time() - ended.ended)
         return session
 
-    def _close(self, session: ObservedSession) -> None:
+    def _close_session(self, session: ObservedSession) -> None:
         session.is_closed = True
         if self._open.get(session.name) is session:
             del self._open[session.name]
         elif session in self._ending:
             self._ending.remove(session)
         episode = session.build_episode(self.run)
-        _remember(self._ended, f"session {session.name}", session.uuid)
+        _remember_entry(self._ended, f"session {session.name}", session.uuid)
         for call in episode.calls:
             if call.extra.get("id"):
-                _remember(self._ended, f"reply {call.extra['id']}", session.uuid)
+                _remember_entry(self._ended, f"reply {call.extra['id']}", session.uuid)
         self.on_closed(episode, session.file)
 
     def _end_session(self, session: ObservedSession) -> None:
-        """Let the next request of its name begin another session; this one ends with what is under way."""
+        """End a session with its calls in progress. The next request of its name begins a new session."""
         if self._open.get(session.name) is session:
             del self._open[session.name]
             self._ending.append(session)
         session.is_over = True
 
     def _close_if_over(self, session: ObservedSession) -> None:
-        """Close a session that is over and not in use: each call and feedback comes here when it is done."""
+        """Close a session that is over and idle. Called after each call and each feedback."""
         if session.is_over and not session.is_closed and not session.running and not session.writing.locked():
-            self._close(session)
+            self._close_session(session)
 
     async def _add_late(self, feedback: Feedback, episode: str | None) -> dict[str, Any]:
-        """Write feedback on an ended episode, or on nothing that is known (None)."""
+        """Write feedback on an ended episode; `episode` is `None` for an unknown subject."""
         about = {"episode": episode} if episode else {}
         async with self._late_lock:
             row = self.redact.row({**feedback.build_row(), **about})
@@ -245,8 +246,10 @@ class ObservedSessions:
         yield from reversed(self._ending)
 
     async def _find_subject(self, feedback: Feedback) -> ObservedSession | None:
-        """Return the session that feedback is about if it has not closed. A client may know a reply before it is
-        recorded."""
+        """Return the open session of feedback, or `None`.
+
+        A client may know a reply before the relay has recorded it, so an unknown reply is awaited for a while.
+        """
         until = time.monotonic() + REPLY_WAIT_S
         while True:
             if feedback.reply is None:
@@ -257,10 +260,10 @@ class ObservedSessions:
                 return found
             try:
                 await asyncio.wait_for(self._settled.wait(), until - time.monotonic())
-            except asyncio.TimeoutError:  # on Python 3.10 no TimeoutError
+            except asyncio.TimeoutError:  # not a TimeoutError on Python 3.10
                 return None
 
-    async def _write(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
+    async def _write_row(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
         head = {"session": session.name, "number": session.number, "began": session.began}
         rows = [row] if session.bytes else [head, row]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -273,8 +276,8 @@ class ObservedSessions:
         session.bytes += await asyncio.to_thread(write)
 
 
-def _remember(known: OrderedDict[str, Any], key: str, value: Any) -> None:
-    """Set the newest entry, and delete the oldest of more than MAX_ENDED."""
+def _remember_entry(known: OrderedDict[str, Any], key: str, value: Any) -> None:
+    """Set the newest entry, and delete the oldest beyond MAX_ENDED."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > MAX_ENDED:

@@ -1,10 +1,10 @@
 """Isolations run user code: `thread`, `loop`, `loops`, `process` or a plug-in's, behind one contract.
 
 An isolation takes attempts and returns futures with the workflow's output or exception. Invariant: user code never runs
-on the loops of the gateway, the engine or the rollout, so that timeouts work and other attempts go on whatever it does.
-`thread` and `loop` run it in this process. `process`, `loops` and the plug-in's `sandbox` run it in workers, with one
-protocol (`messages`): WorkerPool, WorkerHandle and WorkerProcess on the rollout's side; WorkerChannel, WorkerAttempt
-and a player in the worker.
+on the loops of the gateway, the engine or the rollout. Timeouts work, and other attempts continue, even if user code
+blocks. `thread` and `loop` run user code in this process. `process`, `loops` and the plug-in's `sandbox` use workers,
+with one protocol (`messages`): WorkerPool, WorkerHandle and WorkerProcess on the rollout's side; WorkerChannel,
+WorkerAttempt and a player in the worker.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ if TYPE_CHECKING:
 class Isolation(Protocol):
     """Runs attempts. `rollout.isolation` chooses the class, by name or by reference.
 
-    All members may be called from any thread and return at once; `locate` of a remote isolation may take a moment.
+    All members may be called from any thread and return at once, except that `locate` of a remote isolation may take a
+    moment.
     """
 
     shares_loop: bool
-    """True if attempts share an event loop, so that a blocking one delays the others."""
+    """True if attempts share an event loop, where a blocking attempt delays the others."""
 
     is_remote: bool
-    """True if attempts run in other processes, which do not see this process' later environment changes."""
+    """True if attempts run in other processes, without later environment changes of this process."""
 
     @classmethod
     def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
         """Return an isolation for attempts of this workflow.
 
         Args:
-            ambient: The gateway's endpoint for clients that are given none; a remote attempt has it in its environment.
+            ambient: The gateway's endpoint for clients without an own endpoint, set in a remote attempt's environment.
 
         Raises:
-            ConfigError: It cannot run this workflow.
+            ConfigError: The isolation cannot run this workflow.
         """
         ...
 
     @property
     def abandoned_count(self) -> int:
-        """The number of stopped attempts whose code could not be ended and still runs."""
+        """The number of stopped attempts whose code still runs."""
         ...
 
     def start(self, attempt: LocalAttempt) -> Future[WorkflowOutput]:
@@ -62,7 +63,7 @@ class Isolation(Protocol):
         ...
 
     def stop(self, attempt: LocalAttempt) -> None:
-        """End the attempt as far as this isolation can: a cancellation, or a signal to its process."""
+        """End the attempt by the isolation's means: a cancellation, or a signal to the attempt's process."""
         ...
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class Isolation(Protocol):
 
 
 def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
-    """Return the isolation that `rollout.isolation` names, made by `Isolation.create`. Raises UserError."""
+    """Return the isolation named by `rollout.isolation`, from `Isolation.create`. Raises UserError."""
     found: Isolation = _find_class(experiment).create(experiment, workflow_class, ambient)
     return found
 
@@ -79,7 +80,7 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
 def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
     """Raise ConfigError if the named isolation refuses this workflow or experiment. Starts no process.
 
-    An isolation that refuses some has a class method of this name.
+    An isolation with such limits has a class method of the same name.
     """
     check = getattr(_find_class(experiment), "require_isolable", None)
     if check is not None:

@@ -1,11 +1,11 @@
-"""Messages between the rollout and a worker over a byte stream, and the encoding of their values.
+"""Messages between the rollout and a worker over a byte stream, and the encoding of message values.
 
-The stream is a socket here; a pipe or the standard input and output of a container would work as well. Invariants: a
-message is one frame, whose size is checked before it is stored. The head of the frame holds the attempt id and the
-kind, its bytes are JSON. Received bytes are parsed, never executed or unpickled. Values that JSON does not have
-(tuples, sets, bytes, non-finite numbers, dates, paths, keys that are no strings) keep their type: each is an object
-with one key that begins with `$`. Models and numpy values become what the record makes of them; any other object
-becomes its `repr`, or raises TypeError.
+The stream is a socket here. A pipe or the standard input and output of a container would work as well. Invariants: a
+message is one frame, whose size is checked before the frame is stored. The head of the frame holds the attempt id and
+the kind; the body is JSON. Received bytes are parsed, never executed or unpickled. Values without a JSON form (tuples,
+sets, bytes, non-finite numbers, dates, paths, non-string keys) keep their type: each is an object with one key,
+starting with `$`. Models and numpy values are encoded as in the record. Any other object becomes its `repr`, or raises
+TypeError.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pydantic import BaseModel
 from ajet.schema.frames import FrameError, FrameReader, pack_frame, send_all
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""Most bytes of one message: a longer output fails its episode."""
+"""Maximum bytes of one message. A longer output fails the episode."""
 MAX_DEPTH = 50
-"""Most levels of lists and mappings; deeper values become a text, as in the record."""
+"""Maximum levels of lists and mappings. Deeper values become text, as in the record."""
 _READ_BYTES = 1 << 16
 
 
@@ -36,20 +36,20 @@ class Message(NamedTuple):
     """A message of either side."""
 
     about: int
-    """Id of its attempt; 0 for a message that concerns no attempt."""
+    """Id of the attempt, or 0 for a message that concerns no attempt."""
     kind: str
     body: Any
 
 
 class MessageChannel:
-    """One end of a channel. It does not close its descriptors; one thread may read and one may write at a time."""
+    """One end of a channel. The caller closes the descriptors. One thread may read and one may write at a time."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
         self._frames = FrameReader(MAX_MESSAGE_BYTES)
 
     def send(self, about: int, kind: str, body: bytes) -> None:
-        """Send a message whose body was made by `encode_value`. Raises OSError when the other end is gone."""
+        """Send a message with a body from `encode_value`. Raises OSError when the other end is gone."""
         send_all(self._write_fd, pack_frame({"about": about, "kind": kind}, body))
 
     def receive(self) -> Message:
@@ -83,7 +83,7 @@ def encode_value(value: Any, *, exact: bool = False) -> bytes:
 
 
 def decode_value(text: bytes) -> Any:
-    """Return the value that `encode_value` wrote. Raises ValueError for any other bytes."""
+    """Return the value written by `encode_value`. Raises ValueError for any other bytes."""
     try:
         return _from_json(json.loads(text.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant))
     except (TypeError, OverflowError, RecursionError) as problem:
@@ -152,7 +152,7 @@ def _from_json(tree: Any) -> Any:
 
 
 def _make_key(tree: Any) -> Any:
-    """Return a key of a mapping or a member of a set. A model there became a dictionary, which cannot be hashed."""
+    """Return a hashable key of a mapping or member of a set. A model there became a dictionary, which has no hash."""
     value = _from_json(tree)
     return str(value) if isinstance(value, (dict, list)) else value
 

@@ -1,7 +1,7 @@
 """One event loop for many attempts: ten thousand episodes cost ten thousand tasks, not threads.
 
-Invariant: a task that blocks the loop past its episode's timeout delays the episodes on that loop and no later one: the
-next attempt gets a new loop. The old one is closed once the last of its attempts has ended.
+Invariant: a task that blocks the loop past the episode's timeout delays the episodes on the same loop and no later
+episode. The next attempt gets a new loop. The old loop is closed after the end of its last attempt.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
 
 
 class LoopIsolation:
-    """Runs attempts as tasks of one loop. A plain `execute` gets a thread of its own."""
+    """Runs attempts as tasks of one loop. A plain `execute` gets a separate thread."""
 
     shares_loop, is_remote = True, False
 
     @classmethod
     def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopIsolation:
-        """Return the isolation. It is made for code that awaits."""
+        """Return the isolation, intended for asynchronous code."""
         return cls()
 
     def __init__(self) -> None:
-        import openai.resources.chat.completions  # noqa: F401 - the import takes seconds, which would block the loop
+        import openai.resources.chat.completions  # noqa: F401 - the import takes seconds and would block the loop
 
         self._lock = threading.Lock()
-        self._loops = [_open_loop()]
+        self.loops = [_open_loop()]
         self._running: dict[AttemptBase, tuple[Future[WorkflowOutput], UserLoop]] = {}
         self._threads = ThreadIsolation()
         self._live: dict[AttemptBase, asyncio.Task[Any]] = {}
         self._stopped: WeakSet[AttemptBase] = WeakSet()
-        """Stopped attempts whose tasks may still run. Weak: an attempt that is stopped as it ends is never removed."""
+        """Stopped attempts whose tasks may still run. References are weak: an attempt stopped during its end is never
+        removed.
+        """
 
     @property
     def abandoned_count(self) -> int:
-        """The number of tasks and threads that still run although their episode was stopped."""
+        """The number of tasks and threads still running after the stop of their episode."""
         with self._lock:
             return sum(attempt in self._stopped for attempt in self._live) + self._threads.abandoned_count
 
@@ -54,20 +56,20 @@ class LoopIsolation:
         if is_plain_attempt(attempt):
             return self._threads.start(attempt)
         with self._lock:
-            loop = self._loops[-1]
+            loop = self.loops[-1]
             future = loop.submit(self._run_attempt(attempt))
             self._running[attempt] = (future, loop)
         future.add_done_callback(lambda _: self._note_end(attempt))
         return future
 
     def locate(self, attempt: AttemptBase) -> str:
-        """Return the line of user code that the attempt is at, as `Isolation.locate` does."""
+        """Return the attempt's current line of user code, as `Isolation.locate` does."""
         with self._lock:
             task, found = self._live.get(attempt), self._running.get(attempt)
         return found[1].locate_task(task) if task is not None and found is not None else self._threads.locate(attempt)
 
     def stop(self, attempt: AttemptBase) -> None:
-        """Cancel the task. The next attempts get a new loop if this one is blocked."""
+        """Cancel the task. The next attempts get a new loop if this loop is blocked."""
         self._threads.stop(attempt)
         with self._lock:
             found = self._running.get(attempt)
@@ -75,25 +77,25 @@ class LoopIsolation:
                 return
             future, loop = found
             self._stopped.add(attempt)
-            if loop.is_blocked and loop is self._loops[-1]:
-                self._loops.append(_open_loop())
+            if loop.is_blocked and loop is self.loops[-1]:
+                self.loops.append(_open_loop())
         future.cancel()
 
     def close(self) -> None:
         """Cancel all running attempts and end the loops."""
         self._threads.close()
         with self._lock:
-            loops = list(self._loops)
+            loops = list(self.loops)
         for loop in loops:
             loop.close()
 
     def _note_end(self, attempt: AttemptBase) -> None:
-        """Forget an attempt whose future is done, and close the old loops on which nothing runs."""
+        """Remove an attempt with a finished future, and close the old loops without attempts."""
         with self._lock:
             self._running.pop(attempt, None)
-            unused = [loop for loop in self._loops[:-1] if not self._has_attempts(loop)]
+            unused = [loop for loop in self.loops[:-1] if not self._has_attempts(loop)]
             for loop in unused:
-                self._loops.remove(loop)
+                self.loops.remove(loop)
         for loop in unused:
             loop.close()
 
@@ -111,7 +113,7 @@ class LoopIsolation:
             with self._lock:
                 self._live.pop(attempt, None)
                 self._stopped.discard(attempt)
-            if attempt not in self._running:  # its future was done before
+            if attempt not in self._running:  # the future was done before
                 self._note_end(attempt)
 
 

@@ -1,7 +1,7 @@
-"""Many attempts on the event loop of each of a few worker processes, for agents that one processor cannot serve.
+"""Many attempts on the event loop of each of a few worker processes, for agents too heavy for one processor.
 
-Invariants: an attempt goes to the worker that plays the fewest. A worker that is gone, or in which a stopped attempt
-still runs, gets no more attempts; the next attempt gets a new worker. In a worker, attempts share a loop as with
+Invariants: an attempt goes to the worker with the fewest attempts. A dead worker, or a worker where a stopped attempt
+still runs, gets no more attempts. The next attempt gets a new worker. In a worker, attempts share a loop as with
 `loop`.
 """
 
@@ -32,12 +32,12 @@ class LoopsIsolation(WorkerPool):
         return cls(find_setup(workflow_class, experiment, ambient), processes)
 
     def __init__(self, setup: WorkerSetup, processes: int) -> None:
-        """`processes` is the most workers that accept attempts at the same time."""
+        """Prepare the pool. `processes` is the maximum number of workers that accept attempts at the same time."""
         super().__init__(replace(setup, shared=True))
         self._processes = processes
 
     def _choose_worker(self) -> WorkerHandle:
-        """Return the worker that plays the fewest attempts, or a new one."""
+        """Return the worker with the fewest attempts, or a new worker."""
         able = [worker for worker in self._workers if worker.is_accepting]
         fewest = min(able, key=lambda worker: (worker.abandoned_count > 0, worker.playing_count), default=None)
         if fewest is None or (fewest.playing_count + fewest.abandoned_count and len(able) < self._processes):
@@ -46,5 +46,5 @@ class LoopsIsolation(WorkerPool):
 
 
 def count_worker_processes() -> int:
-    """Return the number of usable cores without one for the gateway and the engine, at least 1."""
+    """Return the number of usable cores, minus one for the gateway and the engine, at least 1."""
     return max(1, (usable_cpus() or 1) - 1)

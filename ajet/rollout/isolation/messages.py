@@ -5,12 +5,12 @@
                         stop      cancel the attempt (a worker of one attempt is killed instead)
                         ok, failed, error   the reply to the oldest open request of the attempt
     worker to rollout   open, endpoint, context_full, tool_used, replay, replayed_tools, pin   requests
-                        ended     how the attempt ended, and what it left changed in the process
+                        ended     how the attempt ended, and what changes it left in the process
                         printed, warning   output of an attempt, output of no attempt (workers of many attempts only)
 
-The control socket works while the channel is full. LOCATE and the attempt id request the line where the attempt's code
-is; CLOSE requests that the attempts' resources are closed. Its end of file means that the other process is gone.
-Invariant: everything that comes from a worker is checked and converted, or raises ValueError.
+The control socket works while the channel is full. LOCATE and the attempt id request the current line of the attempt's
+code. CLOSE requests the closing of the attempts' resources. End of file on the control socket means that the other
+process is gone. Invariant: everything received from a worker is checked and converted, or raises ValueError.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ from ajet.schema.tool_use import ToolUse
 CLOSE, LOCATE = b"c", b"?"
 """Control signals to a worker."""
 ID_BYTES = 8
-"""Bytes of the attempt id after LOCATE, big-endian; the reply is a line of text."""
+"""Bytes of the attempt id after LOCATE, big-endian. The reply is a line of text."""
 CLOSED = b"\0"
 """The reply to CLOSE once everything is closed."""
 GRACE = 2.0
-"""Seconds that a cancelled attempt gets to end, a worker to close its attempts' resources, and processes that a
-workflow started to end after SIGTERM."""
+"""Seconds for a cancelled attempt to end, for a worker to close its attempts' resources, and for processes started by a
+workflow to end after SIGTERM.
+"""
 MAX_CHANGES, MAX_CHANGE_CHARS = 16, 2_000
-"""Most changes that a worker reports of an attempt, and most characters of each."""
+"""Maximum number of changes reported per attempt, and maximum characters per change."""
 _TASK_FIELDS = tuple(name for name in WorkflowTask.model_fields if name not in ("task", "gym_env"))
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker needs before its first attempt: how to import the workflow, and the ambient endpoint."""
+    """A worker's setup before the first attempt: how to import the workflow, and the ambient endpoint."""
 
     reference: str
     base: Path
     paths: tuple[str, ...]
     ambient: Endpoint
-    """The endpoint for clients without one of their own; in the environment while no attempt is played."""
+    """The endpoint for clients without an own endpoint, set in the environment while no attempt is played."""
     shared: bool = False
-    """True if attempts share the worker, on one event loop; False if it plays one at a time."""
+    """True if attempts share the worker, on one event loop. False if the worker plays one attempt at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The end of an attempt, and descriptions of what it left changed in its process."""
+    """The end of an attempt, with descriptions of changes left in the process."""
 
     outcome: WorkflowOutput | Failure
     changes: list[str]
@@ -87,8 +88,8 @@ def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> byt
     """Encode the body of `attempt`.
 
     Args:
-        config: None: the configuration is that of the attempt before.
-        began: Seconds since the epoch at which the attempt's time began.
+        config: The configuration. None: unchanged since the attempt before.
+        began: Start of the attempt, in seconds since the epoch.
 
     Raises:
         TypeError: The task or a setting holds an object that is no data.
@@ -101,7 +102,7 @@ def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> byt
 
 
 def pack_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
-    """Encode the body of `attempt`. Raises EpisodeError for a task that cannot be sent."""
+    """Encode the body of `attempt`. Raises EpisodeError if the task cannot be encoded."""
     try:
         body = encode_attempt(task, config, began)
     except TypeError as problem:
@@ -130,7 +131,7 @@ def decode_settings(body: Any) -> View | None:
 
 
 def encode_reply(kind: str, answer: Any) -> bytes:
-    """Encode the body of `ok`, the reply to a request of that kind."""
+    """Encode the body of `ok`, the reply to a request of the given kind."""
     if kind == "endpoint":
         return encode_value(_encode_endpoint(answer))
     if kind == "replay":
@@ -139,7 +140,7 @@ def encode_reply(kind: str, answer: Any) -> bytes:
 
 
 def decode_reply(kind: str, body: Any) -> Any:
-    """Decode the body of `ok`, the reply to a request of that kind."""
+    """Decode the body of `ok`, the reply to a request of the given kind."""
     if kind == "endpoint":
         return Endpoint(**body)
     if kind == "replay":
@@ -151,7 +152,7 @@ def decode_reply(kind: str, body: Any) -> Any:
 
 
 def encode_request(kind: str, value: Any) -> bytes:
-    """Encode the body of a request. Raises TypeError for names that are no strings."""
+    """Encode the body of a request. Raises TypeError for non-string names."""
     names = value[:1] if kind == "replay" else value or () if kind in ("endpoint", "open") else ()
     if not all(isinstance(name, str) for name in names if name is not None):
         raise TypeError(f"an agent, its target, its debug model and a tool are named by texts, not by {value!r:.200}")
@@ -192,30 +193,34 @@ def _parse_request(kind: str, body: Any) -> Any:
 
 
 def decode_printed(body: Any) -> tuple[str, int]:
-    """Return the end of the output, and how many characters before it were cut. Raises ValueError."""
+    """Return the end of the output, and the number of characters cut before the end. Raises ValueError."""
     try:
         text, cut = body
         (text,) = _check_texts([text])
         if type(cut) is not int or cut < 0:
-            raise ValueError("its number of characters is none")
+            raise ValueError("the number of characters is invalid")
     except _PARSE_ERRORS as problem:
-        raise ValueError(f"nothing printed: {problem}") from problem
+        raise ValueError(f"no valid output: {problem}") from problem
     end = text[-OUTPUT_CHARS:]
     return end, cut + len(text) - len(end)
 
 
 def encode_output(output: WorkflowOutput, changes: list[str]) -> bytes:
-    """Encode the body of `ended` for an output. Raises ValueError, and what objects in the output raise."""
+    """Encode the body of `ended` for an output.
+
+    Raises:
+        ValueError: The output is invalid. Exceptions of objects in the output are raised unchanged.
+    """
     values: dict[str, Any] = dict(output)
     for name in ("metadata", "log_metrics"):
         if isinstance(values[name], Mapping):
             values[name] = {str(key): value for key, value in values[name].items()}
-    checked = WorkflowOutput.model_validate(values)  # it may have been changed since it was made
+    checked = WorkflowOutput.model_validate(values)  # user code may have changed the output after creation
     return encode_value({"output": dict(checked), "left": _bound_changes(changes)})
 
 
 def encode_failure(failure: Failure, changes: list[str]) -> bytes:
-    """Encode the body of `ended` for a failure, and that of `failed` (`decode_failure`)."""
+    """Encode the body of `ended` for a failure, and the body of `failed` (`decode_failure`)."""
     values = {each.name: getattr(failure, each.name) for each in fields(Failure)}
     return encode_value({"failure": values, "left": _bound_changes(changes)})
 

@@ -1,8 +1,8 @@
-"""One attempt at a time in each worker process. An attempt that hangs is killed with its process.
+"""One attempt at a time in each worker process. A hanging attempt is killed with its process.
 
-Invariants: a worker that was killed, that died, or that an attempt left changed plays no other attempt. Only a few
-workers start at once: a start costs seconds of a processor, so that two hundred at a time would be ready no sooner,
-would need the memory of all, and would slow down everything else on the machine.
+Invariants: a worker plays no other attempt if the worker was killed, died, or was left changed by an attempt. Only a
+few workers start at once, because a start costs seconds of a processor. Two hundred starts at a time would be ready no
+sooner, would need the memory of all, and would slow down everything else on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 STARTS_PER_PROCESSOR = 2
-"""Starts at once for each processor that this process may use: one reads files while the other computes."""
+"""Concurrent starts per usable processor: one start reads files while the other computes."""
 
 
 class ProcessIsolation(WorkerPool):
@@ -29,7 +29,7 @@ class ProcessIsolation(WorkerPool):
 
     shares_loop = False
     keeps_workers = True
-    """True if a worker that an attempt left unchanged plays another one."""
+    """True if an unchanged worker plays further attempts."""
 
     @classmethod
     def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ProcessIsolation:
@@ -40,18 +40,18 @@ class ProcessIsolation(WorkerPool):
         """Raises ConfigError if another process could not import the workflow."""
         super().__init__(find_setup(workflow_class, experiment, ambient))
         self._idle: list[WorkerHandle] = []
-        self._most_starts = STARTS_PER_PROCESSOR * (usable_cpus() or 1)
+        self.max_starts = STARTS_PER_PROCESSOR * (usable_cpus() or 1)
         self._timer: threading.Timer | None = None
 
     def _choose_worker(self) -> WorkerHandle | None:
-        """Return an idle worker, or a new one, or None while the maximum number of workers starts."""
+        """Return an idle worker, or a new worker, or None while the maximum number of workers starts."""
         while self._idle:
             worker = self._idle.pop()
             if worker.is_alive:
                 return worker
             worker.close()
         starting = [left for worker in self._workers if (left := worker.remaining_start_seconds)]
-        if len(starting) < self._most_starts:
+        if len(starting) < self.max_starts:
             return self._open_worker()
         if self._timer is None:
             self._timer = threading.Timer(min(starting), self._place_later)
@@ -60,7 +60,7 @@ class ProcessIsolation(WorkerPool):
         return None
 
     def _place_later(self) -> None:
-        """Place waiting attempts: a start that takes this long is no longer counted."""
+        """Place waiting attempts. A start of this duration is no longer counted."""
         with self._lock:
             self._timer = None
         self._place_waiting()
@@ -69,7 +69,7 @@ class ProcessIsolation(WorkerPool):
         if worker.is_over:
             with self._lock:
                 self._idle = [each for each in self._idle if each is not worker]
-        elif worker.is_accepting and not worker.playing_count:  # its attempt has ended
+        elif worker.is_accepting and not worker.playing_count:  # the worker's attempt has ended
             if self.keeps_workers and worker.is_alive and not worker.changes:
                 worker.forget_output()
                 with self._lock:
@@ -79,14 +79,14 @@ class ProcessIsolation(WorkerPool):
         super()._note_change(worker)
 
     def _retire_worker(self, worker: WorkerHandle) -> None:
-        """Kill a worker that its attempt left changed. Log each kind of change once."""
+        """Kill a worker left changed by an attempt. Log each kind of change once."""
         worker.close()
         with self._lock:
             news = [change for change in worker.changes if change not in self._warned]
             self._warned.update(news)
         if news and self.keeps_workers:
             logger.warning(
-                "rollout.isolation process: a workflow left {} changed or running; its process is replaced, so that no "
-                "other attempt meets that (each such attempt costs the start of a process)",
+                "rollout.isolation process: a workflow left {} changed or running; its process is replaced to protect "
+                "other attempts (each replacement costs the start of a process)",
                 " and ".join(news),
             )

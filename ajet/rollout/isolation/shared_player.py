@@ -1,9 +1,9 @@
 """The player of a worker with many attempts on one event loop: isolation `loops`.
 
-Invariants: everything that isolation `loop` promises holds within this process. Output of an attempt's tasks and
-threads is sent as that attempt's, by a context variable, and printing never blocks. A thread that user code starts
-itself has no such context; its output goes to the real standard output. A stopped attempt is reported as ended when its
-task is over, which may be later than its future.
+Invariants: all promises of isolation `loop` hold within this process. Output of an attempt's tasks and threads is sent
+as output of the attempt, by a context variable, and printing never blocks. A thread started by user code has no such
+context, and the thread's output goes to the real standard output. A stopped attempt is reported as ended when the task
+is over, possibly later than the future.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class SharedAttempt(WorkerAttempt):
     def __init__(self, channel: WorkerChannel, number: int, *more: Any) -> None:
         super().__init__(channel, number, *more)
         self.owner = channel.owner
-        """The worker's process id: a process that was forked from it prints to the real stream."""
+        """The worker's process id. A fork of the process prints to the real stream."""
         self._output = OutputStream(number, "printed")
         self.has_ended = False
-        """True once its task is over, which may be later than its future."""
+        """True once the attempt's task is over, possibly later than the future."""
 
     def add_output(self, text: str) -> None:
         """Send output, line by line until CHATTY_CHARS were sent."""
@@ -53,12 +53,12 @@ class SharedAttempt(WorkerAttempt):
             self.flush()
 
     def flush(self) -> None:
-        """Send the rest of its output."""
+        """Send the rest of the output."""
         self._channel.send_output(self._output)
 
 
 current_attempt: ContextVar[SharedAttempt | None] = ContextVar("ajet_current_attempt", default=None)
-"""The attempt whose code runs in this context: what is printed there is its output."""
+"""The attempt whose code runs in this context. Printed text in the context is the attempt's output."""
 
 
 class SharedPlayer:
@@ -70,28 +70,28 @@ class SharedPlayer:
         self._attempts: dict[int, tuple[SharedAttempt, Future[WorkflowOutput]]] = {}
         self.config: Any = None
         self._workflow_class: type[Any] | None = None
-        """None until it could be imported."""
+        """None before the first successful import."""
         self._ambient = RunEnvironment(setup.ambient)
 
     def take(self, order: Message) -> None:
-        """Begin an attempt, or cancel one."""
+        """Start an attempt, or cancel an attempt."""
         if order.kind == "attempt":
             self._begin_attempt(order.about, order.body)
         elif (found := self._attempts.get(order.about)) is not None:
             self._loop.stop(found[0])
 
     def locate(self, number: int) -> str:
-        """Return the line of user code that the attempt of that number is at, or ""."""
+        """Return the current line of user code of the numbered attempt, or ""."""
         found = self._attempts.get(number)
         return "" if found is None else self._loop.locate(found[0])
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close what attempts opened. Return the threads that do it."""
+        """Start to close the attempts' resources. Return the closing threads."""
         held = [attempt.resources for attempt, _ in tuple(self._attempts.values()) if attempt.resources.holds]
         return [resources.close_in_thread() for resources in held]
 
     def note_task_end(self, attempt: SharedAttempt) -> None:
-        """Report the end of an attempt whose task is over, if its future was cancelled before."""
+        """Report the end of an attempt after the task's end, if the future was cancelled before."""
         attempt.has_ended = True
         found = self._attempts.get(attempt.number)
         if found is not None and found[1].cancelled():
@@ -101,7 +101,7 @@ class SharedPlayer:
         self._channel.begin(number)
         attempt: SharedAttempt | None = None
         try:
-            self.config = decode_settings(body) or self.config  # sent once, so it is stored even if this attempt fails
+            self.config = decode_settings(body) or self.config  # sent once, and stored even if this attempt fails
             task, _, began = decode_attempt(body)
             if self._workflow_class is None:
                 setup = self._setup
@@ -110,7 +110,7 @@ class SharedPlayer:
                 )
             attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, began)
             future = self._loop.start(attempt)
-        except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported
+        except BaseException as problem:  # noqa: BLE001 - the border where user code runs: the imported module
             self._send_end(number, attempt, classify_exception(problem, "construct"))
             return
         self._attempts[number] = attempt, future
@@ -147,7 +147,7 @@ class _AttemptThreads(ThreadIsolation):
 
 
 class _AttemptLoop(LoopIsolation):
-    """The event loop of this worker. It calls the player when a task is over."""
+    """The event loop of this worker, which calls the player after a task's end."""
 
     def __init__(self, player: SharedPlayer, owner: int) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class _BinaryOutput(io.BufferedIOBase):
         return len(raw)
 
     def flush(self) -> None:
-        """Flush the text stream that this buffer belongs to."""
+        """Flush the text stream of this buffer."""
         self._output.flush()
 
     def writable(self) -> bool:
@@ -237,9 +237,10 @@ class _BinaryOutput(io.BufferedIOBase):
 
 @contextmanager
 def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[SharedPlayer]:
-    """Yield a player, and send its attempts' output to the rollout.
+    """Yield a player, and send the output of attempts to the rollout.
 
-    Log lines of an attempt are part of its output. A warning outside of attempts is sent for the log of the run.
+    Log lines of an attempt are part of the attempt's output. A warning outside of attempts is sent for the log of the
+    run.
     """
     stream = OutputStream(NO_ATTEMPT, "warning")
 
@@ -256,5 +257,5 @@ def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[S
 
 
 def _replace_output() -> None:
-    # a function of its own, so that type checkers go on taking `sys.stderr` for a text stream
+    # A separate function, because type checkers then treat `sys.stderr` as a text stream.
     sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)

@@ -1,7 +1,7 @@
-"""The player of a worker with one attempt at a time, in its main thread: isolations `process` and `sandbox`.
+"""The player of a worker with one attempt at a time, in the main thread: isolations `process` and `sandbox`.
 
-Invariant: the end of each attempt lists what the attempt left changed in this process: folder, environment, threads,
-children, standard output. The rollout replaces such a worker. Threads and children get SETTLE_S to end by themselves.
+Invariant: the end of each attempt lists the changes left in this process: folder, environment, threads, children,
+standard output. The rollout replaces a changed worker. Threads and children get SETTLE_S to end by themselves.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ajet.workflow.ambient import enter_attempt
 from ajet.workflow.function import KEY, as_workflow
 
 SETTLE_S = 0.3
-"""Seconds that threads and children get to end after an attempt."""
+"""Seconds for threads and children to end after an attempt."""
 MAX_NAMED = 8
-"""Most variables, threads or children that one description lists."""
+"""Maximum number of variables, threads or children listed in one description."""
 
 
 class SinglePlayer:
@@ -43,32 +43,32 @@ class SinglePlayer:
     def __init__(self, channel: WorkerChannel, setup: WorkerSetup) -> None:
         self._channel, self._setup = channel, setup
         self._attempt: WorkerAttempt | None = None
-        """The current attempt, or the last one."""
+        """The current attempt, or the last attempt."""
         self._task: asyncio.Task[Any] | None = None
-        """The attempt's task, if its code is asynchronous."""
+        """The attempt's task, if the attempt's code is asynchronous."""
         enter_attempt(setup.ambient)
 
     def take(self, order: Message) -> None:
-        """Play the attempt to its end and report the end."""
+        """Play the attempt to the end and report the end."""
         self._channel.begin(order.about)
         before, outcome = self._play_attempt(order.about, *decode_attempt(order.body))
-        with suppress(OSError, ValueError):  # user code may have closed it
+        with suppress(OSError, ValueError):  # user code may have closed the stream
             sys.stdout.flush()
         enter_attempt(self._setup.ambient)
         self._channel.end(order.about, encode_end(outcome, before.find_changes() if before is not None else []))
 
     def locate(self, number: int) -> str:
-        """Return the line of user code that the current attempt is at, or ""."""
+        """Return the current line of user code of the attempt, or ""."""
         return locate_code(threading.main_thread().ident, self._task)
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close what the current attempt opened. Return the threads that do it."""
+        """Start to close the current attempt's resources. Return the closing threads."""
         return [] if self._attempt is None else [self._attempt.resources.close_in_thread()]
 
     def _play_attempt(
         self, number: int, task: WorkflowTask, config: Any, began: float
     ) -> tuple[ProcessState | None, WorkflowOutput | Failure]:
-        """Return this process' state before the attempt, if the workflow could be imported, and the outcome."""
+        """Return the process state before the attempt (None if the import failed), and the outcome."""
         attempt: WorkerAttempt | None = None
         before: ProcessState | None = None
         owner = self._channel.owner
@@ -77,7 +77,7 @@ class SinglePlayer:
                 workflow_class = resolve_reference(
                     self._setup.reference, base=self._setup.base, what=KEY, convert=as_workflow
                 )
-                from ajet.workflow import tuner  # noqa: F401 - the attempt is not charged for what ajet itself loads
+                from ajet.workflow import tuner  # noqa: F401 - the import must not count as a change of the attempt
 
                 before = ProcessState.capture()
                 attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=enter_attempt)
@@ -97,7 +97,7 @@ class SinglePlayer:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process that one attempt could pass on to the next, at one moment."""
+    """The process state that an attempt could pass on to the next, at one moment."""
 
     folder: str | None
     environment: dict[str, str]
@@ -107,14 +107,14 @@ class ProcessState:
 
     @classmethod
     def capture(cls) -> ProcessState:
-        """Return the state of this process now."""
+        """Return the current state of this process."""
         return cls(
             _find_folder(), dict(os.environ), frozenset(threading.enumerate()), frozenset(_find_children()),
             _find_output_files(),
         )  # fmt: skip
 
     def find_changes(self) -> list[str]:
-        """Return descriptions of what has changed since, after a wait for threads and children that end."""
+        """Return descriptions of changes since the capture. Waits for the end of threads and children."""
         until = time.monotonic() + SETTLE_S
         while (changes := self._describe_changes()) and not self._has_lasting_changes and time.monotonic() < until:
             time.sleep(0.01)
@@ -122,7 +122,7 @@ class ProcessState:
 
     @property
     def _has_lasting_changes(self) -> bool:
-        """True if something changed that cannot end by itself."""
+        """True if a change remains that cannot end by itself."""
         return _find_folder() != self.folder or os.environ != self.environment or _find_output_files() != self.output
 
     def _describe_changes(self) -> list[str]:
@@ -152,7 +152,7 @@ def _find_folder() -> str | None:
 
 
 def _find_output_files() -> tuple[tuple[int, int] | None, ...]:
-    """Return device and inode of standard output and error, or None for a closed one."""
+    """Return device and inode of standard output and error, or None for a closed stream."""
     found: list[tuple[int, int] | None] = []
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
@@ -164,7 +164,7 @@ def _find_output_files() -> tuple[tuple[int, int] | None, ...]:
 
 
 def _find_children() -> list[int]:
-    """Return the living children of this process, and collect those that have ended."""
+    """Return the living children of this process, and reap ended children."""
     living = []
     for child in psutil.Process().children():
         try:

@@ -1,7 +1,7 @@
 """A thread and an event loop for each attempt: the default isolation, for code of any kind.
 
-Invariant: an attempt's loop and its helper threads are its own. One that hangs is cancelled, then abandoned and
-counted; no other episode waits for it.
+Invariant: attempts share neither a loop nor helper threads. A hanging attempt is cancelled, then abandoned and counted,
+and no other episode waits for the attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class _RunningAttempt:
     cancel: Callable[[], Any] | None = None
-    """None until the thread has a task, and for plain functions, which cannot be cancelled."""
+    """None before the thread has a task, and for plain functions, where cancelling is impossible."""
     stopped: bool = False
     thread: int | None = None
     """The ident of the attempt's thread."""
@@ -33,7 +33,7 @@ class _RunningAttempt:
 
 
 class ThreadIsolation:
-    """Runs each attempt in a thread of its own."""
+    """Runs each attempt in a separate thread."""
 
     shares_loop = is_remote = False
 
@@ -48,7 +48,7 @@ class ThreadIsolation:
 
     @property
     def abandoned_count(self) -> int:
-        """The number of threads that still run although their episode was stopped."""
+        """The number of threads still running after the stop of their episode."""
         with self._lock:
             return sum(running.stopped for running in self._running.values())
 
@@ -62,13 +62,13 @@ class ThreadIsolation:
         return future
 
     def locate(self, attempt: AttemptBase) -> str:
-        """Return the line of user code that the attempt is at, as `Isolation.locate` does."""
+        """Return the attempt's current line of user code, as `Isolation.locate` does."""
         with self._lock:
             running = self._running.get(attempt)
         return "" if running is None else locate_code(running.thread, running.task)
 
     def stop(self, attempt: AttemptBase) -> None:
-        """Cancel its task. Code that never waits does not notice."""
+        """Cancel the attempt's task. Code without an `await` does not notice."""
         with self._lock:
             running = self._running.get(attempt)
             if running is not None:

@@ -2,9 +2,9 @@
 
     python -m ajet.rollout.isolation.worker CHANNEL CONTROL
 
-The arguments are descriptors of two sockets: the channel, and the control socket, which closes with the process that
-started this one. Invariants: the worker serves until its channel closes. When the other process is gone, for any reason
-and at any time, the worker closes its attempts' resources and then kills its descendants and itself.
+The arguments are descriptors of two sockets: the channel, and the control socket, which closes with the parent process.
+Invariants: the worker serves until the channel closes. When the parent is gone, for any reason and at any time, the
+worker closes its attempts' resources and then kills its descendants and itself.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Player(Protocol):
         ...
 
     def locate(self, number: int) -> str:
-        """Return the line of user code that the attempt of that number is at, or ""."""
+        """Return the current line of user code of the numbered attempt, or ""."""
         ...
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close the attempts' resources, which may hang. Return the threads that do it."""
+        """Start to close the attempts' resources. Closing may hang. Return the closing threads."""
         ...
 
 
 def main() -> None:
-    """Serve the rollout until it is gone."""
+    """Serve the rollout until the rollout is gone."""
     channel = WorkerChannel(int(sys.argv[1]))
     control, parent = int(sys.argv[2]), os.getppid()
     os.set_inheritable(control, False)
@@ -77,9 +77,9 @@ def _open_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[Player]
 
 
 def _serve_control(control: int, parent: int, player: Player) -> None:
-    """Answer LOCATE requests until CLOSE or the end of the other process. Close the attempts' resources then.
+    """Answer LOCATE requests until CLOSE or the end of the parent. Then close the attempts' resources.
 
-    After CLOSE this process replies CLOSED and stops until it is killed. If the other process is gone it kills its
+    After CLOSE this process replies CLOSED and stops until it is killed. If the parent is gone, the process kills its
     descendants and itself.
     """
     while (received := os.read(control, 1)) == LOCATE:
@@ -99,9 +99,9 @@ def _serve_control(control: int, parent: int, player: Player) -> None:
 
 
 def wake_when_alone() -> None:
-    """Continue this process when its parent ends (Linux).
+    """Continue this process when the parent ends (Linux).
 
-    The parent stops this process before it kills it, and may itself be killed in between, by a second Ctrl-C or a
+    The parent stops this process before killing it. The parent may be killed in between, by a second Ctrl-C or a
     signal.
     """
     if sys.platform.startswith("linux"):
@@ -110,7 +110,7 @@ def wake_when_alone() -> None:
 
 
 class _SignalEvent(ctypes.Structure):
-    """sigevent of <signal.h> on Linux, whose third part depends on the second: 0 is SIGEV_SIGNAL."""
+    """sigevent of <signal.h> on Linux. The second part defines the third: 0 is SIGEV_SIGNAL."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -123,15 +123,15 @@ class _SignalEvent(ctypes.Structure):
 def wake_every_second() -> None:
     """Have a system timer send SIGCONT each second (Linux).
 
-    The signal of the parent's end, or of the end of its threads, may come just before this process stops: without the
-    timer it would stop for ever.
+    The signal of the parent's end, or of the end of its threads, may come just before this process stops. Without the
+    timer the process would stop for ever.
     """
     if not sys.platform.startswith("linux"):
         return
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     event = _SignalEvent(None, signal.SIGCONT, 0)
     if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
-        libc.timer_settime(timer, 0, (ctypes.c_long * 4)(1, 0, 1, 0), None)  # its interval, and its first time
+        libc.timer_settime(timer, 0, (ctypes.c_long * 4)(1, 0, 1, 0), None)  # interval, and first time
 
 
 def _stop_until_orphaned(parent: int) -> None:

@@ -1,7 +1,7 @@
-"""An attempt inside a worker, with remote access to its session in the rollout's process.
+"""An attempt inside a worker, with remote access to the session in the rollout's process.
 
-Invariants: the worker holds no keys but those of the attempt, which it requests over its channel. An output is checked
-before it is sent, so that an output which cannot leave the process is the attempt's own failure.
+Invariants: the worker holds no keys but the attempt's keys, requested over the channel. An output is checked before
+sending. An output that cannot leave the process is therefore the attempt's own failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ajet.workflow.ambient import AGENT
 
 
 class RemoteEndpoints:
-    """The schema's `Endpoints`: each request is answered by the process that holds the session."""
+    """The schema's `Endpoints`, with each request answered by the process that holds the session."""
 
     def __init__(self, channel: WorkerChannel, attempt: int) -> None:
         self._channel, self._attempt = channel, attempt
@@ -39,7 +39,7 @@ class RemoteEndpoints:
         self._known: dict[tuple[str, str, str | None], Endpoint] = {}
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """Return the endpoint. It is requested the first time."""
+        """Return the agent's endpoint, requested at the first call."""
         key = (agent_name, target_tag, debug_model)
         if key not in self._known:
             with self._lock:
@@ -48,7 +48,7 @@ class RemoteEndpoints:
         return self._known[key]
 
     def add(self, agent: str, endpoint: Endpoint) -> None:
-        """Store an agent's endpoint that was requested already."""
+        """Store an agent's endpoint from an earlier reply."""
         self._known[agent, agent, None] = endpoint
 
     def context_full(self) -> bool:
@@ -56,8 +56,8 @@ class RemoteEndpoints:
         return bool(self.ask("context_full", None))
 
     def tool_used(self, use: ToolUse) -> None:
-        """Record a use of a tool. Nothing is sent from a forked process or after the attempt's end."""
-        use = bound_tool_use(use)  # shortened here: the channel refuses messages over its maximum size
+        """Record a use of a tool. No message is sent from a forked process or after the attempt's end."""
+        use = bound_tool_use(use)  # shortened here, because the channel refuses messages over its maximum size
         try:
             self.ask("tool_used", use)
         except EpisodeError:
@@ -65,12 +65,12 @@ class RemoteEndpoints:
                 raise
 
     def pinned(self, found: ToolList) -> list[dict[str, Any]]:
-        """Return the tools as they are pinned for the run."""
+        """Return the tools as pinned for the run."""
         pinned: list[dict[str, Any]] = self.ask("pin", [dict(each) for each in found])
         return pinned
 
     def ask(self, kind: str, value: Any) -> Any:
-        """Send a request and wait for its reply. Raises EpisodeError."""
+        """Send a request and wait for the reply. Raises EpisodeError."""
         return self._channel.ask(self._attempt, kind, value)
 
 
@@ -100,7 +100,7 @@ class RemoteReplay:
 
 
 class WorkerAttempt(AttemptBase):
-    """An attempt inside a worker. The rollout's process holds its session."""
+    """An attempt inside a worker. The rollout's process holds the session."""
 
     def __init__(
         self,
@@ -112,9 +112,10 @@ class WorkerAttempt(AttemptBase):
         began: float,
         enter: Callable[[Endpoint], None] | None = None,
     ) -> None:
-        """
+        """Prepare the attempt inside the worker.
+
         Args:
-            began: Seconds since the epoch at which the attempt's time began.
+            began: Start of the attempt, in seconds since the epoch.
             enter: Called with the default agent's endpoint when the session is open.
         """
         self.number, self.endpoints = number, RemoteEndpoints(channel, number)
@@ -124,11 +125,11 @@ class WorkerAttempt(AttemptBase):
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since it began, by the system clock: another process measured the begin."""
+        """Seconds since the start, by the system clock, because another process measured the start."""
         return max(0.0, time.time() - self._began)
 
     def open(self, trainable: Collection[str] | None) -> RemoteEndpoints:
-        """Request the session. This thread waits."""
+        """Request the session. The calling thread waits."""
         self.stage = "open"
         self.endpoints.ask("open", list(trainable) if trainable else None)
         if self._enter is not None:
@@ -137,7 +138,7 @@ class WorkerAttempt(AttemptBase):
         return self.endpoints
 
     async def aopen(self, trainable: Collection[str] | None) -> RemoteEndpoints:
-        """Request the session and the endpoint that most agents need next. The event loop goes on meanwhile."""
+        """Request the session and the endpoint needed next by most agents, without blocking the event loop."""
         self.stage = "open"
         opened = self._channel.post(self.number, "open", list(trainable) if trainable else None)
         endpoint = self._channel.post(self.number, "endpoint", (AGENT, AGENT, None))
@@ -150,12 +151,12 @@ class WorkerAttempt(AttemptBase):
 
 
 def encode_end(outcome: WorkflowOutput | Failure, changes: list[str]) -> bytes:
-    """Return the body of `ended`. `changes` describes what the attempt left changed in its process."""
+    """Return the body of `ended`. `changes` describes the changes left in the process by the attempt."""
     if isinstance(outcome, Failure):
         return encode_failure(outcome, changes)
     try:
         body = encode_output(outcome, changes)
-    except Exception as problem:  # noqa: BLE001 - the border where user code runs: its objects encode themselves
+    except Exception as problem:  # noqa: BLE001 - the border where user code runs: objects of the user encode themselves
         return _refuse_output(f"the output cannot leave its process: {problem}", changes)
     if len(body) > MAX_MESSAGE_BYTES:
         return _refuse_output(
@@ -170,9 +171,9 @@ def _refuse_output(why: str, changes: list[str]) -> bytes:
 
 @contextmanager
 def exit_forks(owner: int) -> Iterator[None]:
-    """Exit a process that user code forked when it leaves this block, as at the end of a program.
+    """Exit a process forked by user code when it leaves this block, as at the end of a program.
 
-    None of ajet's `finally` blocks run in it: its copies of the event loop and of clients belong to its parent.
+    No `finally` block of ajet runs in the fork: the copies of the event loop and of clients belong to the parent.
     """
     try:
         yield
@@ -185,7 +186,7 @@ def exit_forks(owner: int) -> Iterator[None]:
 
 
 def exit_fork(ending: BaseException | None) -> NoReturn:
-    """Exit this process, which user code forked, with the exit code that belongs to the exception."""
+    """Exit this process, a fork by user code, with the exit code for the exception."""
     cause = ending.__cause__ if isinstance(ending, EpisodeError) and ending.__cause__ is not None else ending
     if cause is None:
         os._exit(0)

@@ -1,8 +1,8 @@
-"""The worker's end of the channel: requests and replies of its attempts, and their output.
+"""The worker's end of the channel: requests and replies of attempts, and the attempts' output.
 
-Invariants: a thread reads all the time and never writes, so that neither side waits for the other to read. A reply goes
-to the oldest open request of its attempt. Only the worker process writes: a process that user code forked from it has
-no channel. No request is sent for an attempt after its end.
+Invariants: a thread reads all the time and never writes: neither side waits for the other to read. A reply goes to the
+oldest open request of the attempt. Only the worker process writes: a process forked by user code has no channel. After
+an attempt's end no request is sent for the attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHATTY_CHARS = 8 * OUTPUT_CHARS
 
 
 class OutputTail:
-    """The bounded end of output that is not sent yet. Thread-safe without a lock, so that printing never blocks."""
+    """The bounded end of unsent output. Thread-safe without a lock, because printing must never block."""
 
     def __init__(self) -> None:
         self._parts: deque[str] = deque()
@@ -41,7 +41,7 @@ class OutputTail:
         return held >= OUTPUT_CHARS or ("\n" in text and self._taken < CHATTY_CHARS)
 
     def take(self) -> tuple[str, int]:
-        """Return the text, and the number of characters before it that are lost."""
+        """Return the text, and the number of characters lost before the text."""
         text = self._join_parts()
         cut, self._cut, self._held = self._cut, 0, 0
         self._taken += len(text) + cut
@@ -60,10 +60,10 @@ class OutputTail:
 
 
 class OutputStream:
-    """Output of one attempt, or of none, on its way to the rollout."""
+    """Output of an attempt, or of no attempt, queued for the rollout."""
 
     def __init__(self, attempt: int, kind: str) -> None:
-        """`kind` is that of its messages: `printed` or `warning`."""
+        """Start an empty stream. `kind` is the kind of the messages: `printed` or `warning`."""
         self.attempt, self.kind, self.tail = attempt, kind, OutputTail()
         self.is_queued = False
 
@@ -74,21 +74,21 @@ class WorkerChannel:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
-        self._channel = MessageChannel(descriptor, descriptor)
-        self._sending = threading.Lock()
+        self.channel = MessageChannel(descriptor, descriptor)
+        self.sending = threading.Lock()
         self._registry = threading.Lock()
-        """Guards `_waiting`; never held during a send, which may take long."""
+        """Guards `_waiting`. Never held during a send, because sending may take long."""
         self._waiting: dict[int, deque[Future[Message]]] = {}
-        """Open requests of each attempt that has not ended, the oldest first."""
+        """Open requests of each attempt in play, the oldest first."""
         self._output: deque[OutputStream] = deque()
-        """Streams with output that is not sent yet, each at most once."""
+        """Streams with unsent output, each at most once."""
         self._orders: SimpleQueue[Message | Exception] = SimpleQueue()
         self.owner = os.getpid()
         os.register_at_fork(after_in_child=self._disconnect_fork)
 
     def receive(self) -> Message:
-        """Wait for the next message. Call it only before `start_reading`."""
-        return self._channel.receive()
+        """Wait for the next message. Call this only before `start_reading`."""
+        return self.channel.receive()
 
     def start_reading(self) -> None:
         """Start the thread that reads messages."""
@@ -107,23 +107,23 @@ class WorkerChannel:
             self._waiting[attempt] = deque()
 
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
-        """Send a request and return a future of its reply. Raises EpisodeError."""
+        """Send a request and return a future of the reply. Raises EpisodeError."""
         if os.getpid() != self.owner:
-            raise make_error("forked", "a forked process asked for a model: make its client before the fork")
+            raise make_error("forked", "a forked process requested a model: create the client before the fork")
         body = encode_request(kind, value)
         reply: Future[Message] = Future()
-        with self._sending:
+        with self.sending:
             with self._registry:
                 waiting = self._waiting.get(attempt)
                 if waiting is None:
                     raise _make_over_error()
                 waiting.append(reply)
-            self._channel.send(attempt, kind, body)
+            self.channel.send(attempt, kind, body)
         self._send_output()
         return reply
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
-        """Send a request and wait for its reply in this thread. Raises EpisodeError."""
+        """Send a request and wait in this thread for the reply. Raises EpisodeError."""
         return read_reply(kind, self.post(attempt, kind, value).result())
 
     def is_open(self, attempt: int) -> bool:
@@ -131,9 +131,9 @@ class WorkerChannel:
         return os.getpid() == self.owner and attempt in self._waiting
 
     def send_output(self, stream: OutputStream) -> None:
-        """Send the stream's tail now, or leave it to the thread that is sending.
+        """Send the stream's tail now, or leave the tail to the thread that holds the send lock.
 
-        It never waits: a destructor may print in the thread that holds the lock.
+        Never waits: a destructor may print in the thread that holds the lock.
         """
         if not stream.is_queued:
             stream.is_queued = True
@@ -141,13 +141,13 @@ class WorkerChannel:
         self._send_output()
 
     def end(self, attempt: int, body: bytes) -> None:
-        """Send the attempt's end, once. Its open requests fail."""
-        with self._sending:
+        """Send the attempt's end, once. Open requests of the attempt fail."""
+        with self.sending:
             self._write_output()
             with self._registry:
                 waiting = self._waiting.pop(attempt, None)
             if waiting is not None:
-                self._channel.send(attempt, "ended", body)
+                self.channel.send(attempt, "ended", body)
         self._send_output()
         for reply in waiting or ():
             if reply.set_running_or_notify_cancel():
@@ -156,7 +156,7 @@ class WorkerChannel:
     def _read_messages(self) -> None:
         try:
             while True:
-                message = self._channel.receive()
+                message = self.channel.receive()
                 if message.kind in ("attempt", "stop"):
                     self._orders.put(message)
                 else:
@@ -172,29 +172,29 @@ class WorkerChannel:
             reply.set_result(message)
 
     def _send_output(self) -> None:
-        while self._output and self._sending.acquire(blocking=False):
+        while self._output and self.sending.acquire(blocking=False):
             try:
                 self._write_output()
             finally:
-                self._sending.release()
+                self.sending.release()
 
     def _write_output(self) -> None:
         while self._output:
             stream = self._output.popleft()
-            stream.is_queued = False  # before its tail is taken: later output queues it again
+            stream.is_queued = False  # before taking the tail, because later output queues the stream again
             tail = stream.tail.take()
             if tail[0] and (stream.attempt == NO_ATTEMPT or self.is_open(stream.attempt)):
-                self._channel.send(stream.attempt, stream.kind, encode_value(tail))
+                self.channel.send(stream.attempt, stream.kind, encode_value(tail))
 
     def _disconnect_fork(self) -> None:
-        """Replace the channel's descriptor in a forked process, which must not write to it."""
+        """Replace the channel's descriptor in a forked process, which must not write to the channel."""
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, self._descriptor, inheritable=False)
         os.close(devnull)
 
 
 def read_reply(kind: str, reply: Message) -> Any:
-    """Return the value of the reply to a request of that kind. Raises EpisodeError."""
+    """Return the value of the reply to a request of the given kind. Raises EpisodeError."""
     if reply.kind == "ok":
         return decode_reply(kind, reply.body)
     if reply.kind == "failed":

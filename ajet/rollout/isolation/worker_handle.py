@@ -1,11 +1,10 @@
 """The rollout's handle of a worker and of its attempts: one at a time, or many on one event loop.
 
-Invariants: an attempt that was begun ends once, by the worker's message or by the end of its process. A message is
-accepted only within its size and form, and only for attempts that the worker plays; a worker that sends anything else
+Invariants: a started attempt ends once, by the worker's message or by the end of the process. A message is accepted
+only within the limits of size and form, and only for attempts played by the worker. After any other message the worker
 is killed. Only threads of the handle wait for the process. If attempts share the worker (`WorkerSetup.shared`), three
-things differ. A stopped attempt is cancelled, and the process is replaced only if the attempt does not end. Any of the
-attempts may have ended the process, so that all of them may be played again. An unreadable message fails only its own
-attempt.
+things differ. A stopped attempt is cancelled, and the process is replaced only if the attempt does not end. Any attempt
+may have ended the process, and all of them may be played again. An unreadable message fails only its own attempt.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from ajet.schema.errors import BoundaryError
 from ajet.schema.task import WorkflowOutput
 
 START_WINDOW_S = 5.0
-"""Seconds after which a start is no longer counted: a slow worker may wait for more than a processor."""
+"""Seconds after which a start is no longer counted. A slow worker may wait for more than a processor."""
 UNRESPONSIVE_S = 0.25
 """Seconds without a reply to LOCATE after which a worker gets no further LOCATE."""
 _MAX_WARNINGS = 100
@@ -50,14 +49,14 @@ _MAX_WARNINGS = 100
 
 @dataclass(slots=True, eq=False)
 class _InflightAttempt:
-    """An attempt that the worker plays, and its output so far."""
+    """An attempt in play by the worker, and the output so far."""
 
     number: int
     attempt: LocalAttempt
     future: Future[WorkflowOutput]
     printed: str = ""
     dropped: int = 0
-    """The number of characters that were printed before `printed`."""
+    """The number of characters printed before `printed`."""
 
     def add_printed(self, text: str, cut: int) -> None:
         joined = self.printed + text
@@ -67,7 +66,7 @@ class _InflightAttempt:
 
 
 class WorkerHandle:
-    """A worker, which a thread of the handle starts. Thread-safe; no method but `locate` waits for the worker."""
+    """Handles a worker, started by a thread of the handle. Thread-safe. Only `locate` waits for the worker."""
 
     def __init__(
         self,
@@ -77,11 +76,12 @@ class WorkerHandle:
         on_change: Callable[[WorkerHandle], None] = lambda _: None,
         warned: set[str] | None = None,
     ) -> None:
-        """
+        """Prepare the handle and start the worker.
+
         Args:
-            on_change: Called at the worker's first message, before the future of an attempt that ended is set, and
-                when the worker is over.
-            warned: Warnings that workers of the same pool have logged already.
+            on_change: Called at the worker's first message, before the future of an ended attempt is set, and when the
+                worker is over.
+            warned: Warnings already logged for workers of the same pool.
         """
         self._setup, self._start, self._on_change = setup, start, on_change
         self._warned = set[str]() if warned is None else warned
@@ -91,46 +91,47 @@ class WorkerHandle:
         self._numbers: dict[LocalAttempt, int] = {}
         self._last = 0
         self._stopped: dict[int, float] = {}
-        """Attempts that were stopped and have not ended, with the time of the stop, the oldest first."""
+        """Stopped attempts without an end, with the time of the stop, the oldest first."""
         self._watches_stopped = False
         self._is_unresponsive = False
-        """True if it did not reply to LOCATE in time. Once that attempt is stopped it gets no others: they would
-        wait as long."""
+        """True if the worker did not reply to LOCATE in time. Once the attempt is stopped, the worker gets no others,
+        because other attempts would wait as long.
+        """
         self._created, self._has_answered = time.monotonic(), False
         self.is_accepting = True
-        """True while it accepts attempts."""
+        """True while the worker accepts attempts."""
         self.is_over = False
-        """True once its process has ended, or could not be started."""
+        """True once the process has ended, or could not be started."""
         self.changes: list[str] = []
-        """Descriptions of what its last attempt left changed in the process."""
+        """Descriptions of changes left in the process by the last attempt."""
         self._outgoing: SimpleQueue[_InflightAttempt | int | None] = SimpleQueue()
-        """Attempts to begin, and numbers of attempts to cancel; None ends the queue."""
+        """Attempts to start, and numbers of attempts to cancel. None ends the queue."""
         threading.Thread(target=self._run_worker, name="ajet-worker", daemon=True).start()
 
     @property
     def playing_count(self) -> int:
-        """The number of attempts that it plays, without stopped ones."""
+        """The number of attempts in play, without stopped attempts."""
         return len(self._playing)
 
     @property
     def abandoned_count(self) -> int:
-        """The number of attempts that were stopped and have not ended."""
+        """The number of stopped attempts without an end."""
         return len(self._stopped)
 
     @property
     def remaining_start_seconds(self) -> float:
-        """Seconds for which its start is still counted, or 0 after its first message, and without an attempt."""
+        """Seconds for which the start is still counted, or 0 after the first message, and without an attempt."""
         is_starting = self.is_accepting and not self._has_answered and bool(self._playing)
         return max(0.0, self._created + START_WINDOW_S - time.monotonic()) if is_starting else 0.0
 
     @property
     def is_alive(self) -> bool:
-        """True while its process runs."""
+        """True while the worker's process runs."""
         process = self._process
         return process is not None and process.is_alive
 
     def begin(self, attempt: LocalAttempt, future: Future[WorkflowOutput]) -> bool:
-        """Queue the attempt, whose outcome goes into the future. Return False if it accepts no more."""
+        """Queue the attempt, with its outcome going into the future. Return False if the worker accepts no more."""
         with self._lock:
             if not self.is_accepting:
                 return False
@@ -141,7 +142,7 @@ class WorkerHandle:
         return True
 
     def locate(self, attempt: LocalAttempt) -> str:
-        """Return the line of user code that the attempt is at, or ""."""
+        """Return the attempt's current line of user code, or ""."""
         with self._lock:
             number, process = self._numbers.get(attempt), self._process
         if number is None or process is None or self._is_unresponsive:
@@ -152,7 +153,7 @@ class WorkerHandle:
         return found
 
     def stop(self, attempt: LocalAttempt) -> None:
-        """Cancel the attempt, or kill the worker that plays it alone. Its future stays open."""
+        """Cancel the attempt, or kill a worker with this single attempt. The attempt's future stays open."""
         with self._lock:
             number = self._numbers.pop(attempt, None)
             if number is None or self._playing.pop(number, None) is None:
@@ -169,14 +170,14 @@ class WorkerHandle:
             self.close()
 
     def close(self) -> None:
-        """Kill the worker, with all its descendants."""
+        """Kill the worker, with all descendants."""
         with self._lock:
             self.is_accepting, process = False, self._process
         if process is not None:
             process.kill()
 
     def output(self) -> str:
-        """Return the end of what was written to the worker's standard output and error."""
+        """Return the end of the worker's standard output and error."""
         process = self._process
         return process.output() if process is not None else ""
 
@@ -186,33 +187,35 @@ class WorkerHandle:
             self._process.forget_output()
 
     def _run_worker(self) -> None:
-        """Start the process, and send it the queued messages."""
+        """Start the process and send the queued messages."""
         try:
             process = WorkerProcess(self._setup, self._start)
-            with self._lock:  # before its messages are handled: an end is recorded with the process's output
+            with self._lock:  # before handling messages: an end is recorded with the process's output
                 self._process, is_wanted = process, self.is_accepting
             threading.Thread(
                 target=self._receive_messages, args=(process,), name="ajet-worker-reads", daemon=True
             ).start()
-        except Exception as problem:  # noqa: BLE001 - raised at the callers that wait for the attempts
+        except Exception as problem:  # noqa: BLE001 - raised at callers waiting for the attempts
             self._fail_start(problem)
             return
         if not is_wanted:
             process.kill()
         settings: object = None
         while (item := self._outgoing.get()) is not None:
-            with suppress(OSError):  # it is gone, which the receiving thread will notice
+            with suppress(OSError):  # the process is gone, as the receiving thread will notice
                 if isinstance(item, int):
                     process.send(item, "stop", encode_value(None))
                 elif self._send_attempt(process, item, with_settings=item.attempt.config is not settings):
                     settings = item.attempt.config if self._setup.shared else None
 
     def _send_attempt(self, process: WorkerProcess, played: _InflightAttempt, *, with_settings: bool) -> bool:
-        """Send an attempt, `with_settings` if the worker lacks its configuration. Return True if it was sent."""
+        """Send an attempt, `with_settings` if the worker needs the configuration. Return True if the attempt was
+        sent.
+        """
         with self._lock:
             if played.number not in self._playing:
                 if self._setup.shared:
-                    self._stopped.pop(played.number, None)  # it was stopped before it began, and will send no end
+                    self._stopped.pop(played.number, None)  # stopped before the start, and will send no end
                 return False
         try:
             attempt = played.attempt
@@ -224,7 +227,7 @@ class WorkerHandle:
         return True
 
     def _receive_messages(self, process: WorkerProcess) -> None:
-        """Handle the worker's messages until it is gone."""
+        """Handle the worker's messages until the worker is gone."""
         try:
             while True:
                 message = process.receive()
@@ -238,14 +241,14 @@ class WorkerHandle:
             self._fail_all(process.explain_death(problem))
 
     def _handle_message(self, process: WorkerProcess, message: Message) -> None:
-        """Handle a message. Raises ValueError for one that such a worker does not send."""
+        """Handle a message. Raises ValueError for a message not allowed from the worker."""
         if message.kind == "warning" and self._setup.shared:
             self._log_warning(*decode_printed(message.body))
             return
         with self._lock:
             played, is_stopped = self._playing.get(message.about), message.about in self._stopped
         if played is None and not is_stopped:
-            raise ValueError("it spoke of an attempt that it does not play")
+            raise ValueError("it sent a message for an attempt that it does not play")
         if message.kind == "ended":
             ended = self._read_end(message)
             outcome = ended.outcome
@@ -279,11 +282,11 @@ class WorkerHandle:
         except ValueError as problem:
             if not self._setup.shared:
                 raise
-            process.send(message.about, "error", encode_value(f"what was asked cannot be read: {problem}"))
+            process.send(message.about, "error", encode_value(f"the request cannot be read: {problem}"))
             return
         try:
             answer = _call_attempt(attempt, message.kind, request)
-        except Exception as problem:  # noqa: BLE001 - it is raised in the worker that sent the request
+        except Exception as problem:  # noqa: BLE001 - raised in the worker that sent the request
             if isinstance(problem, EpisodeError | BoundaryError):
                 process.send(message.about, "failed", encode_failure(classify_exception(problem), []))
             else:
@@ -300,13 +303,13 @@ class WorkerHandle:
             logger.warning("a process of rollout.isolation loops: {}", text)
 
     def _check_stopped_later(self, seconds: float) -> None:
-        """Check in a timer thread: the sending thread may wait for a process that does not read."""
+        """Check in a timer thread, because the sending thread may wait for a process that does not read."""
         timer = threading.Timer(seconds, self._check_stopped)
         timer.daemon = True
         timer.start()
 
     def _check_stopped(self) -> None:
-        """Accept no more attempts if one still runs GRACE seconds after it was stopped."""
+        """Accept no more attempts if a stopped attempt still runs after GRACE seconds."""
         with self._lock:
             since = next(iter(self._stopped.values()), None) if self.is_accepting else None
             left = None if since is None else since + GRACE - time.monotonic()
@@ -320,7 +323,7 @@ class WorkerHandle:
     def _finish_attempt(
         self, number: int, outcome: WorkflowOutput | EpisodeError, changes: list[str] | None = None
     ) -> None:
-        """Set the outcome of an attempt. `changes` describes what it left changed."""
+        """Set the outcome of an attempt. `changes` describes the changes left by the attempt."""
         with self._lock:
             self._stopped.pop(number, None)
             played = self._playing.pop(number, None)
@@ -338,7 +341,7 @@ class WorkerHandle:
             played.attempt.printed = played.attempt.printed or self.output()
 
     def _close_if_done(self) -> None:
-        """Kill the worker once it accepts no more attempts and plays none."""
+        """Kill the worker once no attempt is accepted or in play."""
         with self._lock:
             process = None if self.is_accepting or self._playing else self._process
         if process is not None and process.is_alive:
@@ -346,16 +349,16 @@ class WorkerHandle:
 
     def _fail_start(self, problem: Exception) -> None:
         if isinstance(problem, OSError | RuntimeError):  # the system has no more processes, descriptors or threads
-            self._fail_all(f"the process that was to play it could not be started: {problem}", retryable=True)
+            self._fail_all(f"the worker process could not be started: {problem}", retryable=True)
             return
         for played in self._mark_over():
             _set_outcome(played.future, problem)
 
     def _fail_all(self, why: str, *, retryable: bool | None = None) -> None:
-        """Fail all attempts: the process is gone.
+        """Fail all attempts, because the process is gone.
 
         Args:
-            retryable: None: retryable if attempts share the worker, since any of them may have ended it.
+            retryable: None: retryable if attempts share the worker, since any attempt may have ended the process.
         """
         lost = self._mark_over()
         others = f" (it played {len(lost)} episodes)" if len(lost) > 1 else ""
@@ -370,7 +373,7 @@ class WorkerHandle:
             _set_outcome(played.future, problem)
 
     def _mark_over(self) -> list[_InflightAttempt]:
-        """Note that the process is gone. Return the attempts that it played."""
+        """Note that the process is gone. Return the attempts in play."""
         with self._lock:
             self.is_accepting, self.is_over = False, True
             lost = list(self._playing.values())
@@ -383,7 +386,7 @@ class WorkerHandle:
 
 
 def _call_attempt(attempt: LocalAttempt, kind: str, request: Any) -> Any:
-    """Return the attempt's answer to a request of that kind."""
+    """Return the attempt's answer to a request of the given kind."""
     if kind == "open":
         attempt.open(request)
         return None
@@ -405,7 +408,7 @@ def _call_attempt(attempt: LocalAttempt, kind: str, request: Any) -> Any:
 
 
 def _set_outcome(future: Future[WorkflowOutput], outcome: WorkflowOutput | Exception) -> None:
-    if not future.set_running_or_notify_cancel():  # the rollout no longer waits for it
+    if not future.set_running_or_notify_cancel():  # the rollout no longer waits for the future
         return
     if isinstance(outcome, Exception):
         future.set_exception(outcome)

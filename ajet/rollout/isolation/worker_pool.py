@@ -1,8 +1,8 @@
 """The worker processes of a rollout and the queue of attempts for them.
 
-The isolations `process`, `sandbox` and `loops` share it. Invariants: attempts are placed in the order in which they
-came, by the isolation's `_choose_worker`, and again when a worker changes. No method waits for a worker. Clients inside
-a worker reach the gateway over its loopback port. Linux and macOS.
+The isolations `process`, `sandbox` and `loops` share the pool. Invariants: attempts are placed in the order of arrival,
+by the isolation's `_choose_worker`, and again when a worker changes. No method waits for a worker. Clients inside a
+worker reach the gateway over its loopback port. Linux and macOS.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class WorkerPool(ABC):
         self._setup = setup
         self._lock = threading.RLock()
         self._workers: list[WorkerHandle] = []
-        """Workers whose processes have not ended, the oldest first."""
+        """Workers with a running process, the oldest first."""
         self._waiting: deque[tuple[LocalAttempt, Future[WorkflowOutput]]] = deque()
-        """Attempts that are not placed yet."""
+        """Attempts waiting for a worker."""
         self._worker_of: dict[LocalAttempt, WorkerHandle] = {}
         self._warned: set[str] = set()
-        """Warnings that were logged already and are logged once."""
+        """Warnings logged already. Each warning is logged once."""
         self._closed = False
 
     @property
     def abandoned_count(self) -> int:
-        """The number of attempts that were stopped and have not ended."""
+        """The number of stopped attempts without an end."""
         with self._lock:
             return sum(worker.abandoned_count for worker in self._workers)
 
     def start(self, attempt: LocalAttempt) -> Future[WorkflowOutput]:
-        """Begin the attempt, at once or when a worker is free for it."""
+        """Start the attempt, now or when a worker is free for the attempt."""
         future: Future[WorkflowOutput] = Future()
         with self._lock:
             if self._closed:
@@ -71,12 +71,12 @@ class WorkerPool(ABC):
         return future
 
     def locate(self, attempt: LocalAttempt) -> str:
-        """Return the line of user code that the attempt is at, as `Isolation.locate` does."""
+        """Return the attempt's current line of user code, as `Isolation.locate` does."""
         worker = self._worker_of.get(attempt)
         return worker.locate(attempt) if worker is not None else ""
 
     def stop(self, attempt: LocalAttempt) -> None:
-        """Cancel the attempt, or kill its process, as `WorkerHandle.stop` does."""
+        """Cancel the attempt, or kill the attempt's process, as `WorkerHandle.stop` does."""
         with self._lock:
             worker = self._worker_of.pop(attempt, None)
             waiting = [each for each in self._waiting if each[0] is attempt]
@@ -88,7 +88,7 @@ class WorkerPool(ABC):
         self._place_waiting()
 
     def close(self) -> None:
-        """Kill all workers and fail the attempts that wait for one."""
+        """Kill all workers and fail all waiting attempts."""
         with self._lock:
             self._closed = True
             workers, waiting = tuple(self._workers), tuple(self._waiting)
@@ -98,12 +98,12 @@ class WorkerPool(ABC):
         _fail_stopped(waiting)
 
     def start_worker(self, setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
-        """Start a worker's process, in a thread of its handle. Raises OSError, SandboxFailure."""
+        """Start a worker's process, in a thread of the handle. Raises OSError, SandboxFailure."""
         return start_process(setup, fds)
 
     @abstractmethod
     def _choose_worker(self) -> WorkerHandle | None:
-        """Return the worker for the first attempt that waits, or None if it has to wait. The lock is held."""
+        """Return the worker for the first waiting attempt, or None if the attempt has to wait. The lock is held."""
 
     def _open_worker(self) -> WorkerHandle:
         """Return a new worker, whose process starts now. The lock is held."""
@@ -112,7 +112,7 @@ class WorkerPool(ABC):
         return worker
 
     def _note_change(self, worker: WorkerHandle) -> None:
-        """React to a worker's first message, the end of an attempt in it, and the end of its process."""
+        """React to a worker's first message, the end of an attempt in the worker, and the end of the process."""
         if worker.is_over:
             with self._lock:
                 self._workers = [each for each in self._workers if each is not worker]
@@ -128,12 +128,12 @@ class WorkerPool(ABC):
                     future.add_done_callback(partial(self._forget_attempt, attempt))
 
     def _forget_attempt(self, attempt: LocalAttempt, future: Future[WorkflowOutput]) -> None:
-        if not future.cancelled():  # then it goes on until it is stopped
+        if not future.cancelled():  # otherwise it continues until it is stopped
             self._worker_of.pop(attempt, None)
 
 
 def _fail_stopped(waiting: Iterable[tuple[LocalAttempt, Future[WorkflowOutput]]]) -> None:
-    """Fail attempts that no worker got."""
+    """Fail attempts without a worker."""
     for _, future in waiting:
         if future.set_running_or_notify_cancel():
             why = "the episode was stopped before its process began"
@@ -141,7 +141,7 @@ def _fail_stopped(waiting: Iterable[tuple[LocalAttempt, Future[WorkflowOutput]]]
 
 
 def find_setup(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> WorkerSetup:
-    """Return how another process imports the workflow. Raises ConfigError if it cannot."""
+    """Return how another process imports the workflow. Raises ConfigError if importing is impossible."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow

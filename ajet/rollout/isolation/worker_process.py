@@ -1,9 +1,9 @@
-"""The process of a worker, as the rollout sees it: its sockets, its output, its priority and its end.
+"""The process of a worker, as the rollout sees it: sockets, output, priority and end.
 
-Invariants: a worker is killed with all its descendants (Linux; on other systems with its process group), by its
-recorded id, and before that id can belong to another process. Its output is read all the time and only the end of it is
-stored, so that a worker never waits for the rollout to read. Its priority is lower than that of this process: the
-gateway, and with it the engine and the trainer, get the processor first.
+Invariants: a worker is killed with all descendants (Linux; on other systems with its process group), by the recorded
+id, and before the id can belong to another process. The output is read all the time and only the end is stored: a
+worker never waits for the rollout to read. The worker's priority is lower than this process's: the gateway, and with it
+the engine and the trainer, get the processor first.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ajet.rollout.isolation.channel import Message, MessageChannel
 from ajet.rollout.isolation.messages import CLOSE, CLOSED, GRACE, ID_BYTES, LOCATE, WorkerSetup, encode_setup
 
 WORKER = "ajet.rollout.isolation.worker"
-"""The module that a worker runs."""
+"""The module run by a worker."""
 SANDBOX_EXIT_S = 2.0
-"""Seconds that a sandbox gets to end after the worker in it."""
+"""Seconds for a sandbox to end after the worker inside."""
 LOCATE_TIMEOUT_S = 0.5
-"""Seconds to wait for the reply to LOCATE; a worker whose code holds the interpreter lock sends none."""
+"""Seconds to wait for the reply to LOCATE. A worker whose code holds the interpreter lock sends no reply."""
 NICE_STEPS = 10
-"""Steps of `nice` by which a worker is below this process; each takes about a fifth of its share."""
+"""Steps of `nice` between this process and a worker. Each step takes about a fifth of the worker's share."""
 _PRIORITY_TRIES, _PRIORITY_PAUSE_S = 10, 0.1
 """Linux accepts ten changes of session priorities a second from all users other than root together."""
 _STORED_BYTES = 4 * OUTPUT_CHARS
-"""Bytes of output that are stored: as many as OUTPUT_CHARS characters may need."""
+"""Bytes of stored output: as many as OUTPUT_CHARS characters may need."""
 _PIPE_BYTES = 1 << 16
 _READ_PAUSE_S = 0.02
 """Seconds between two reads of a pipe that is less than half full."""
@@ -62,19 +62,19 @@ class StartedWorker(NamedTuple):
 
     process: subprocess.Popen[bytes]
     remove: Callable[[], None] = lambda: None
-    """Called when it has ended, to remove what was created for it."""
+    """Called after the end, to remove everything created for the worker."""
     base_url: str = ""
-    """The gateway's address inside the worker; "" if it is the same as here."""
+    """The gateway's address inside the worker, or "" if the address is the same as in this process."""
     sandboxed: bool = False
-    """True if it ends with its sandbox: processes that it started get no SIGTERM before they are killed."""
+    """True if the worker ends with a sandbox. Processes started by the worker then get no SIGTERM before the kill."""
 
 
 StartWorker = Callable[[WorkerSetup, WorkerFds], StartedWorker]
-"""Starts a worker; isolations differ only in where it runs. Raises SandboxFailure and OSError."""
+"""Starts a worker. Isolations differ only in the place of the worker. Raises SandboxFailure and OSError."""
 
 
 class WorkerProcess:
-    """A worker's process. Thread-safe; only one thread may receive."""
+    """A worker's process. Thread-safe, but only one thread may receive."""
 
     def __init__(self, setup: WorkerSetup, start: StartWorker) -> None:
         self._line, theirs = socket.socketpair()
@@ -94,17 +94,19 @@ class WorkerProcess:
         lower_session_priority(self.pid)
         if self.base_url:
             setup = replace(setup, ambient=replace(setup.ambient, base_url=self.base_url))
-        with suppress(OSError):  # it is gone, which the receiving thread will notice
+        with suppress(OSError):  # the process is gone, as the receiving thread will notice
             self.send(0, "setup", encode_setup(setup))
 
     @property
     def is_alive(self) -> bool:
-        """True while it runs. It is not waited for here: that keeps its id reserved until its group is killed."""
+        """True while the process runs. The check does not reap the process, to reserve the id until the group is
+        killed.
+        """
         if self._process.returncode is not None:
             return False
         try:
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:  # other code has waited for it
+        except psutil.NoSuchProcess:  # other code has waited for the process
             return False
 
     def send(self, about: int, kind: str, body: bytes) -> None:
@@ -117,7 +119,7 @@ class WorkerProcess:
         return self._channel.receive()
 
     def locate(self, number: int) -> str:
-        """Return the line of user code that the attempt is at, or "" if the worker does not reply in time."""
+        """Return the attempt's current line of user code, or "" without a reply in time."""
         received = b""
         with suppress(OSError):
             self._control.settimeout(LOCATE_TIMEOUT_S)
@@ -135,32 +137,32 @@ class WorkerProcess:
         self._output.forget()
 
     def explain_death(self, problem: Exception) -> str:
-        """End a process that is gone or that sent unreadable data. Return the reason, and its output."""
+        """End a process that is gone or that sent unreadable data. Return the reason and the output."""
         if isinstance(problem, ValueError):
             self._end_process(0.0)
-            why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
+            why = f"a message of the workflow's process cannot be read here ({problem}); the process was ended"
         else:
             why = f"the workflow's process ended with code {self._end_process(0.0, SANDBOX_EXIT_S)}"
         return f"{why}\n{self.output()}".strip()
 
     def kill(self) -> None:
-        """Kill it with all its descendants, in a thread. Does not wait."""
+        """Kill the process with all descendants, in a thread. Does not wait."""
         thread = threading.Thread(target=self._end_process, args=(GRACE,), name="ajet-kill", daemon=True)
         _kill_threads.add(thread)
         thread.start()
 
     def _end_process(self, grace: float, sandbox_grace: float = 0.0) -> int:
-        """End the process, wait for it and return its exit code.
+        """End the process, wait for the end and return the exit code.
 
         Args:
-            grace: Seconds that processes of the workflow get after SIGTERM.
-            sandbox_grace: Seconds that the sandbox of a worker that is gone gets to end by itself, with its exit code.
+            grace: Seconds for processes of the workflow after SIGTERM.
+            sandbox_grace: Seconds for the sandbox of a dead worker to end by itself, with its own exit code.
         """
         with self._end_lock:
             if self._started.sandboxed and sandbox_grace:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(sandbox_grace)
-            if self._process.returncode is None:  # not waited for, so that its id cannot be another process's
+            if self._process.returncode is None:  # not reaped yet, and the id cannot belong to another process
                 self._close_resources()
                 end_family(self.pid, 0.0 if self._started.sandboxed else grace)
                 self._control.close()
@@ -169,7 +171,7 @@ class WorkerProcess:
             return code
 
     def _close_resources(self) -> None:
-        """Request that the worker closes its attempts' resources. Wait for CLOSED, at most GRACE seconds."""
+        """Request the closing of the attempts' resources. Wait for CLOSED, at most GRACE seconds."""
         until = time.monotonic() + GRACE
         with suppress(OSError):
             self._control.settimeout(GRACE)
@@ -197,7 +199,7 @@ class WorkerOutput:
         self._is_open = True
 
     def begin(self) -> None:
-        """Close the writing end here, and read in a thread until all its copies are closed."""
+        """Close the writing end in this process, and read in a thread until all copies are closed."""
         os.close(self.writer)
         threading.Thread(target=self._read_until_closed, name="ajet-printed", daemon=True).start()
 
@@ -263,16 +265,16 @@ def build_worker_command(fds: WorkerFds) -> list[str]:
 
 
 def lower_priority(pid: int) -> None:
-    """Lower the priority of a new process, and of all processes that it starts from now on."""
-    with suppress(ProcessLookupError):  # it has ended, and its output says why
+    """Lower the priority of a new process, and of all its future children."""
+    with suppress(ProcessLookupError):  # the process has ended, and the output has the reason
         os.setpriority(os.PRIO_PROCESS, pid, min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_STEPS, 19))
 
 
 def lower_session_priority(pid: int) -> None:
-    """Lower the priority of all processes of its session.
+    """Lower the priority of all processes of the session of `pid`.
 
-    Linux may share the processor between sessions before it looks at priorities within one (`sched_autogroup_enabled`):
-    a session of low priority then counts as much as any other.
+    Linux may share the processor between sessions before looking at priorities within a session
+    (`sched_autogroup_enabled`). A session of low priority would then count as much as any other.
     """
     group = Path(f"/proc/{pid}/autogroup")
     if not group.exists():
@@ -283,7 +285,7 @@ def lower_session_priority(pid: int) -> None:
             return
         except BlockingIOError:
             time.sleep(_PRIORITY_PAUSE_S)
-        except OSError:  # it has ended, or /proc is read-only: then only the priority within its session counts
+        except OSError:  # ended, or /proc is read-only: then only the priority within the session counts
             return
 
 

@@ -1,8 +1,9 @@
-"""Episodes of external agents: programs that open one over HTTP, play it, and report its outcome.
+"""Episodes of external agents: programs that open an episode over HTTP, play it, and report the outcome.
 
-In: requests for episodes, with a task or for the next one of the task reader; outcomes. Out: episodes, and groups once
-all attempts at a task are in. Invariant: these episodes hold the same as a Workflow's (calls, timelines, verdict,
-counted reasons); one that no client finishes is ended by the server and recorded as failed.
+Input: requests for episodes, with a task or for the next task of the task reader, and outcomes. Output: episodes, and
+groups once all attempts at a task are in. Invariant: served episodes have the same contents as a Workflow's (calls,
+timelines, verdict, counted reasons). If no client finishes an episode, the server ends the episode and records a
+failure.
 """
 
 from ajet.rollout.served.episode import EpisodeRequest

@@ -1,9 +1,9 @@
-"""Deadlines of served episodes and groups: idle or slow clients, ends that cannot be recorded, overdue groups.
+"""Deadlines of served episodes and groups: idle or slow clients, unrecorded ends, overdue groups.
 
-Invariant: no episode and no group stays open for ever. All are checked again and again, often enough for the shortest
-limit. An error of a store or a client ends no check. A mistake in ajet ends them all, and is raised at the caller that
-takes the registry's results, so that no server goes on without limits. The watcher only decides when; the registry
-ends, gives up and closes. It lives on the registry's loop.
+Invariant: no episode and no group stays open for ever. All limits are checked repeatedly, often enough for the shortest
+limit. An error of a store or a client ends no check. A bug in ajet ends all checks and is raised in the caller of the
+registry's results: no server continues without limits. The watcher only decides when; the registry ends, gives up and
+closes. The watcher runs on the registry's loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CHECK_INTERVAL = 2.0
 """Seconds between two checks, at most."""
 RECORD_PATIENCE = 600.0
-"""Seconds after which an end that cannot be recorded is given up, where gateway.idle_timeout is not set."""
+"""Seconds until an unrecorded end is given up, if gateway.idle_timeout is not set."""
 
 
 class DeadlineWatcher:
@@ -46,13 +46,13 @@ class DeadlineWatcher:
         give_up: Callable[[ServedEpisode, str, str], None],
         close: Callable[[OpenGroup, list[ServedEpisode]], Awaitable[None]],
     ) -> None:
-        """Take the limits from the settings.
+        """Read the limits from the settings.
 
         Args:
-            under_way: The open episodes by name; the registry's own mapping.
-            end: Ends an episode; raises Refused if the end cannot be recorded.
-            give_up: Gives up an episode whose end could not be recorded.
-            close: Closes a group, with its episodes that are under way.
+            under_way: The open episodes by name. This is the registry's own mapping.
+            end: Ends an episode. Raises Refused if the end cannot be recorded.
+            give_up: Gives up an episode with an unrecorded end.
+            close: Closes a group, with the open episodes of the group.
         """
         rollout, self._idle_timeout = settings.rollout, settings.gateway.idle_timeout
         self._episode_timeout, self._group_deadline = rollout.episode_timeout, rollout.group_deadline
@@ -61,19 +61,19 @@ class DeadlineWatcher:
         self._end, self._give_up, self._close = end, give_up, close
 
     def start(self, loop: asyncio.AbstractEventLoop, on_error: Callable[[Exception], None]) -> None:
-        """Check repeatedly on this loop until `stop`. `on_error` gets the exception that ends the checks before."""
+        """Check repeatedly on this loop until `stop`. `on_error` gets an exception that ends the checks early."""
 
         def report(watching: Future[None]) -> None:
             problem = None if watching.cancelled() else watching.exception()
             if isinstance(problem, Exception):
                 on_error(problem)
 
-        self._watching = asyncio.run_coroutine_threadsafe(self._check_repeatedly(), loop)
-        self._watching.add_done_callback(report)
+        self.watching = asyncio.run_coroutine_threadsafe(self._check_repeatedly(), loop)
+        self.watching.add_done_callback(report)
 
     def stop(self) -> None:
         """End the checks. Does not wait."""
-        self._watching.cancel()
+        self.watching.cancel()
 
     async def _check_repeatedly(self) -> None:
         limits = [limit for limit in (self._episode_timeout, self._idle_timeout, self._group_deadline) if limit]
@@ -82,17 +82,17 @@ class DeadlineWatcher:
             await self.check_all()
 
     async def check_all(self) -> None:
-        """End episodes whose time is over. Close groups whose deadline has passed."""
+        """End overdue episodes. Close overdue groups."""
         for served in list(self._under_way.values()):
             if served.unrecorded_since is not None:
                 await self._retry_recording(served, served.unrecorded_since)
-            elif (failure := self._find_timeout(served)) and served.ending is None:
+            elif (failure := self.find_timeout(served)) and served.ending is None:
                 with contextlib.suppress(Refused):  # not recorded: the next check tries again
                     await self._end(served, AttemptResult(failure=failure), "timeout")
         for group in self._groups.list_older(self._group_deadline or math.inf):
             await self._close_overdue(group)
 
-    def _find_timeout(self, served: ServedEpisode) -> Failure | None:
+    def find_timeout(self, served: ServedEpisode) -> Failure | None:
         if self._idle_timeout and served.idle_seconds > self._idle_timeout:
             why = f"no model call for {self._idle_timeout:g} seconds (gateway.idle_timeout)"
             return Failure("agent", "timeout", why, retryable=True)

@@ -1,6 +1,7 @@
-"""An episode of an external agent while it is under way, and how its client sees it.
+"""An open episode of an external agent, and the client's view of the episode.
 
-Invariant: its name is random, so that a client of an earlier server never hits another client's episode by accident.
+Invariant: an episode's name is random. A client of an earlier server never reaches another client's episode by
+accident.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ class EpisodeRequest:
     """A client's request to begin an episode."""
 
     task: Task | None = None
-    """None: the next task of the task reader, a held-out one if `held_out`."""
+    """None: the next task of the task reader, a held-out task if `held_out`."""
     agent: str = "default"
     trainable: tuple[str, ...] | None = None
-    """Targets that train; None: all."""
+    """Targets to train. None: all targets."""
     trains: bool = True
-    """False: recorded only, sampled as the client asks, and part of no group."""
+    """False if the episode is only recorded. The client then chooses the sampling, and no group contains the
+    episode.
+    """
     held_out: bool = False
-    """True: it does not train, and counts for a validation."""
+    """True if the episode does not train and counts for a validation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedIdentity(Identity):
-    """The identity of an episode whose name, and group's name, are random."""
+    """The identity of an episode. The episode and the group have random names."""
 
     name: str = ""
     group_name: str = ""
@@ -50,13 +53,13 @@ class ServedIdentity(Identity):
 
     @property
     def group(self) -> str:
-        """The name of its group, or its own name if it is in no group."""
+        """The group's name, or the episode's own name without a group."""
         return self.group_name or self.name
 
 
 @dataclass(slots=True, eq=False)
 class ServedEpisode:
-    """An episode that is under way."""
+    """An episode opened by an external agent and not ended yet."""
 
     identity: ServedIdentity
     session: Session
@@ -66,21 +69,21 @@ class ServedEpisode:
     stopped: asyncio.Future[str]
     """Done, with the reason, when ajet ends the episode."""
     is_probe: bool = False
-    """True if it was admitted during an outage, to find out whether the outage goes on."""
+    """True if the episode was admitted during an outage, to test whether the outage is over."""
     is_held_out_turn: bool = False
-    """True if its task is one of the server's held-out ones, and the attempt counts as that task's turn."""
+    """True if the task is one of the server's held-out tasks and the attempt counts as the task's turn."""
     began: float = field(default_factory=time.time)
-    """Its start by the system clock, for the record."""
+    """Start by the system clock, for the record"""
     since: float = field(default_factory=time.monotonic)
-    """Its start by the monotonic clock, for limits."""
+    """Start by the monotonic clock, for limits"""
     ending: asyncio.Future[Episode] | None = None
-    """The task that ends the episode; None while it is open."""
+    """The task that ends the episode. None while the episode is open."""
     built: Episode | None = None
-    """The episode as it was judged and built; from then on only its recording is left to do."""
+    """The judged and built episode. After that only recording remains."""
     ended_by: str = ""
-    """Who ended it, once it is `built`."""
+    """The party that ended the episode, once the episode is `built`."""
     unrecorded_since: float | None = None
-    """When recording failed for the first time, by the monotonic clock; None if it did not."""
+    """Time of the first failed recording, by the monotonic clock. None if recording did not fail."""
 
     @property
     def idle_seconds(self) -> float:
@@ -89,7 +92,7 @@ class ServedEpisode:
 
 
 def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return a client's view of an episode that is under way. `version` is the policy's."""
+    """Return a client's view of an open episode. `version` is the policy's version."""
     return {
         "episode": served.identity.uuid,
         "status": "unrecorded" if served.unrecorded_since is not None else "judging" if served.ending else "open",
@@ -100,13 +103,13 @@ def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
 
 
 def describe_given_up(episode: Episode, reason: str) -> dict[str, Any]:
-    """Return a client's view of an episode that was given up before its end could be recorded."""
+    """Return a client's view of an episode given up without a recorded end."""
     overrides = {"status": "aborted", "reward": None, "success": None, "boundary": None}
     return {**describe_outcome(episode), **overrides, "reason": f"{reason}: its end could not be recorded"}
 
 
 def describe_outcome(episode: Episode) -> dict[str, Any]:
-    """Return a client's view of an episode that has ended."""
+    """Return a client's view of an ended episode."""
     verdict, failure = episode.verdict, episode.failure
     reason = failure.message if failure else episode.ending or (verdict.reason if verdict else "")
     return {

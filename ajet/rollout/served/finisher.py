@@ -1,7 +1,7 @@
-"""Finishes episodes of external agents: closes the session, has the outcome judged, builds and records the episode.
+"""Finishes episodes of external agents: closes the session, calls the judge, builds and records the episode.
 
-Invariants: an episode is judged and built once, and the result stays on it. Recording may fail and be repeated; an end
-that is not on the disk is acknowledged to no client.
+Invariants: an episode is judged and built once, and the result is stored with the episode. Recording may fail and be
+repeated. The server acknowledges no end to a client before the end is on the disk.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 class EpisodeStore(Protocol):
-    """The place where ended episodes are stored before their clients get an acknowledgement."""
+    """Stores ended episodes before their clients get an acknowledgement."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Store an episode. It is on the disk when this returns. Thread-safe.
+        """Store an episode. The episode is on the disk when the call returns. Thread-safe.
 
         Raises:
             LeaseLostError: The lease belongs to another server.
-            Exception: One of TRANSIENT_ERRORS; then the same call may succeed later.
+            Exception: One of TRANSIENT_ERRORS. The same call may succeed later.
         """
 
 
 class EpisodeFinisher:
-    """Judges and records the episodes of one registry. Its methods are awaited on the registry's loop."""
+    """Judges and records the episodes of one registry. Callers await the methods on the registry's loop."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class EpisodeFinisher:
         """Prepare the finisher.
 
         Args:
-            store: None: ended episodes are not recorded here.
-            ranks: Attempts of a group get their verdicts together, once all are in.
+            store: The episode store. None: ended episodes are not recorded.
+            ranks: True if attempts of a group get verdicts together, once all are in.
         """
         self._ranks = ranks
         self._gateway, self._judge_caller, self._builder, self._store = gateway, judge_caller, builder, store
@@ -74,7 +74,7 @@ class EpisodeFinisher:
         return await self._builder.build(served.identity, played, verdict, served.stopped)
 
     async def record_episode(self, served: ServedEpisode) -> None:
-        """Put the built episode on the disk. Raises Refused if that is not possible now."""
+        """Write the built episode to the disk. Raises Refused if writing is not possible now."""
         if self._store is None:
             return
         assert served.built is not None

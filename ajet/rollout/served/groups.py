@@ -1,12 +1,12 @@
-"""Groups of attempts that clients make at one task, until all are in, and the store's calls for them.
+"""Groups of clients' attempts at one task, and the store's calls for the groups.
 
 Invariants: every place in a group is taken at most once. A group is complete when each taken place has an episode and
-no further place is to be taken: all are taken, or its deadline has passed. A place is free again if its attempt was
-given up before it could be recorded, or was lost and may be repeated. A group is listed from its first attempt until it
-is complete; the store notes a complete one, so that a later server takes no further attempts for it. All methods run on
-the registry's loop, which never waits for the store: the store is called in threads, for at most STORE_PATIENCE seconds
-while it is out of reach, so that the threads stay free for other requests. One new group is made at a time, so that a
-client which comes meanwhile takes a place in it.
+no further place is due: all are taken, or the deadline has passed. A place is free again if the attempt was given up
+without a recorded end, or was lost and may be repeated. A group is listed from the first attempt until the group is
+complete. The store notes a complete group, and a later server then takes no further attempts for the group. All methods
+run on the registry's loop, which never waits for the store. The store is called in threads, for at most STORE_PATIENCE
+seconds during an outage, to leave threads for other requests. One new group is created at a time: a client arriving
+meanwhile takes a place in the new group.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 MANY_GROUPS = 1_000
 """Number of open groups at which a warning is logged."""
 SETTLE_INTERVAL = 0.01
-"""Seconds between two checks for groups that are being removed."""
+"""Seconds between two checks for groups in removal."""
 STORE_PATIENCE = 10.0
-"""Seconds that a client's request waits for a store that is out of reach; the client then repeats the request."""
+"""Seconds for which a client's request waits for an unreachable store. The client then repeats the request."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def call_store(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the store's method in a thread and return its answer. Raises what the method raises."""
+    """Call the store's method in a thread and return the result. Raises the exceptions of the method."""
     with limited_patience(STORE_PATIENCE):
         return await asyncio.to_thread(method, *args, **kwargs)
 
@@ -51,14 +51,14 @@ async def call_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: 
     try:
         return await call_store(method, *args, **kwargs)
     except TRANSIENT_ERRORS as error:
-        logger.warning("the store cannot be asked: {}", error)
+        logger.warning("the store is not available: {}", error)
         raise Refused(
-            "The server's store cannot be asked now; ask again later.", status=503, code="store_down", retry_after=1
+            "The server's store is not available now; retry later.", status=503, code="store_down", retry_after=1
         ) from error
 
 
 class OpenGroup:
-    """The attempts at one task. The position of its `lease` is negative if a client brought the task."""
+    """The attempts at one task. The position of the `lease` is negative if a client brought the task."""
 
     def __init__(self, task: Task, lease: Lease, places: int) -> None:
         self.task, self.lease = task, lease
@@ -72,7 +72,7 @@ class OpenGroup:
 
     @property
     def has_place(self) -> bool:
-        """True if another attempt belongs to it."""
+        """True if the group needs another attempt."""
         return len(self._taken) < self.places
 
     @property
@@ -81,7 +81,7 @@ class OpenGroup:
         return not self._taken
 
     def accepts(self, task: Task | None) -> bool:
-        """True if an attempt at this task belongs here. None stands for any task of the task reader."""
+        """True if an attempt at the task belongs to the group. None is any task of the task reader."""
         if task is None:
             return self.lease.order >= 0
         return self.task.task_id == task.task_id and self.task == task
@@ -92,37 +92,39 @@ class OpenGroup:
         return not self.has_place and len(self.episodes) == len(self._taken)
 
     def take_place(self) -> int:
-        """Take the next free place. Return its number."""
+        """Take the next free place. Return the place's number."""
         repeat = next(number for number in itertools.count() if number not in self._taken)
         self._taken.add(repeat)
         return repeat
 
     def free_place(self, repeat: int) -> None:
-        """Free the place of an attempt that does not count: another may take it, unless the group is closed."""
+        """Free the place of an attempt that does not count. Another attempt may take the place unless the group is
+        closed.
+        """
         self._taken.discard(repeat)
         if self._closed:
             self.places = len(self._taken)
 
     def may_repeat(self, repeat: int, most: int) -> bool:
-        """True if a lost attempt may be repeated, at most `most` times. This call counts as one."""
+        """True if a lost attempt may be repeated, at most `most` times. Each call counts one repetition."""
         if self._closed or self._repeats[repeat] >= most:
             return False
         self._repeats[repeat] += 1
         return True
 
     def restore(self, episode: Episode) -> None:
-        """Add an attempt that an earlier server acknowledged."""
+        """Add an attempt acknowledged by an earlier server."""
         self._taken.add(episode.repeat)
         self.episodes.append(episode)
         self.name = episode.group or self.name
 
     def close(self) -> None:
-        """Take no further attempts: the taken places are all that it has."""
+        """Take no further attempts. The taken places are the complete group."""
         self._closed = True
         self.places = len(self._taken)
 
     def build_group(self) -> Group:
-        """Return the group for training, its episodes by repeat."""
+        """Return the group for training, with the episodes sorted by repeat."""
         return Group(self.task, self.lease.order, sorted(self.episodes, key=lambda episode: episode.repeat))
 
 
@@ -133,16 +135,16 @@ class OpenGroups:
         """Start without groups.
 
         Args:
-            tasks: None: clients bring all tasks themselves.
-            places: Attempts at a task.
+            tasks: The task reader's order. None: clients bring all tasks themselves.
+            places: Number of attempts at a task.
         """
-        self._store, self._tasks, self._places = store, tasks, places
+        self._store, self.tasks, self._places = store, tasks, places
         self._open: list[OpenGroup] = []
         self._making = asyncio.Lock()
         self._removing: set[OpenGroup] = set()
         """Listed groups whose end is being reported to the store."""
         self._is_store_away = False
-        """True if the last return of a position failed, and that was logged."""
+        """True if the last return of a position failed and the failure was logged."""
 
     def __iter__(self) -> Iterator[OpenGroup]:
         return iter(tuple(self._open))
@@ -154,23 +156,23 @@ class OpenGroups:
         return group in self._open and group not in self._removing
 
     def restore_group(self, lease: Lease) -> OpenGroup:
-        """Add a group that the store has of an earlier server."""
-        group = OpenGroup(lease.kept[0].episode.task, lease, self._places)
-        for record in lease.kept:
+        """Add an earlier server's group from the store."""
+        group = OpenGroup(lease.attempts[0].episode.task, lease, self._places)
+        for record in lease.attempts:
             group.restore(record.episode)
         self._open.append(group)
         return group
 
     async def find_or_make(self, task: Task | None, is_wanted: Callable[[OpenGroup], bool]) -> OpenGroup:
-        """Return a group of the task with a free place, or a new one.
+        """Return a group of the task with a free place, or a new group.
 
         Args:
-            task: None: any task of the task reader whose group `is_wanted`.
+            task: The task. None: any task of the task reader whose group `is_wanted`.
 
         Raises:
-            Refused: There is no such task, no task is free, or the store is out of reach.
+            Refused: The task does not exist, no task is free, or the store is out of reach.
         """
-        if task is None and self._tasks is None:
+        if task is None and self.tasks is None:
             raise Refused("The request names no task, and the server has no task reader.", param="task")
         if (found := self._find_open(task, is_wanted)) is not None:
             return found
@@ -183,9 +185,9 @@ class OpenGroups:
             return found
 
     def _refuse_all_busy(self, task: Task | None) -> None:
-        """Raise Refused if as many of the reader's tasks wait for their first attempt as an epoch has."""
+        """Raise Refused if as many reader tasks wait for a first attempt as an epoch has."""
         ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
-        if task is None and self._tasks is not None and ahead >= len(self._tasks):
+        if task is None and self.tasks is not None and ahead >= len(self.tasks):
             raise Refused(
                 "As many episodes of every task are under way as serve.max_per_task allows; finish one first.",
                 status=429,
@@ -202,9 +204,9 @@ class OpenGroups:
         if task is not None:
             lease = await call_store_or_refuse(self._store.bring)
         else:
-            assert self._tasks is not None
+            assert self.tasks is not None
             (lease,) = await call_store_or_refuse(self._store.lease, 1)
-            task = self._tasks.task(lease.order)
+            task = self.tasks.task(lease.order)
         group = OpenGroup(task, lease, self._places)
         self._open.append(group)
         if len(self._open) == MANY_GROUPS:
@@ -221,7 +223,7 @@ class OpenGroups:
             await asyncio.sleep(SETTLE_INTERVAL)
 
     def list_older(self, seconds: float) -> list[OpenGroup]:
-        """Return the groups that were opened more than `seconds` ago."""
+        """Return the groups opened more than `seconds` ago."""
         now = time.monotonic()
         return [group for group in self._open if now - group.began > seconds]
 
@@ -235,15 +237,16 @@ class OpenGroups:
             self._is_store_away = True
             return
         except LeaseLostError as lost:
-            logger.warning("nothing is given back: {}", lost)
+            logger.warning("positions are not returned: {}", lost)
         self._is_store_away = False
         self._open.remove(group)
 
     async def remove(self, group: OpenGroup, *, report: bool) -> None:
-        """Remove a complete group. It stays if this is cancelled.
+        """Remove a complete group. After a cancellation the group stays.
 
         Args:
-            report: The store notes that it is complete, so that a restarted server does not wait for it.
+            report: True if the store shall note the complete group. A restarted server then does not wait for the
+                group.
         """
         if report:
             self._removing.add(group)

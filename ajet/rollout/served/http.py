@@ -1,8 +1,7 @@
 """The HTTP routes of the episode registry: /episodes, with JSON requests and replies, for programs in any language.
 
-Invariants: no request is answered without the admin key. Numbers that are not finite are refused. Every refusal is an
-error object with a status, a code and the field at fault. A request that is repeated after the end of its episode gets
-the same answer.
+Invariants: no request is served without the admin key. Non-finite numbers are refused. Every refusal is an error object
+with a status, a code and the field at fault. A request repeated after the end of an episode gets the same reply.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 def make_routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
-    """Return the routes of a registry, for clients that have the key."""
+    """Return the routes of a registry, for clients with the key."""
 
     async def open_episode(request: Request) -> dict[str, Any]:
         return await registry.open(await _parse_body(request, _parse_request))
@@ -99,7 +98,7 @@ def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, li
     body = _validate_body(Finish, fields)
     outcome: WorkflowOutput | Failure
     if body.error is not None:
-        message = body.error or "the client says that its agent failed"
+        message = body.error or "the client reported a failure of its agent"
         outcome = Failure(body.boundary, "client", message, body.boundary != "agent", policy=body.boundary == "agent")
     else:
         outcome = WorkflowOutput(
@@ -109,7 +108,7 @@ def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, li
 
 
 async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `parse` makes of the body, in a thread if it is long. An empty body is {}. Raises Refused."""
+    """Return the body parsed by `parse`, in a thread if the body is long. An empty body is {}. Raises Refused."""
     raw = bytearray()
     try:
         with BodyBytes(request.scope) as held:
@@ -159,7 +158,7 @@ def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
         complete = [row if "digest" in row else row | {"digest": compute_digest(row["result"])} for row in rows]
         return [bound_tool_use(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error
+        raise Refused(f"A tool use is invalid: {error}.", param="tool_uses") from error
 
 
 def _parse_task(value: str | dict[str, Any] | None) -> Task | None:

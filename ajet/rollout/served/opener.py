@@ -1,9 +1,9 @@
-"""Opens episodes of external agents: whether one is admitted, its held-out task, its identity, session and key.
+"""Opens episodes of external agents: admission, held-out task, identity, session and key.
 
-Invariants: a client that is refused has taken nothing: no position of the store's, no place in a group. Held-out tasks
-take turns, so that after as many attempts as there are tasks each was played once; an attempt that did not count was no
-turn. The split says what the episode counts for: one that does not train is not in the training split, and a held-out
-one is in the validation split if a trainer takes the groups. All methods run on the registry's loop.
+Invariants: a refused client has taken neither a position of the store nor a place in a group. Held-out tasks take
+turns: after as many attempts as there are tasks, each task was played once. An attempt that did not count was no turn.
+The split states the purpose of the episode. An untrained episode is not in the training split, and a held-out episode
+is in the validation split if a trainer takes the groups. All methods run on the registry's loop.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class AdmissionControl:
         count_complete: Callable[[], int],
         backlog: int | None,
     ) -> None:
-        """Take the limits from the settings.
+        """Read the limits from the settings.
 
         Args:
-            under_way: The open episodes by name; the registry's own mapping.
-            count_complete: Counts the complete groups that wait for the trainer.
-            backlog: How many of them may wait; None: no trainer takes the groups.
+            under_way: The open episodes by name. This is the registry's own mapping.
+            count_complete: Counts the complete groups waiting for the trainer.
+            backlog: Maximum number of waiting complete groups. None: no trainer takes the groups.
         """
         self._max_episodes, self._max_per_task = settings.rollout.max_env_worker, settings.serve.max_per_task
         self._breaker, self._under_way = breaker, under_way
         self._count_complete, self._backlog = count_complete, backlog
         self.opening = 0
-        """The number of episodes that wait for a position of the store's."""
+        """The number of episodes waiting for a position of the store."""
 
     def is_crowded(self, task: Task) -> bool:
         """True if as many episodes of a task are under way as may be."""
@@ -64,14 +64,14 @@ class AdmissionControl:
         if self.is_crowded(task):
             raise Refused(
                 f"{self._max_per_task} episodes of this task are under way, as many as serve.max_per_task allows; "
-                "finish one first, or ask for another task.",
+                "finish one first, or request another task.",
                 status=429,
                 code="task_busy",
                 param="task",
             )
 
     def refuse_more(self) -> bool:
-        """Raise Refused if no episode may begin. Return True if the next one is the breaker's probe."""
+        """Raise Refused if no episode may start. Return True if the next episode is the breaker's probe."""
         if len(self._under_way) + self.opening >= self._max_episodes:
             raise Refused(
                 f"{self._max_episodes} episodes are under way, as many as rollout.max_env_worker allows; "
@@ -81,7 +81,7 @@ class AdmissionControl:
             )
         if self._backlog is not None and self._count_complete() >= self._backlog:
             raise Refused(
-                f"{self._backlog} complete groups wait for the trainer; ask again later.",
+                f"{self._backlog} complete groups wait for the trainer; retry later.",
                 status=429,
                 code="trainer_busy",
             )
@@ -90,7 +90,7 @@ class AdmissionControl:
         if self._breaker.may_probe():
             return True
         raise Refused(
-            f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
+            f"No new episodes for now: {self._breaker.why} (rollout.breaker); retry later.",
             status=503,
             code="outage",
             retry_after=1,
@@ -98,7 +98,7 @@ class AdmissionControl:
 
 
 class HeldOutTasks:
-    """The held-out tasks that one registry gives to clients, in turns."""
+    """Gives the held-out tasks of one registry to clients in turns."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -109,7 +109,7 @@ class HeldOutTasks:
         return len(self._tasks)
 
     def take_next(self) -> Task:
-        """Return the task whose turn it is. Raises Refused if there are no tasks."""
+        """Return the next task in turn. Raises Refused without tasks."""
         if not self._tasks:
             raise Refused("The request names no task, and the server has no held-out tasks.", param="task")
         at = self._attempts.index(min(self._attempts))
@@ -117,12 +117,12 @@ class HeldOutTasks:
         return self._tasks[at]
 
     def return_turn(self, task: Task) -> None:
-        """Give a task its turn again: the attempt at it did not count."""
+        """Give a task another turn, because the attempt at the task did not count."""
         self._attempts[self._tasks.index(task)] -= 1
 
 
 class EpisodeOpener:
-    """Opens the episodes of one registry, on its loop."""
+    """Opens the episodes of one registry, on the registry's loop."""
 
     def __init__(self, gateway: Gateway, settings: AjetConfig, *, run_id: str, split: Split, trained_on: bool) -> None:
         """`trained_on`: True if a trainer takes the groups."""
@@ -134,12 +134,12 @@ class EpisodeOpener:
         self, request: EpisodeRequest, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, *,
         is_probe: bool, is_held_out_turn: bool, version: int,
     ) -> ServedEpisode:  # fmt: skip
-        """Open an episode with its session and key.
+        """Open an episode with a session and a key.
 
         Args:
-            is_probe: True if it is the breaker's probe.
-            is_held_out_turn: True if the task is one of the server's held-out ones.
-            version: The policy's.
+            is_probe: True if the episode is the breaker's probe.
+            is_held_out_turn: True if the task is one of the server's held-out tasks.
+            version: The policy's version.
 
         Raises:
             Refused: The gateway opens no session.
@@ -169,7 +169,7 @@ class EpisodeOpener:
 
 
 def describe_opened(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return the answer to the client that opened the episode."""
+    """Return the reply to the client that opened the episode."""
     endpoint = served.endpoint
     return {
         **describe_open(served, version),

@@ -1,7 +1,7 @@
 """Models of requests and replies of the episode registry: parsed by the routes, published as an OpenAPI document.
 
-Invariant: a request's body has exactly these fields; a reply has at least the fields of its model. docs/openapi.json is
-the output of `openapi()`; `make check` compares them. The names of the models are part of that document.
+Invariant: a request's body has exactly the model's fields. A reply has at least the model's fields. docs/openapi.json
+is the output of `openapi()`, and `make check` compares the two. The names of the models are part of the document.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Boundary = Literal["agent", "tool", "environment", "sandbox"]
 
 
 class Open(BaseModel):
-    """The body of POST /episodes; all of it may be left out."""
+    """The body of POST /episodes. All fields are optional."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     task: str | dict[str, Any] | None = Field(
-        None, description="A question, or a row of a task file; null: the next one of the server's task reader."
+        None, description="A question, or a row of a task file. null: the next task of the server's task reader."
     )
-    agent: str = Field("default", min_length=1, description="The agent that the episode's key stands for.")
-    trainable_targets: list[str] | None = Field(None, description="Targets that train; null: all.")
-    train: bool = Field(True, description="False: recorded only, sampled as the client asks, and part of no group.")
+    agent: str = Field("default", min_length=1, description="The agent name for the episode's key.")
+    trainable_targets: list[str] | None = Field(None, description="Targets to train. null: all targets.")
+    train: bool = Field(True, description="False: only recorded, sampled with the client's settings, in no group.")
     held_out: bool = Field(
         False,
         description="True: the same, at a task that nobody trains on (null: the next one of the server's held-out "
@@ -42,16 +42,16 @@ class Finish(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     reward: float | list[float] | None = Field(
-        None, description="A number, or one a call or agent; null: the server's judge decides."
+        None, description="A number, or a list with one per call or agent. null: the server's judge decides."
     )
     success: bool | None = Field(None, description="Null: not known.")
-    metadata: dict[str, Any] = Field(default_factory=dict, description="What judge and record get.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Values for the judge and the record.")
     metrics: dict[str, float] = Field(default_factory=dict, description="Numbers for the curves.")
-    error: str | None = Field(None, description="The episode failed: nothing of it is trained on.")
-    boundary: Boundary = Field("agent", description="Whose side `error` was on.")
+    error: str | None = Field(None, description="The episode failed and is not trained on.")
+    boundary: Boundary = Field("agent", description="The side at fault for `error`.")
     tool_uses: list[dict[str, Any]] = Field(
         default_factory=list,
-        description="What was done with tools; `digest` may be left out where the result is whole.",
+        description="Uses of tools. `digest` is optional if the result is complete.",
     )
 
 
@@ -66,12 +66,12 @@ class OpenEpisode(BaseModel):
 
 
 class OpenedEpisode(OpenEpisode):
-    """An opened episode, with what its agent needs."""
+    """An opened episode, with the endpoint and the task for the agent."""
 
     task: dict[str, Any]
     base_url: str = Field(description="For clients of OpenAI's protocols; without /v1 for Anthropic's.")
     api_key: str = Field(description="Good for this episode, until it ends.")
-    path_base_url: str = Field(description="With the key in it, for clients that can set no key.")
+    path_base_url: str = Field(description="Includes the key, for clients without a setting for keys.")
     model: str
 
 
@@ -85,7 +85,7 @@ class EndedEpisode(BaseModel):
     reward: float | None
     success: bool | None
     reason: str
-    boundary: str | None = Field(description="Whose side a failure was on.")
+    boundary: str | None = Field(description="The side at fault for a failure.")
     calls: int
     sampled_tokens: int
     seconds: float
@@ -99,7 +99,7 @@ class Overview(BaseModel):
     ended: dict[str, int]
     open_groups: int
     waiting_groups: int
-    held_out_tasks: int = Field(description="How many the server has for clients who ask for one.")
+    held_out_tasks: int = Field(description="Number of held-out tasks available to clients.")
     version: int
 
 
@@ -116,7 +116,7 @@ class Problem(BaseModel):
 
 
 class RouteSpec(NamedTuple):
-    """A route of `ajet serve`, as the document describes it."""
+    """A route of `ajet serve`, as described in the document."""
 
     method: str
     path: str
@@ -128,13 +128,13 @@ class RouteSpec(NamedTuple):
 
 ROUTES = (
     RouteSpec("post", "/episodes", "Begin an episode.", 201, (OpenedEpisode,), Open),
-    RouteSpec("get", "/episodes", "What is open, and counts.", 200, (Overview,)),
+    RouteSpec("get", "/episodes", "Open episodes, and counts.", 200, (Overview,)),
     RouteSpec("get", "/episodes/{episode}", "One episode.", 200, (OpenEpisode, EndedEpisode)),
     RouteSpec("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (EndedEpisode,)),
     RouteSpec(
         "post",
         "/episodes/{episode}/finish",
-        "Say how it went; again, for the same answer.",
+        "Report the outcome. A repeated request gets the same reply.",
         200,
         (EndedEpisode,),
         Finish,
@@ -146,8 +146,8 @@ _REFUSALS = {
     404: "no such episode",
     409: "it has ended otherwise",
     413: "too large",
-    429: "too many episodes, or of this task, or the trainer is busy: again after `Retry-After` seconds",
-    503: "starting, closing, not recorded, the store is away, or an outage: again after `Retry-After` seconds",
+    429: "too many episodes, too many of this task, or a busy trainer: retry after `Retry-After` seconds",
+    503: "starting, closing, not recorded, store unreachable, or an outage: retry after `Retry-After` seconds",
 }
 
 
@@ -162,7 +162,7 @@ def build_openapi() -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method] = dict(_describe_request(route))
     return {
         "openapi": "3.1.0",
-        "info": {"title": "ajet serve", "version": __version__, "description": "Episodes of agents elsewhere."},
+        "info": {"title": "ajet serve", "version": __version__, "description": "Episodes of external agents."},
         "security": [{"admin": []}, {"x-api-key": []}],
         "paths": paths,
         "components": {

@@ -1,8 +1,8 @@
-"""Ranks the attempts that clients made at one task, once their group is complete.
+"""Ranks clients' attempts at one task, once the group is complete.
 
-Invariants: an attempt that is to be ranked has a verdict without a score and with WAITING_REASON, on the disk too,
-until all of its group are in. Then each of them gets its verdict, or all get the same failure. A restarted server
-ranks the groups that an earlier one did not.
+Invariants: an attempt due for ranking has a verdict without a score and with WAITING_REASON, on the disk too, until all
+attempts of the group are in. Then each attempt gets a verdict, or all get the same failure. A restarted server ranks
+the unranked groups of an earlier server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def needs_ranking(episode: Episode) -> bool:
 
 
 class ServedRanker:
-    """Ranks the complete groups of one registry, on its loop."""
+    """Ranks the complete groups of one registry, on the registry's loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ServedRanker:
         """Prepare the ranker.
 
         Args:
-            on_end: Called once for each group that was begun, with its ranked episodes (none if the ranking was
+            on_end: Called once for each started group, with the ranked episodes (an empty list if the ranking was
                 stopped) and the failure if there is no ranking.
         """
         self._judge_caller, self._builder, self._seed, self._on_end = judge_caller, builder, seed, on_end
@@ -52,7 +52,7 @@ class ServedRanker:
 
     @property
     def inflight_count(self) -> int:
-        """The number of groups that are being ranked."""
+        """The number of groups in ranking."""
         return len(self._running)
 
     def begin(self, group: OpenGroup) -> None:
@@ -62,7 +62,7 @@ class ServedRanker:
         ranking.add_done_callback(self._take_end)
 
     async def stop(self) -> None:
-        """Cancel what is under way. `on_end` was called for all groups when this returns."""
+        """Cancel all rankings. When the call returns, `on_end` was called for all groups."""
         running = list(self._running)
         for ranking in running:
             ranking.cancel()
@@ -76,7 +76,7 @@ class ServedRanker:
         self._on_end(group, *(([], None) if ranking.cancelled() or problem is not None else ranking.result()))
 
     async def _rank_group(self, group: OpenGroup) -> tuple[list[Episode], Failure | None]:
-        """Rank the waiting episodes and put them back into the group. Return them, and the failure if there is one."""
+        """Rank the waiting episodes and put them back into the group. Return the episodes, and the failure if any."""
         waiting = {episode.repeat: episode for episode in group.episodes if needs_ranking(episode)}
         attempts = {
             repeat: (_restore_identity(episode), _restore_result(episode)) for repeat, episode in waiting.items()
@@ -108,7 +108,7 @@ def _restore_identity(episode: Episode) -> ServedIdentity:
 
 
 def _restore_result(episode: Episode) -> AttemptResult:
-    """Return the result of the attempt that the episode was built of."""
+    """Return the attempt result from which the episode was built."""
     return AttemptResult(
         output=WorkflowOutput(metadata=dict(episode.metadata), log_metrics=dict(episode.metrics)),
         capture=Capture(

@@ -1,10 +1,10 @@
-"""EpisodeRegistry: external agents open episodes here, and report how they ended.
+"""EpisodeRegistry: opens and ends the episodes of external agents.
 
-Invariants: an episode ends exactly once: by what its client reports, by its deletion, by its idleness or time limit, or
-when the registry closes. Every episode that began becomes a result, alone or in its group. An end is acknowledged once
-the episode store has it on the disk. An end that could not be recorded is no end: the client or the registry tries
-again until the episode is given up and its place in the group is free again. The state lives on a loop of its own, on
-which neither user code nor the gateway runs, and which waits for no store. The coroutines may be awaited from any loop.
+Invariants: an episode ends exactly once: by a client's report, by deletion, by an idle or time limit, or when the
+registry closes. Every started episode becomes a result, alone or in a group. An end is acknowledged once the episode
+store has the end on the disk. An unrecorded end is no end: the client or the registry tries again until the episode is
+given up and the place in the group is free again. The state belongs to a separate loop without user code and without
+the gateway, and the loop never waits for a store. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CLOSING = "closing"
-"""Who ended the episodes that are open when the registry closes: these attempts do not count."""
+"""The party that ended the episodes open at the registry's close. Such attempts do not count."""
 STOP_TIMEOUT = 5.0
-"""Seconds that the registry's thread gets to end."""
+"""Seconds for the registry's thread to end."""
 
 
 class EpisodeRegistry:
-    """Opens and ends episodes. With a `backlog`, `results` gets groups; without one, episodes."""
+    """Opens and ends episodes. With a `backlog`, `results` gets groups, otherwise episodes."""
 
     def __init__(
         self,
@@ -73,57 +73,62 @@ class EpisodeRegistry:
         """Start the registry's loop.
 
         Args:
-            tasks: None: clients bring all tasks themselves.
-            split: The split of episodes that train.
-            backlog: How many complete groups may wait for the trainer; None: no trainer takes groups.
-            episode_store: Where ends are stored before they are acknowledged; None: nowhere.
-            held_out: Tasks that are never trained on.
+            tasks: The task reader's order. None: clients bring all tasks themselves.
+            split: The split of training episodes.
+            backlog: Maximum number of complete groups waiting for the trainer. None: no trainer takes groups.
+            episode_store: The store of ended episodes, written before the acknowledgement. None: no store.
+            held_out: Tasks excluded from training.
         """
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
         self._backlog = backlog
-        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
-        self._breaker = Breaker(settings.rollout.breaker)
+        self.judge_caller = JudgeCaller(judge, settings, gateway.decode)
+        self.breaker = Breaker(settings.rollout.breaker)
         builder = EpisodeBuilder.open(experiment)
-        ranks = self._judge_caller.is_comparing and backlog is not None and settings.rollout.num_repeat > 1
-        self._ranker = ServedRanker(self._judge_caller, builder, settings.seed, self._take_ranking)
-        self._finisher = EpisodeFinisher(gateway, self._judge_caller, builder, episode_store, ranks=ranks)
-        self._open: dict[str, ServedEpisode] = {}
-        self._admission = AdmissionControl(settings, self._breaker, self._open, self._count_complete, backlog)
+        ranks = self.judge_caller.is_comparing and backlog is not None and settings.rollout.num_repeat > 1
+        self._ranker = ServedRanker(self.judge_caller, builder, settings.seed, self._take_ranking)
+        self.finisher = EpisodeFinisher(gateway, self.judge_caller, builder, episode_store, ranks=ranks)
+        self.open_episodes: dict[str, ServedEpisode] = {}
+        self._admission = AdmissionControl(settings, self.breaker, self.open_episodes, self._count_complete, backlog)
         self._opener = EpisodeOpener(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
         self._ended = EndedEpisodes()
-        self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
+        self.groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
         self._closing = False
         self.results = ResultQueue()
-        self._thread = LoopThread("ajet-desk")
-        self._loop = self._thread.loop
-        self._deadlines = DeadlineWatcher(
-            settings, self._open, self._groups, end=self._end_episode, give_up=self._give_up, close=self._close_early
+        self.thread = LoopThread("ajet-desk")
+        self.loop = self.thread.loop
+        self.deadlines = DeadlineWatcher(
+            settings,
+            self.open_episodes,
+            self.groups,
+            end=self._end_episode,
+            give_up=self._give_up,
+            close=self._close_early,
         )
-        self._deadlines.start(self._loop, self.results.fail)
+        self.deadlines.start(self.loop, self.results.fail)
 
     async def open(self, request: EpisodeRequest) -> dict[str, Any]:
-        """Open an episode. Return its name, task, address and key. Raises Refused."""
+        """Open an episode. Return the name, task, address and key. Raises Refused."""
         return await self._run_on_loop(self._begin_episode(request))
 
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
     ) -> dict[str, Any]:
-        """End an episode with its outcome and tool uses. Wait for the judge. A repeated request gets the same answer.
+        """End an episode with an outcome and tool uses. Wait for the judge. A repeated request gets the same reply.
 
         Raises:
-            Refused: The episode is unknown or was ended by something else, or its end cannot be recorded now; then the
+            Refused: The episode is unknown or has another end, or the end cannot be recorded now. In the last case the
                 same request may succeed later.
         """
         return await self._run_on_loop(self._finish_episode(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
-        """Give up an episode: it is recorded as aborted. Raises Refused for an unknown one."""
+        """Give up an episode and record an aborted episode. Raises Refused for an unknown episode."""
         return await self._run_on_loop(self._delete_episode(name))
 
     async def get_state(self, name: str) -> dict[str, Any]:
-        """Return the client's view of an episode. Raises Refused for an unknown one."""
+        """Return the client's view of an episode. Raises Refused for an unknown episode."""
         return await self._run_on_loop(self._describe_state(name))
 
     async def get_overview(self) -> dict[str, Any]:
@@ -131,54 +136,54 @@ class EpisodeRegistry:
         return await self._run_on_loop(self._describe_overview())
 
     def restore(self) -> int:
-        """Restore the episodes that the store has of an earlier server. Return their number.
+        """Restore an earlier server's episodes from the store. Return the number of episodes.
 
-        Blocks; call it before any client comes.
+        Blocks. Call this before the first client connects.
         """
-        return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self.loop).result()
 
     @property
     def open_count(self) -> int:
         """The number of open episodes, from any thread."""
-        return len(self._open)
+        return len(self.open_episodes)
 
     @property
     def has_pending(self) -> bool:
         """True if an episode is open or ranked, or a result waits. For any thread, or a signal's handler."""
-        return bool(self._open) or self._count_complete() > 0
+        return bool(self.open_episodes) or self._count_complete() > 0
 
     def close(self) -> None:
-        """End what is under way as aborted, and hand over incomplete groups. Idempotent; blocks."""
+        """Abort all open episodes and hand over incomplete groups. Idempotent, blocks."""
         if self._closing:
             return
         self._closing = True
-        asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result()
-        self._judge_caller.close()
-        self._thread.stop(STOP_TIMEOUT)
+        asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result()
+        self.judge_caller.close()
+        self.thread.stop(STOP_TIMEOUT)
 
     async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work on the registry's loop, to its end even if the client disconnects."""
+        """Run the work to the end on the registry's loop, even if the client disconnects."""
         if self._closing:
             work.close()
             raise make_closing_refusal()
-        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop)))
 
     # The methods below run on the registry's loop.
 
     async def _restore_episodes(self) -> int:
         complete, incomplete = self._store.closed(), self._store.lease_kept()
-        for lease in sorted([*complete, *incomplete], key=lambda lease: lease.kept[0].episode.ended):
-            for record in lease.kept:
+        for lease in sorted([*complete, *incomplete], key=lambda lease: lease.attempts[0].episode.ended):
+            for record in lease.attempts:
                 self._ended.remember(describe_outcome(record.episode), record.ended_by)
-            if lease.kept[0].alone:
-                self.results.put(lease.kept[0].episode)
+            if lease.attempts[0].alone:
+                self.results.put(lease.attempts[0].episode)
                 continue
-            group = self._groups.restore_group(lease)
+            group = self.groups.restore_group(lease)
             if lease in complete:
                 group.close()
             if group.is_complete:
                 await self._finish_group(group, is_reported=lease in complete)
-        return sum(len(lease.kept) for lease in (*complete, *incomplete))
+        return sum(len(lease.attempts) for lease in (*complete, *incomplete))
 
     async def _begin_episode(self, request: EpisodeRequest) -> dict[str, Any]:
         is_probe = self._admission.refuse_more()
@@ -186,7 +191,7 @@ class EpisodeRegistry:
         try:
             return await self._choose_task(request, is_probe)
         except BaseException:
-            self._breaker.report_end(None, probe=is_probe, aborted=True)
+            self.breaker.report_end(None, probe=is_probe, aborted=True)
             raise
         finally:
             self._admission.opening -= 1
@@ -205,14 +210,14 @@ class EpisodeRegistry:
     async def _open_episode(
         self, request: EpisodeRequest, task: Task | None, is_probe: bool, *, is_held_out_turn: bool = False
     ) -> dict[str, Any]:
-        """Open the episode at its task. `is_held_out_turn`: the task is one of the server's held-out ones."""
+        """Open the episode at the given task. `is_held_out_turn` is True for the server's held-out tasks."""
         group = None
         if task is not None:
-            self._admission.refuse_crowded(task)  # before the store gives it a position
+            self._admission.refuse_crowded(task)  # before the store gives out a position
         if task is None or (request.trains and self._backlog is not None):
             if not request.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
-            group = await self._groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
+            group = await self.groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
             task = group.task
         lease = group.lease if group is not None else await call_store_or_refuse(self._store.bring)
         if self._closing:
@@ -228,7 +233,7 @@ class EpisodeRegistry:
             if group is not None:
                 group.free_place(repeat)
             raise
-        self._open[served.identity.uuid] = served
+        self.open_episodes[served.identity.uuid] = served
         return describe_opened(served, self._policy_version)
 
     async def _finish_episode(
@@ -262,16 +267,16 @@ class EpisodeRegistry:
 
     async def _describe_overview(self) -> dict[str, Any]:
         return {
-            "open": list(self._open),
+            "open": list(self.open_episodes),
             "ended": dict(self._ended.counts),
-            "open_groups": len(self._groups),
+            "open_groups": len(self.groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
             "held_out_tasks": len(self._held_out),
             "version": self._policy_version,
         }
 
     def _count_complete(self) -> int:
-        """Return the number of complete groups that wait for the trainer."""
+        """Return the number of complete groups waiting for the trainer."""
         return self.results.qsize() + self._ranker.inflight_count
 
     @property
@@ -279,7 +284,7 @@ class EpisodeRegistry:
         return getattr(self._gateway.engine, "version", 0)
 
     def _get_open(self, name: str) -> ServedEpisode:
-        served = self._open.get(name)
+        served = self.open_episodes.get(name)
         if served is None:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
         return served
@@ -293,27 +298,27 @@ class EpisodeRegistry:
     async def _conclude_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
         if served.built is None:
             try:
-                served.built, served.ended_by = await self._finisher.judge_episode(served, played), by
+                served.built, served.ended_by = await self.finisher.judge_episode(served, played), by
             except BaseException:
                 self._leave_group(served)
-                self._breaker.report_end(None, probe=served.is_probe, aborted=True)
+                self.breaker.report_end(None, probe=served.is_probe, aborted=True)
                 raise
             await self._free_if_lost(served)
             aborted = served.built.status == "aborted"
             if aborted:
                 self._return_held_out(served)
-            self._breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
+            self.breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
         episode = served.built
         if by != CLOSING:
-            await self._finisher.record_episode(served)
+            await self.finisher.record_episode(served)
         self._ended.counts[episode.status] += 1
         self._ended.remember(describe_outcome(episode), served.ended_by)
         await self._hand_over(served.group, episode)
-        self._open.pop(episode.uuid, None)  # only now: closing waits until no episode is open
+        self.open_episodes.pop(episode.uuid, None)  # only now: closing waits until no episode is open
         return episode
 
     async def _free_if_lost(self, served: ServedEpisode) -> None:
-        """Record an attempt that was lost outside of the agent by itself, and free its place in the group."""
+        """Record an attempt lost outside of the agent separately, and free the place in the group."""
         episode, group = served.built, served.group
         if episode is None or group is None or episode.failure is None or not episode.failure.retryable:
             return
@@ -328,9 +333,9 @@ class EpisodeRegistry:
             served.built = replace(episode, split="debug", order=served.lease.order, group=episode.uuid)
 
     def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """Give up an episode whose end could not be recorded, once no request waits for it."""
+        """Give up an episode with an unrecorded end, once no request waits for the episode."""
         assert served.built is not None and served.ending is not None
-        if served.identity.uuid not in self._open or not served.ending.done():
+        if served.identity.uuid not in self.open_episodes or not served.ending.done():
             return
         logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
@@ -338,13 +343,13 @@ class EpisodeRegistry:
         self._ended.remember(describe_given_up(served.built, reason), by)
 
     def _return_held_out(self, served: ServedEpisode) -> None:
-        """Give the episode's held-out task its turn again, if the episode took one."""
+        """Give the episode's held-out task another turn, if the episode took a turn."""
         if served.is_held_out_turn:
             served.is_held_out_turn = False
             self._held_out.return_turn(served.identity.task)
 
     def _leave_group(self, served: ServedEpisode) -> None:
-        self._open.pop(served.identity.uuid, None)
+        self.open_episodes.pop(served.identity.uuid, None)
         self._return_held_out(served)
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
@@ -358,11 +363,11 @@ class EpisodeRegistry:
             await self._finish_group(group)
 
     async def _finish_group(self, group: OpenGroup, *, is_reported: bool = False) -> None:
-        """Hand on a complete group, to be ranked or trained. `is_reported`: the store knows that it is complete."""
-        if group in self._groups:
+        """Hand on a complete group for ranking or training. `is_reported` is True if the store has noted the end."""
+        if group in self.groups:
             trains = self._backlog is not None
-            # a group that closing cuts short is not reported: a later server goes on with it
-            await self._groups.remove(group, report=trains and not self._closing and not is_reported)
+            # A group cut short by the closing is not reported: a later server continues the group.
+            await self.groups.remove(group, report=trains and not self._closing and not is_reported)
             if not self._closing and any(map(needs_ranking, group.episodes)):
                 self._ranker.begin(group)
             elif trains:
@@ -370,14 +375,14 @@ class EpisodeRegistry:
 
     def _take_ranking(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
         if ranked:
-            self._breaker.report_end(failure, probe=False)
+            self.breaker.report_end(failure, probe=False)
         for episode in ranked:
             self._ended.replace(describe_outcome(episode))
         self.results.put(group.build_group())
 
     async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """End an episode for a reason that no client repeats. Give it up if that cannot be recorded."""
-        while served.identity.uuid in self._open:
+        """End an episode without a client's request. If recording fails, give up the episode."""
+        while served.identity.uuid in self.open_episodes:
             try:
                 await self._end_episode(served, AttemptResult(aborted=reason), by)
             except Refused:
@@ -385,13 +390,13 @@ class EpisodeRegistry:
                     self._give_up(served, reason, by)
 
     async def _close_early(self, group: OpenGroup, under_way: list[ServedEpisode]) -> None:
-        """Close a group whose deadline has passed, with the episodes it has."""
+        """Close an overdue group with the available episodes."""
         group.close()
         await self._stop_episodes(under_way, "group_deadline", "server")
         if group.episodes:
             await self._finish_group(group)
-        elif group in self._groups:
-            await self._groups.return_task(group)
+        elif group in self.groups:
+            await self.groups.return_task(group)
 
     async def _stop_episodes(self, episodes: list[ServedEpisode], reason: str, by: str) -> None:
         for served in episodes:
@@ -400,16 +405,16 @@ class EpisodeRegistry:
         await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in episodes))
 
     async def _close_all(self) -> None:
-        self._deadlines.stop()
+        self.deadlines.stop()
         await self._ranker.stop()
-        await self._stop_episodes(list(self._open.values()), "interrupted", CLOSING)
-        await self._groups.wait_settled()
-        for group in self._groups:
+        await self._stop_episodes(list(self.open_episodes.values()), "interrupted", CLOSING)
+        await self.groups.wait_settled()
+        for group in self.groups:
             group.close()
             if group.episodes:
                 await self._finish_group(group)
 
 
 def make_closing_refusal() -> Refused:
-    """Return the refusal that clients get once the registry closes."""
+    """Return the refusal for clients of a closing registry."""
     return Refused("The server is closing.", status=503, code="closing")

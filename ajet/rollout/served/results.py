@@ -1,8 +1,8 @@
-"""Results of served episodes: for the thread that trains on them, and for clients that repeat a request.
+"""Results of served episodes, for the training thread and for clients that repeat a request.
 
-Invariants: each result is taken once. After an error of the registry every `get` raises that error, so that no result
-behind it is taken as if nothing had happened. A repeated request of a client gets the answer of the first, for the
-newest MAX_REMEMBERED episodes; a reward that was ranked meanwhile is in it.
+Invariants: each result is taken once. After an error of the registry every `get` raises the error, and hides later
+results. A client's repeated request gets the first reply, for the newest MAX_REMEMBERED episodes. If the reward was
+ranked meanwhile, the reply contains the ranked reward.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from ajet.schema.episode import Episode, Group
 
 MAX_REMEMBERED = 10_000
-"""Ended episodes whose answers are stored for repeated requests."""
+"""Maximum number of ended episodes with stored replies for repeated requests."""
 
 
 class ResultQueue:
-    """Groups or episodes for the one thread that trains on or records them.
+    """Groups or episodes for the single training or recording thread.
 
-    Thread-safe; `qsize` also within a signal's handler.
+    Thread-safe. `qsize` may be called within a signal handler.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ResultQueue:
     def fail(self, problem: Exception) -> None:
         """Return no further results: every call of `get` raises the problem."""
         self._problem = problem
-        self._queue.put(None)  # wakes a caller that waits
+        self._queue.put(None)  # wakes a waiting caller
 
     def get(self, timeout: float | None = None) -> Group | Episode:
         """Return the next result. Raises queue.Empty after `timeout` seconds, and the exception of `fail`."""
@@ -62,7 +62,7 @@ class EndedEpisodes:
     def __init__(self) -> None:
         self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.counts = Counter(completed=0, failed=0, aborted=0)
-        """Ended episodes by status, with those that are no longer remembered."""
+        """Number of ended episodes by status, including episodes no longer remembered."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._views
@@ -71,13 +71,13 @@ class EndedEpisodes:
         return self._views[name]
 
     def remember(self, view: dict[str, Any], by: str) -> None:
-        """Store an end as its client sees it. `by` names who ended it."""
+        """Store the client's view of an ended episode. `by` names the party that ended the episode."""
         self._views[view["episode"]] = {**view, "ended_by": by}
         while len(self._views) > MAX_REMEMBERED:
             self._views.popitem(last=False)
 
     def replace(self, view: dict[str, Any]) -> None:
-        """Replace the view of an episode that was ranked after its end."""
+        """Replace the view of an episode ranked after the end."""
         self.counts["completed"] -= 1
         self.counts[view["status"]] += 1
         if view["episode"] in self._views:

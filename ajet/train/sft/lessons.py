@@ -1,8 +1,8 @@
-"""Lessons: given conversations as calls with exact tokens, and as the episodes that a step records.
+"""Lessons: given conversations as calls with exact tokens, and as the episodes recorded by a step.
 
-Invariants: a written reply has the context in which the model would see it, as in an episode: a turn extends the turn
-before if the template allows that, and forks otherwise. The tokens of a recorded run are those of its record. In both
-cases the calls are marked as not sampled (`Terms.written`), and `ajet prove` derives them a second time.
+Invariants: a written reply has the context shown to the model in an episode: a turn extends the earlier turn if the
+template allows, and forks otherwise. Tokens of a recorded run come from its record. In both cases the calls are marked
+as not sampled (`Terms.written`), and `ajet prove` derives them a second time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class LessonConversation:
     verdict: Verdict | None = None
     tool_uses: list[ToolUse] = field(default_factory=list)
     source: str = ""
-    """Recorded episode of the conversation; "" for a file's."""
+    """Recorded episode of the conversation, or "" for a conversation from a file."""
     utc_offset: int = 0
-    """Offset of its day in seconds; see `Episode`."""
+    """Offset of the conversation's day in seconds, as in `Episode`."""
 
     @property
     def tokens(self) -> int:
@@ -54,7 +54,7 @@ class LessonConversation:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One position of the training order: a conversation, or the chosen and the rejected one of a pair."""
+    """A position of the training order: a conversation, or the chosen and the rejected conversation of a pair."""
 
     task: Task
     conversations: tuple[LessonConversation, ...]
@@ -63,7 +63,7 @@ class Lesson:
     def make_group(
         self, run: str, step: int, order: int, split: Split = "train", *, ignore_tools: bool = True
     ) -> Group:
-        """Return the group that a step records of the lesson."""
+        """Return the group recorded by a step for the lesson."""
         episodes = [
             _make_episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
             for repeat, each in enumerate(self.conversations)
@@ -72,7 +72,7 @@ class Lesson:
 
 
 def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
-    """Return the lesson of a file's row. Raises TaskError if the template does not determine the tokens of a reply."""
+    """Return the lesson of a file's row. Raise TaskError if the template does not determine a reply's tokens."""
     on_its_day = renderer.on_day(date.fromtimestamp(row.written))
     try:
         conversations = tuple(_tokenize_conversation(talk, on_its_day, row.written) for talk in row.conversations)
@@ -81,14 +81,14 @@ def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
         raise TaskError(
             f"A row cannot be learned exactly: {what.rstrip('.')}.",
             where=row.where,
-            expected="replies that the model's chat template shows as they are written, token by token",
-            do="leave the row out, or write the reply as the model would: docs/sft.md says what templates leave open",
+            expected="replies rendered by the model's chat template exactly as written, token by token",
+            do="remove the row, or write the reply as the model would (docs/sft.md explains the limits of templates)",
         ) from None
     return Lesson(row.task, conversations, row.where)
 
 
 def use_record(episode: Episode) -> LessonConversation:
-    """Return the conversation of a recorded episode, whose tokens another run's policy sampled."""
+    """Return the conversation of a recorded episode, with tokens sampled by another run's policy."""
     return LessonConversation(
         [_mark_written(call) for call in episode.calls],
         episode.messages,
@@ -152,7 +152,7 @@ def _record_reply(
     tools: list[dict[str, Any]] | None,
     renderer: Renderer,
 ) -> tuple[Call, dict[str, Any]]:
-    """Record one reply as a call, and return the call with the message that its tokens encode."""
+    """Record a reply as a call, and return the call and the message encoded by its tokens."""
     match = recorder.conversations.match(AGENT, history)
     messages = recorder.restore_replies(history, match.extends)
     before: Rendered | None = None

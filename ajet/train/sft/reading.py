@@ -1,6 +1,6 @@
-"""The lessons of an experiment, read, tokenized and checked for length before a model is loaded.
+"""Read, tokenize and length-check an experiment's lessons before a model is loaded.
 
-Invariant: lessons that are left out are logged with their places; a run without any lesson does not begin.
+Invariant: skipped lessons are logged with their places. A run without lessons does not begin.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ajet.tokens import Renderer
 
 LEFT_OUT_SHOWN = 3
-"""Lessons that a warning names of those that are left out."""
+"""Number of skipped lessons named in a warning."""
 KEY = "ajet.sft.from_run"
 REPLIES_CHECKED = 16
-"""Replies that are decoded to check the tokenizer."""
+"""Number of replies decoded to check the tokenizer."""
 
 
 def require_sources(experiment: Experiment) -> None:
-    """Raise UserError if a file of rows, or the run whose episodes are learned, is not there."""
+    """Raise UserError if a file of rows or the source run of the episodes is missing."""
     sft = experiment.ajet.sft
     for key, files in (("train_files", sft.train_files), ("val_files", sft.val_files)):
         find_files(files or (), experiment.base, key=f"ajet.sft.{key}")
@@ -43,7 +43,7 @@ def require_sources(experiment: Experiment) -> None:
 
 
 def read_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
-    """Return the lessons to learn. Raises UserError."""
+    """Read the lessons to learn. Raise UserError for invalid or missing rows."""
     sft = experiment.ajet.sft
     if sft.from_run is not None:
         found = select_episodes(sft, experiment.root)
@@ -54,13 +54,13 @@ def read_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
 
 
 def read_held_out_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
-    """Return the lessons of which only the loss is measured."""
+    """Read the held-out lessons, used only to measure the loss."""
     files = experiment.ajet.sft.val_files
     return _read_file_lessons(files, experiment, renderer, key="ajet.sft.val_files") if files else []
 
 
 def log_lessons(settings: AjetConfig, lessons: Sequence[Lesson], held_out: Sequence[Lesson], total: int) -> None:
-    """Log, before the first of `total` steps, what will be learned."""
+    """Log a summary of the lessons before the first of `total` steps."""
     calls = [call for lesson in lessons for talk in lesson.conversations for call in talk.calls]
     learned = sum(call.response_ids.size for call in calls if call.trained)
     forks = sum(call.fork is not None for call in calls)
@@ -70,7 +70,7 @@ def log_lessons(settings: AjetConfig, lessons: Sequence[Lesson], held_out: Seque
     if held_out:
         parts.append(f"{counted(len(held_out), 'row')} held out")
     if forks:
-        parts.append(f"{counted(forks, 'turn')} in a context of their own (the template shows earlier turns otherwise)")
+        parts.append(f"{counted(forks, 'turn')} in a separate context (the template renders earlier turns differently)")
     passes = total * size / len(lessons)
     times = "once" if passes == 1 else f"{passes:.3g} times"
     logger.info("{}; {} of {}: each {}", "; ".join(parts), counted(total, "step"), size, times)
@@ -105,11 +105,11 @@ def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Le
 def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:
     """Return the best episodes of each group of a recorded run, or the best and the worst, as lessons.
 
-    Only episodes with a score and with tokens to learn are taken, in the order in which they were trained; episodes of
-    equal reward are ordered by name. No token is encoded again.
+    Only scored episodes with trainable tokens are taken, in training order. Episodes of equal reward are ordered by
+    name. No token is encoded a second time.
 
     Raises:
-        UserError: the run is not there, or has nothing to learn from.
+        UserError: the run is missing, or has no usable episodes.
     """
     folder = find_source_run(settings, root)
     select = _select_pair if settings.objective == "dpo" else _select_best
@@ -127,14 +127,14 @@ def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:
 
 
 def find_source_run(settings: SftConfig, root: Path) -> Path:
-    """Return the folder of the run whose episodes are learned. Raises UserError if it is not there."""
+    """Return the folder of the source run. Raise UserError if the run is missing."""
     assert settings.from_run is not None
     expected = f"a run with recorded episodes ({KEY}: its name or folder)"
     return require_run(settings.from_run, root, holding="episodes", expected=expected)
 
 
 def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: str) -> None:
-    """Raise UserError if none of a record's first replies decodes to the recorded text."""
+    """Raise UserError if every checked reply decodes to a text different from the record."""
     replies = (
         (text, renderer.decode(call.response_ids))
         for lesson in lessons
@@ -145,7 +145,7 @@ def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: s
     checked = [text in decoded for text, decoded in islice(replies, REPLIES_CHECKED)]
     if checked and not any(checked):
         raise UserError(
-            "The tokens of this run are no words of the model to tune: another tokenizer made them.",
+            "The tokens of this run do not decode with the model to tune: another tokenizer made them.",
             where=f"{KEY}: {run}",
             expected="a run of a model with the same tokenizer",
             do="set ajet.model.path to such a model, or write the replies to a file of rows (sft.train_files)",
@@ -153,13 +153,13 @@ def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: s
 
 
 def _read_groups(folder: Path) -> Iterator[list[Episode]]:
-    """Yield the usable episodes of each group, the best first."""
+    """Yield the usable episodes of each group, in descending order of reward."""
     files, seen = EpisodeFiles(folder / "episodes"), set[str]()
     for step in files.steps():
         groups: dict[str, list[Episode]] = {}
         for episode in files.read(step):
             if episode.uuid in seen:
-                continue  # several steps may have trained on it
+                continue  # several steps may have trained on the same episode
             seen.add(episode.uuid)
             if episode.scored and any(line.sampled for line in episode.timelines):
                 groups.setdefault(episode.group, []).append(episode)

@@ -1,7 +1,7 @@
-"""Rows of JSON Lines files, parsed to conversations to learn from.
+"""Parse rows of JSON Lines files into conversations to learn.
 
-Invariant: a row that is no conversation with a reply of the assistant is an error with file and line; no row is skipped
-or repaired. No two rows have the same task id, even if two files have the same name.
+Invariant: a row without an assistant reply, or with an invalid conversation, is an error with file and line. Rows are
+never skipped or repaired. Task ids are unique, even across files of the same name.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")
 TEXTS = ("name", "tool_call_id", "reasoning_content")
-"""Optional fields of a message that are text."""
+"""Optional text fields of a message."""
 WEIGHT = "weight"
-"""Key of an assistant message: 0 is context, 1 is learned, as in the files of fine-tuning services."""
+"""Key of an assistant message: 0 is context, 1 is learned, same as in the files of fine-tuning services."""
 PLAIN = "one JSON object a line with `messages` (and `tools`), or with `prompt` and `completion`"
 PAIR = "one JSON object a line with `prompt`, `chosen` and `rejected`, each a list of messages (and `tools`)"
 
 
 @dataclass(frozen=True, slots=True)
 class RowConversation:
-    """A conversation. `learned`: the indices of the assistant messages that are learned."""
+    """A conversation. `learned` holds the indices of the assistant messages to learn."""
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
@@ -46,23 +46,23 @@ class RowConversation:
 
 @dataclass(frozen=True, slots=True)
 class LessonRow:
-    """One line of a file: a conversation, or the chosen and the rejected one of a pair."""
+    """A line of a file: a conversation, or the chosen and the rejected conversation of a pair."""
 
     task: Task
     conversations: tuple[RowConversation, ...]
     where: str
     written: float
-    """Last change of the file, in seconds since the epoch; a template may write this day into a prompt."""
+    """Modification time of the file, in seconds since the epoch. A template may write the day into a prompt."""
 
 
 def find_files(files: str | Sequence[str], base: Path, *, key: str) -> list[Path]:
-    """Return the paths of files of rows. Raises TaskError for one that is not there."""
+    """Return the paths of files of rows. Raise TaskError for a missing file."""
     names = [files] if isinstance(files, str) else files
     return [find_file(name, base, key=key, what="file of rows") for name in names]
 
 
 def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[LessonRow]:
-    """Return the rows of all files. Raises TaskError."""
+    """Read the rows of all files. Raise TaskError for invalid rows."""
     found: list[LessonRow] = []
     titles: Counter[str] = Counter()
     for file in find_files(files, base, key=key):
@@ -126,7 +126,7 @@ def _common_prefix(one: list[Message], other: list[Message]) -> list[Message]:
 
 
 def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: int) -> RowConversation:
-    """Return the conversation up to its last learned reply; replies before index `first` are context."""
+    """Return the conversation up to its last learned reply. Replies before index `first` are context."""
     learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
     learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
     if not learned:
@@ -153,7 +153,7 @@ def _parse_message(message: Any, place: str) -> Message:
     if not isinstance(content, str | None) and not blocks:
         raise BadRowError(f"{place} has a content that is {json_kind(content)}, expected text or blocks of text")
     if content is None and not calls:
-        raise BadRowError(f"{place} says nothing: it has neither content nor tool calls")
+        raise BadRowError(f"{place} is empty: it has neither content nor tool calls")
     if message["role"] == "assistant" and message.get(WEIGHT, 1) not in (0, 1):
         raise BadRowError(f"{place} has the weight {message[WEIGHT]!r:.60}, expected 0 or 1")
     for field in TEXTS:
@@ -174,7 +174,7 @@ def _parse_message(message: Any, place: str) -> Message:
 
 def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
     tools = row.get("tools") or []
-    if isinstance(tools, str):  # a table has a column of one type
+    if isinstance(tools, str):  # tables store `tools` as text, because a column has a single type
         try:
             tools = read_json(tools)
         except BadRowError as problem:

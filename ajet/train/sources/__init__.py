@@ -1,1 +1,1 @@
-"""Where the groups of a training step come from: an implementation of `Source` a module."""
+"""Sources of a training step's groups. Each module implements `Source`."""

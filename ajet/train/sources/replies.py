@@ -1,8 +1,8 @@
-"""Groups of given replies, for `ajet sft`: lessons of a data set or a recorded run, in the order of the seed.
+"""Groups of given replies, for `ajet sft`: lessons of a data set or a recorded run, in seeded order.
 
-Invariants: a lesson counts as learned in the same commit as the checkpoint that contains it, so a resumed run takes the
-lessons that an uninterrupted one would. Log-probabilities come from the trainer's own forward pass, packed as in an
-update, at temperature 1.
+Invariants: a lesson counts as learned in the commit of the checkpoint with its step, so a resumed run takes the same
+lessons as an uninterrupted run. Log-probabilities come from the trainer's own forward pass, packed as in an update, at
+temperature 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAIR_METRICS = ("loss", "dpo/accuracy", "dpo/margin")
 
 
 class RepliesSource(Source):
-    """Makes a group of each lesson; a validation measures the loss of held-out lessons."""
+    """Make a group of each lesson, and measure the loss of held-out lessons in validations."""
 
     def __init__(self, lessons: Sequence[Lesson], validation: Sequence[Lesson], objective: LessonObjective) -> None:
         self._lessons = {lesson.task.task_id: lesson for lesson in lessons}
@@ -74,14 +74,14 @@ class RepliesSource(Source):
 
 
 class LessonObjective:
-    """The objective of `ajet sft`: makes the batch of a step, and measures the loss of held-out lessons."""
+    """The objective of `ajet sft`: build the batch of a step, and measure the loss of held-out lessons."""
 
     def __init__(self, settings: AjetConfig, backbone: Backbone) -> None:
         self._settings, self._backbone = settings, backbone
         self._is_dpo = settings.sft.objective == "dpo"
 
     def make_batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
-        """Return the batch that an update trains on; its metrics count the lessons."""
+        """Build the batch for an update. Its metrics count the lessons."""
         if self._is_dpo:
             batch = build_pairs_batch(groups, self._settings, self._score_twice, step=step)
         else:
@@ -108,7 +108,12 @@ class LessonObjective:
 
 
 def train_on_replies(sink: RunSink, interrupts: Interrupts) -> None:
-    """Train a run on given replies. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
+    """Train a run on given replies.
+
+    Raises:
+        KeyboardInterrupt: after saving, when interrupted.
+        UserError: a lesson or a setting is invalid.
+    """
     from ajet.backbone import open_backbone
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
@@ -132,9 +137,9 @@ def train_on_replies(sink: RunSink, interrupts: Interrupts) -> None:
 
 
 def adapt_to_replies(experiment: Experiment) -> Experiment:
-    """Return the experiment with which the backbone is opened; the record keeps the user's settings.
+    """Return the experiment for opening the backbone. The record stores the user's settings.
 
-    It makes one optimizer step a batch, with a loss without ratio, and opens the engine that costs least, since nothing
+    Each batch makes a single optimizer step with a loss without ratio. The cheapest engine is opened, because no token
     is sampled.
     """
     settings = experiment.ajet.model_copy(deep=True)

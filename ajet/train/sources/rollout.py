@@ -1,6 +1,6 @@
-"""Groups that this process plays itself, in turns with the updates.
+"""Groups played in this process, alternating with the updates.
 
-Invariant: a position of the training order is leased before it is played, and leased again if it was not finished.
+Invariant: a position of the training order is leased before its rollout, and leased a second time if unfinished.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RolloutSource(TaskReaderSource):
-    """Plays the tasks of each step."""
+    """Play the tasks of each step in this process."""
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Play the tasks of the next step. Raises UserError if every episode failed."""
@@ -50,7 +50,7 @@ class RolloutSource(TaskReaderSource):
 
 
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
-    """Return the order in which a run of these settings trains on the tasks."""
+    """Return the training order of the tasks under the given settings."""
     data = settings.data
     graded = data.curriculum.prefer is not None
     curriculum = CurriculumSampler([task.task_id for task in tasks], data.curriculum, settings.seed) if graded else None
@@ -58,7 +58,7 @@ def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
 
 
 def _count_tasks(settings: AjetConfig) -> int:
-    """Return how many tasks a step starts: with oversampling more than its batch takes, which are the first to end."""
+    """Return the number of tasks to start in a step. With oversampling, the batch takes the first groups to finish."""
     rollout = settings.rollout
     factor = rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0
     return math.ceil(settings.data.train_batch_size * factor)

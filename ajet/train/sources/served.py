@@ -1,9 +1,9 @@
-"""Groups of `ajet serve`: clients play the episodes, whenever they like.
+"""Groups of `ajet serve`: clients play the episodes at any time.
 
-Invariants: every episode that a client finished is trained on once or recorded with the reason why not, even if the
-server is killed in between: the store keeps it until a checkpoint has used it. The numbers of one step's validation are
-the server's own or its clients', never both. No update is made while the server plays held-out tasks, so a checkpoint
-may be picked by that validation, as in a launch; clients continue meanwhile.
+Invariants: every finished episode is trained once or recorded with a reason, even if the server is killed in between,
+because the store holds the episode until a checkpoint has used it. A step's validation numbers come either from the
+server or from its clients, never from both. No update is made while the server plays held-out tasks, so the validation
+may select a checkpoint, same as in a launch. Clients continue meanwhile.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 
 class ServedSource(Source):
-    """Makes a step of the groups that clients finished, when they are enough."""
+    """Form a step from the groups finished by clients."""
 
     def __init__(self, desk: EpisodeRegistry, settings: AjetConfig, held_out: RunParts | None) -> None:
-        """Take groups from a desk.
+        """Take groups from an episode registry.
 
         Args:
-            held_out: plays the held-out tasks on the same gateway; None: the server plays none.
+            held_out: plays the held-out tasks on the same gateway. None: the server plays no held-out tasks.
         """
         self._desk, self._settings, self._held_out = desk, settings, held_out
         self._batch = ServedBatch(0)
         self._late: list[Episode] = []
-        """Held-out attempts of clients in a step that has the server's own validation."""
+        """Clients' held-out attempts in a step validated by the server itself."""
 
     def start(self, session: TrainingSession) -> None:
         """Begin the batch of the first step."""
         self._batch = ServedBatch(session.step + 1)
 
     def is_finished(self, session: TrainingSession) -> bool:
-        """Return whether the last step is over; without `total_training_steps` there is none."""
+        """Return whether the last step is over. Without `total_training_steps` the training has no last step."""
         last = session.trainer.total_training_steps
         return last is not None and session.step >= last
 
@@ -61,7 +61,7 @@ class ServedSource(Source):
         session.run.status.set(phase="serving", step=batch.step)
         while not batch.is_complete(settings):
             session.show_depths(closed=len(batch.groups), open=self._desk.open_count)
-            with suppress(queue.Empty):  # the batch may wait no longer
+            with suppress(queue.Empty):  # the batch's time limit has passed
                 result = self._desk.results.get(timeout=batch.seconds_left(settings.serve.batch_seconds))
                 batch.add(result, session.backbone.version, session.trainer.max_staleness)
         if self._will_validate(session, batch.step):
@@ -75,21 +75,21 @@ class ServedSource(Source):
         return self._desk.has_pending or self._batch.is_complete(self._settings)
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
-        """Begin the next batch; warn after every `stop_after_idle_steps` idle steps."""
+        """Begin the next batch. Warn after every `stop_after_idle_steps` idle steps."""
         if session.is_exhausted:
             self._warn_idle(session)
         self._batch, self._late = ServedBatch(session.step + 1, held_out=self._late), []
 
     def validate_if_due(self, session: TrainingSession) -> None:
-        """Play the held-out tasks, if a validation is due; clients continue and no update is made."""
+        """Play the held-out tasks, if a validation is due. Clients continue, and no update is made."""
         if self._held_out is not None and session.is_validation_due(session.trainer.total_training_steps):
             validate(session, self._held_out)
 
     def save_if_due(self, session: TrainingSession) -> None:
-        """Record held-out attempts that came too late for the step, and save a checkpoint if one is due."""
+        """Record held-out attempts too late for the step, and save a checkpoint if due."""
         batch = self._batch
         if batch.held_out and self._will_validate(session, batch.step):
-            session.is_step_partial = True  # the next step has the server's own validation: these are recorded now
+            session.is_step_partial = True  # the server validates the next step itself: record clients' attempts now
             self._record_late(session, batch.held_out)
             session.store.use([episode.order for episode in batch.held_out], session.step)
             batch.held_out, session.is_step_partial, session.is_checkpoint_outdated = [], False, True
@@ -99,26 +99,27 @@ class ServedSource(Source):
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
         """End before the last step.
 
-        Untrained groups are recorded as left over at a Ctrl-C; at SIGTERM they wait in the store for the next start.
+        Untrained groups are recorded as left over at a Ctrl-C. At SIGTERM the groups wait in the store for the next
+        start.
         """
         if session.is_step_partial:
             session.warn_partial_step()
             self._desk.close()
         elif isinstance(interrupt, Preempted):
             logger.warning(
-                "asked to end: saving step {}; what is not trained on waits for the next start", session.step
+                "SIGTERM: saving step {}; untrained episodes wait in the store for the next start", session.step
             )
             self._desk.close()
             if session.step:
                 session.save()
         else:
-            logger.warning("interrupted: saving what was learned up to step {}", session.step)
+            logger.warning("interrupted: saving a checkpoint after step {}", session.step)
             self.finish(session)
 
     def finish(self, session: TrainingSession) -> None:
         """End open episodes, record untrained groups with the last step, and save.
 
-        Before the first step there is no checkpoint to record them with; they stay in the store, too.
+        Before the first step no checkpoint exists to record the groups with; the store holds them, too.
         """
         self._desk.close()
         run, left = session.run, ServedBatch(session.step)
@@ -144,7 +145,7 @@ class ServedSource(Source):
             session.save()
 
     def _warn_idle(self, session: TrainingSession) -> None:
-        """Warn that nothing was learned; the server continues for its clients."""
+        """Warn about steps without a training signal. The server continues for its clients."""
         idle, session.idle_steps = session.idle_steps, 0
         rows = [row for row in session.run.metrics.rows() if "tasks" in row][-idle:]
         logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
@@ -157,15 +158,15 @@ class ServedSource(Source):
         return self._held_out is not None and (is_due(step, session.trainer.test_freq) or is_last)
 
     def _record_late(self, session: TrainingSession, episodes: list[Episode]) -> None:
-        """Record clients' held-out attempts with a step that is over."""
+        """Record clients' held-out attempts with a finished step."""
         run, step = session.run, session.step
         has_own = self._will_validate(session, step)  # now, or after the next start
         if has_own or any(row["step"] == step and "validation/episodes" in row for row in run.metrics.rows()):
             if episodes:
                 run.episodes.write(step, "validation", list_episodes(group_by_task(episodes)))
                 logger.info(
-                    "{} held-out attempts of clients are recorded with step {} and are no part of its validation's "
-                    "numbers",
+                    "{} held-out attempts of clients are recorded with step {}, but not counted in its validation "
+                    "metrics",
                     len(episodes),
                     step,
                 )

@@ -1,6 +1,7 @@
-"""The batch of the next step of `ajet serve`, collected from the episodes that clients finish.
+"""The batch of the next step of `ajet serve`, collected from episodes finished by clients.
 
-Invariant: every result is in the batch once: to be trained on, with the reason why not, or to be recorded only.
+Invariant: every result is in the batch exactly once: for training, with a reason against training, or for the record
+only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ServedBatch:
-    """The groups and episodes that clients finished for a step."""
+    """The groups and episodes finished by clients for a step."""
 
     step: int
     groups: list[Group] = field(default_factory=list)
@@ -31,13 +32,13 @@ class ServedBatch:
     unscored: list[Group] = field(default_factory=list)
     """Groups without a scored episode."""
     stale: list[Group] = field(default_factory=list)
-    """Groups that are too old to be trained on."""
+    """Groups with an age above `trainer_common.max_staleness`, never trained."""
     alone: list[Episode] = field(default_factory=list)
-    """Episodes of no group, which are recorded only."""
+    """Episodes without a group, recorded only."""
     held_out: list[Episode] = field(default_factory=list)
-    """Attempts at held-out tasks, which are recorded only."""
+    """Attempts at held-out tasks, recorded only."""
     began: float | None = None
-    """Arrival of the first group, by the monotonic clock in seconds; None: none has come."""
+    """Arrival of the first group, on the monotonic clock in seconds. None: no group yet."""
 
     def is_complete(self, settings: AjetConfig) -> bool:
         """Return whether the batch has enough for a step, or has waited long enough (`ajet.serve`)."""
@@ -52,7 +53,7 @@ class ServedBatch:
         return len(self.groups) >= size
 
     def seconds_left(self, seconds: float | None) -> float | None:
-        """Return how many of so many seconds the batch may still wait; None: any number."""
+        """Return the remaining seconds of the batch's time limit. None: no limit."""
         if seconds is None or self.began is None:
             return None
         return max(0.0, self.began + seconds - time.monotonic())
@@ -64,11 +65,11 @@ class ServedBatch:
 
     @property
     def unused(self) -> UnusedGroups:
-        """The groups that no step trains on, by reason."""
+        """The groups excluded from training, by reason."""
         return {"no_score": self.unscored, "stale": self.stale}
 
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
-        """Add a finished group or episode, for an update of the policy's `version`."""
+        """Add a finished group or episode, for an update of policy `version`."""
         if isinstance(result, Episode):
             (self.held_out if result.split == "validation" else self.alone).append(result)
             return
@@ -86,7 +87,7 @@ class ServedBatch:
 
 
 def take_results(desk: EpisodeRegistry) -> list[Group | Episode]:
-    """Return the groups and episodes that clients have finished by now."""
+    """Return all groups and episodes finished by clients so far."""
     found: list[Group | Episode] = []
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The contract of a source: where the groups of each step come from, and what its kind of training does around a step.
+"""The contract of a source: provide the groups of each step, and do the work around a step.
 
-The base class behaves as a training that plays its own episodes: it saves by `save_freq` and at an interrupt.
+The base class behaves like a training that plays its own episodes: it saves by `save_freq` and at an interrupt.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Brings the groups of each step, and decides when a training validates, saves and ends."""
+    """Provide the groups of each step, and decide when a training validates, saves and ends."""
 
     saves_before_error: ClassVar[bool] = True
-    """True if a run that a user error ends saves its committed steps first."""
+    """True to save committed steps before a user error ends the run."""
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
-        """Return the groups of the next step, waiting for them. Raises UserError."""
+        """Wait for the groups of the next step and return them. Raise UserError if the step is impossible."""
         raise NotImplementedError
 
     def running(self, session: TrainingSession) -> AbstractContextManager[None]:
-        """Return a context in which the training runs, from before its first step until after its last."""
+        """Return a context for the training, entered before the first step and left after the last."""
         return nullcontext()
 
     def start(self, session: TrainingSession) -> None:
-        """Prepare the first step, after the weights are loaded and a validation that was due has run."""
+        """Prepare the first step, after the weights are loaded and an initial validation has run."""
 
     def is_finished(self, session: TrainingSession) -> bool:
-        """Return whether no further step is to be made."""
+        """Return whether the training has made its last step."""
         return session.step >= session.total_steps or session.is_exhausted
 
     def may_complete(self) -> bool:
-        """Return whether a run that was asked to end should wait for the present step. Called from any thread."""
+        """Return whether a terminating run should wait for the present step. Called from any thread."""
         return True
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
-        """Check a committed step before it is saved. Raises UserError."""
+        """Check a committed step before the save. Raise UserError to end the run."""
 
     def validate_if_due(self, session: TrainingSession) -> None:
         """Validate the policy after the present step, if a validation is due and has not run."""
@@ -53,9 +53,9 @@ class Source:
             session.save()
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
-        """End before the last step, and save what is committed."""
+        """End before the last step, and save the committed steps."""
         session.interrupts.forget_raised()
-        with session.interrupts.defer():  # a second one does not cost the checkpoint
+        with session.interrupts.defer():  # a second interrupt must not prevent the save
             session.save_interrupted()
 
     def finish(self, session: TrainingSession) -> None:
@@ -64,7 +64,7 @@ class Source:
 
 
 class TaskReaderSource(Source):
-    """A source of a launched run, which plays the task reader's held-out tasks itself."""
+    """A source of a launched run, with validation on the task reader's held-out tasks."""
 
     def __init__(self, parts: RunParts) -> None:
         self.parts = parts

@@ -1,10 +1,10 @@
-"""Groups that samplers in other processes play, taken from a shared store.
+"""Groups played by samplers in other processes, taken from a shared store.
 
-Invariants: a policy is announced only once its checkpoint, with the store's commit, is on the disk. So no sampler plays
-with weights that a killed trainer forgets, and the next trainer starts from the policy that was announced last. No step
-trains on a group older than `trainer_common.max_staleness`, and no position is leased whose group would become too old
-(`Announcer`). After SIGTERM the trainer waits only for a batch that closed groups and groups in flight can complete;
-colocated samplers begin nothing new, and their groups in flight may end within `trainer_common.grace`.
+Invariants: a policy is announced only after its checkpoint, with the store's commit, is on the disk. A killed trainer
+therefore never forgets weights used by a sampler, and the next trainer starts from the last announced policy. No step
+trains on a group older than `trainer_common.max_staleness`, and no position is leased if its group would become too old
+(`Announcer`). After SIGTERM the trainer waits only if finished groups and groups in flight can complete the batch.
+Colocated samplers start no further groups, and their groups in flight may finish within `trainer_common.grace`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ajet.train.session import TrainingSession
 
 POLL_S = 0.25
-"""Seconds between two looks for closed groups."""
+"""Seconds between two checks for finished groups."""
 
 
 def _do_nothing(*_: object) -> None: ...
@@ -52,65 +52,65 @@ def _do_nothing(*_: object) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class SamplerPool:
-    """The samplers that play the groups of a store."""
+    """The samplers that fill a store."""
 
     address: Address
     is_colocated: bool = False
-    """True if they run on this machine and end with this process."""
+    """True if the samplers run on this machine and end with the trainer's process."""
     watch: Callable[[], None] = _do_nothing
-    """Called while the trainer waits for groups; may raise."""
+    """Called while the trainer waits for groups. May raise."""
     on_first_batch: Callable[[Sequence[Episode]], None] = _do_nothing
     """Called with the episodes of the first batch."""
 
 
 class StoreSource(TaskReaderSource):
-    """Takes closed groups from a store, and announces each policy to the samplers that fill it."""
+    """Take finished groups from a store, and announce each policy to the samplers."""
 
-    saves_before_error: ClassVar[bool] = False  # each step is saved already, except one that the canary refused
-    _announcer: Announcer
-    _closed: ClosedGroups
-    _canary: Canary
-    _probe: WeightsProbe
+    saves_before_error: ClassVar[bool] = False  # each step is already saved, except a step refused by the canary
+    announcer: Announcer
+    closed_groups: ClosedGroups
+    canary: Canary
+    probe: WeightsProbe
 
     def __init__(self, parts: RunParts, samplers: SamplerPool) -> None:
         super().__init__(parts)
-        self._samplers = samplers
+        self.samplers = samplers
         self._may_complete = True
-        self._announced: int | None = None
-        """Policy version that this process announced last."""
+        self.announced: int | None = None
+        """The last policy version announced by this process."""
         self._first_version = 0
         self._stale = 0
-        """Number of groups to be discarded with the next step."""
+        """Number of groups to discard with the next step."""
         self._is_first_taken = False
 
     def open_store(self, run: RunDirectory, tasks: TaskOrder, frontier: Mapping[str, Any] | None) -> SharedStore:
-        """Open the run's store at what a checkpoint holds of it. Raises UserError."""
+        """Open the run's store at a checkpoint's state. Raise UserError on failure."""
         settings = self.parts.experiment.ajet
         trainer = settings.trainer_common
         log_staleness(trainer, trainer.max_staleness)
         terms = SamplingTerms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
-        store = open_for_training(self._samplers.address, run, settings, frontier)
+        store = open_for_training(self.samplers.address, run, settings, frontier)
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
-        start = format_command("sample", "--conf", conf, "--store", self._samplers.address.shown)
-        starts = "" if self._samplers.is_colocated else start
-        self._announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run), starts=starts)
+        start = format_command("sample", "--conf", conf, "--store", self.samplers.address.shown)
+        starts = "" if self.samplers.is_colocated else start
+        self.announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run), starts=starts)
         terms_of_groups = build_group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
-        self._closed = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
+        self.closed_groups = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
         return store
 
     def running(self, session: TrainingSession) -> AbstractContextManager[None]:
         """Renew the trainer's membership in the store and show the samplers' state, until the training ends."""
-        return self._announcer.alive(lambda: session.step)
+        return self.announcer.alive(lambda: session.step)
 
     def start(self, session: TrainingSession) -> None:
-        """Announce the weights that the run starts from."""
+        """Announce the initial weights of the run."""
         backbone = session.backbone
         self._first_version = backbone.version
         rounded = is_rounded(backbone)
-        self._canary = Canary(session.trainer.canary, rounded=rounded)
+        self.canary = Canary(session.trainer.canary, rounded=rounded)
         earlier = _shared_store(session).announced()
         known = WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier is not None else None
-        self._probe = start_probe(backbone, session.trainer, known, rounded=rounded)
+        self.probe = start_probe(backbone, session.trainer, known, rounded=rounded)
         self.save_if_due(session)
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
@@ -121,15 +121,15 @@ class StoreSource(TaskReaderSource):
         ready, self._may_complete = ReadyGroups(), True
         while len(ready.groups) < size:
             with session.interrupts.defer(ends_step=False):
-                self._closed.read(session.task_order, version)
-                ready = self._closed.ready(version, step)
+                self.closed_groups.read(session.task_order, version)
+                ready = self.closed_groups.ready(version, step)
                 self._stale = len(ready.stale)
                 if len(ready.groups) < size:
                     self._wait_for_groups(session, len(ready.groups), size)
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
-        reuse, self._stale = self._closed.take(groups, ready.stale, ready.expired), 0
+        reuse, self._stale = self.closed_groups.take(groups, ready.stale, ready.expired), 0
         if not self._is_first_taken:
-            self._samplers.on_first_batch(list_episodes(groups))
+            self.samplers.on_first_batch(list_episodes(groups))
             self._is_first_taken = True
         refuse_if_all_failed(list_episodes(groups), step)
         return StepGroups(
@@ -138,83 +138,83 @@ class StoreSource(TaskReaderSource):
             unused={"stale": ready.stale},
             by_samplers=True,
             reuse=reuse,
-            given_up=self._announcer.take_newly_dead(session.task_order),  # counts `dead`
-            dead=self._announcer.dead,
-            quarantined=self._announcer.quarantined,
+            given_up=self.announcer.take_newly_dead(session.task_order),  # counts `dead`
+            dead=self.announcer.dead,
+            quarantined=self.announcer.quarantined,
         )
 
     def may_complete(self) -> bool:
-        """Return whether waiting may complete a step, as of the first look after SIGTERM."""
+        """Return whether waiting may complete a step, as of the first check after SIGTERM."""
         return self._may_complete
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Compare the samplers' log-probabilities with the trainer's, before the step is saved and announced.
 
         Raises:
-            UserError: they differ too much.
+            UserError: the difference exceeds the tolerance.
         """
         if update.fresh_gap is not None:
             samplers = list_samplers(groups.groups, update.version)
-            self._canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
+            self.canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
 
     def save_if_due(self, session: TrainingSession) -> None:
-        """Save every step and announce it. Raises TrainerFencedError if another process trains by now."""
+        """Save every step and announce its policy. Raise TrainerFencedError if another process became the trainer."""
         if session.step:
             session.save()
         most = session.trainer.max_staleness
-        self._probe = extend_probe(self._probe, session.backbone, keep=BACKLOG if most is None else most + 1)
-        self._announcer.changed()
-        self._announce_policy(session)
+        self.probe = extend_probe(self.probe, session.backbone, keep=BACKLOG if most is None else most + 1)
+        self.announcer.changed()
+        self.announce_policy(session)
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
-        """End before the last step; groups of colocated samplers may end first, in the time that is left."""
+        """End before the last step. Groups of colocated samplers may finish within the remaining grace time."""
         super().stop(session, interrupt)
         grace, interrupts = session.trainer.grace, session.interrupts
-        if session.is_step_partial or not self._samplers.is_colocated:
+        if session.is_step_partial or not self.samplers.is_colocated:
             return
-        if self._announced is None or not interrupts.remaining_grace(grace):
+        if self.announced is None or not interrupts.remaining_grace(grace):
             return
-        self._announcer.hold()
-        if self._announced != session.backbone.version:
+        self.announcer.hold()
+        if self.announced != session.backbone.version:
             self.save_if_due(session)
         while interrupts.remaining_grace(grace):
             with interrupts.defer():
-                self._announce_policy(session)
-                if not self._announcer.leased:
+                self.announce_policy(session)
+                if not self.announcer.leased:
                     break
                 time.sleep(POLL_S)
 
     def finish(self, session: TrainingSession) -> None:
         """End after the last step, and announce the end to samplers."""
         super().finish(session)
-        self._announce_policy(session, over=True)
+        self.announce_policy(session, over=True)
         _shared_store(session).leave()
 
     def _wait_for_groups(self, session: TrainingSession, closed: int, size: int) -> None:
         is_ending = session.interrupts.remaining_grace(session.trainer.grace) is not None
-        if is_ending and self._samplers.is_colocated:
-            self._announcer.hold()
-        earlier = self._announcer.leased
-        self._announce_policy(session)
-        in_flight = max(earlier, self._announcer.leased)  # a group that closed since is not in `closed` yet
+        if is_ending and self.samplers.is_colocated:
+            self.announcer.hold()
+        earlier = self.announcer.leased
+        self.announce_policy(session)
+        in_flight = max(earlier, self.announcer.leased)  # a group may have finished since `closed` was counted
         self._may_complete = (
-            not is_ending or closed + in_flight >= size or (self._samplers.is_colocated and in_flight > 0)
+            not is_ending or closed + in_flight >= size or (self.samplers.is_colocated and in_flight > 0)
         )
         if not is_ending:  # else samplers may be ending, too
-            self._samplers.watch()
-        self._announcer.wait(session.step + 1, closed, size, self._stale)
+            self.samplers.watch()
+        self.announcer.wait(session.step + 1, closed, size, self._stale)
         time.sleep(POLL_S)
 
-    def _announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
-        """Announce the present policy, if it or the positions to be played have changed."""
-        self._announced = session.backbone.version
+    def announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
+        """Announce the present policy, if the policy or the open positions have changed."""
+        self.announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
-        self._announcer.announce(
+        self.announcer.announce(
             session.step,
             session.backbone.version,
-            _find_weights(session.run, session.step),
+            find_weights(session.run, session.step),
             began=self._first_version,
-            probe=self._probe,
+            probe=self.probe,
             stale=self._stale,
             wanted=size * max(0, session.total_steps - session.step),
             over=over,
@@ -224,11 +224,11 @@ class StoreSource(TaskReaderSource):
 def start_probe(
     backbone: Backbone, trainer: TrainerConfig, earlier: WeightsProbe | None, *, rounded: bool
 ) -> WeightsProbe:
-    """Return a probe without any version from the present one on.
+    """Return a probe with versions before the present version only.
 
     Args:
-        earlier: the probe that another process announced before.
-        rounded: see `is_rounded`.
+        earlier: the probe announced by an earlier process.
+        rounded: the result of `is_rounded`.
     """
     tolerance = trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
     return WeightsProbe.resume_from(earlier, encode_probe_text(backbone.tokenizer), tolerance, version=backbone.version)
@@ -238,7 +238,7 @@ def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> Weigh
     """Return the probe with the log-probabilities of the trainer's present weights.
 
     Args:
-        keep: number of earlier versions that stay in it.
+        keep: number of earlier versions to retain.
     """
     ids = np.array(probe.ids, np.int32)
     mask = np.ones(len(ids), np.bool_)
@@ -251,7 +251,7 @@ def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> Weigh
 
 
 def is_rounded(backbone: Backbone) -> bool:
-    """Return whether the trainer computes log-probabilities in less than float32; this opens its scorer."""
+    """Return whether the trainer computes log-probabilities below float32. Opens the trainer's scorer."""
     with backbone.scorer() as scorer:
         return scorer.dtype != "float32"
 
@@ -261,8 +261,8 @@ def _shared_store(session: TrainingSession) -> SharedStore:
     return session.store
 
 
-def _find_weights(run: RunDirectory, step: int) -> Path | None:
-    """Return the folder of the weights after a step; None: those of model.path."""
+def find_weights(run: RunDirectory, step: int) -> Path | None:
+    """Return the folder of the weights after a step, or None for the weights of model.path."""
     own = run.checkpoints.folder / f"step-{step}"
     if own.exists():
         return own.absolute()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
     """Return a chat model without streaming (set `stream` for chunks) that holds the run's composed `config`, as
     AgentJet's does. Raises MissingExtraError."""
-    model = _model_class()(
+    model = find_model_class()(
         model_name=endpoint.model,
         api_key=endpoint.api_key,
         stream=False,
@@ -68,7 +68,7 @@ def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _model_class() -> Any:
+def find_model_class() -> Any:
     try:
         from agentscope.model import OpenAIChatModel
     except ImportError as problem:
@@ -96,7 +96,7 @@ def other_model_class() -> Any:
     The server (`config.other_models`) is read at each call; messages of any formatter are accepted. Raises
     MissingExtraError.
     """
-    base = _model_class()
+    base = find_model_class()
 
     class OtherChatModel(base):  # type: ignore[misc, valid-type]
         """A model outside of training."""

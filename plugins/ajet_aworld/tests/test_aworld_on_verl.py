@@ -12,12 +12,12 @@ import pytest
 from ajet.record.episodes import read_recorded
 from ajet_environments.hosting.lifetime import start_environment, stop_environment
 from ajet_proof.recorded.prove import prove_record
-from tests.ajet_command import ajet, metric_rows
-from tests.aworld_fixtures import NOTES
 from tests.docs.snippets import ROOT
-from tests.gaia_packages import packages as packages
-from tests.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model, scratch
-from tests.verl_runs import accounted, skip_without_verl
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.aworld_fixtures import NOTES
+from tests.support.gaia_packages import packages as packages
+from tests.support.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model, scratch
+from tests.support.verl_runs import accounted, skip_without_verl
 
 pytest.importorskip("aworld")
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
@@ -143,7 +143,7 @@ def test_the_pages_run_sh_trains_with_a_verl_that_ajet_did_not_launch(few_tools,
         done = subprocess.run(command, cwd=tmp_path, env=env, stdout=out, stderr=subprocess.STDOUT, timeout=2000)
     said = log.read_text(errors="replace")
     assert done.returncode == 0, said[-8000:]
-    assert "verl was not launched by ajet and owns the steps" in said
+    assert "verl was not launched by ajet" in said
     assert [int(number) for number in re.findall(r"\bstep:(\d+) - ", said)][-1] == 2, said[-4000:]
     (run,) = (tmp_path / "checkpoint" / "qwe3" / "launcher_record" / "qwe3" / "debug").iterdir()
     recorded = [each for file in sorted((run / "episodes").glob("*.jsonl")) for each, _ in read_recorded(file)]

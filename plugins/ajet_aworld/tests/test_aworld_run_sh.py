@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ajet_aworld import packages
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 TRAIN = packages.find_folder() / "train"
 OURS = TRAIN / "examples" / "train_gaia_with_aworld_verl" / "run.sh"

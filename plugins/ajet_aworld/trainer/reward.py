@@ -37,9 +37,9 @@ def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, A
             f"the reward function {reference} takes {inspect.signature(function)}; expected ({', '.join(ARGUMENTS)}), "
             "or (task, output)"
         )
-    says = function.__annotations__.get("return", inspect.Signature.empty)
-    returned = says if isinstance(says, str) else inspect.formatannotation(says)
-    if says is not inspect.Signature.empty and returned not in _NUMBERS:
+    annotated = function.__annotations__.get("return", inspect.Signature.empty)
+    returned = annotated if isinstance(annotated, str) else inspect.formatannotation(annotated)
+    if annotated is not inspect.Signature.empty and returned not in _NUMBERS:
         raise ValueError(f"the reward function {reference} says that it returns {returned}; expected a number")
     return {"judge_protocol": f"{__name__}->FunctionJudge"}, {"reward": reference}
 

@@ -18,9 +18,9 @@ import psutil
 import pytest
 import yaml
 
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_fixtures import without_verl
-from tests.verl_runs import tool_project
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_fixtures import without_verl
+from tests.support.verl_runs import tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots, without_verl]
 PATIENCE_S = 240.0

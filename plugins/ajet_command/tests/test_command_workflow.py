@@ -20,11 +20,11 @@ from ajet.rollout.components import load_workflow
 from ajet.schema.errors import AgentFailure, ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
-from tests.command_agents import TASK, agent, answer, program, shell
 from tests.docs.snippets import ROOT, blocks
-from tests.sandbox_fixtures import require
+from tests.support.command_agents import TASK, agent, answer, program, shell
 from tests.support.rollouts import HoldsNothing, stage
-from tests.workflow_fixtures import scene
+from tests.support.sandbox_fixtures import require
+from tests.support.workflow_fixtures import scene
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from loguru import logger
 from ajet.config import Experiment
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
-from tests.judge_fixtures import SECRET, JudgeServer, judge_server
+from tests.support.judge_fixtures import SECRET, JudgeServer, judge_server
 
 SEA = "The Baltic Sea is brackish. Its mean depth is 55 metres. It freezes in part in most winters."
 WORDS = [

@@ -37,7 +37,7 @@ from ajet_datagen.tests.generation_fixtures import (
     read,
     writing_server,
 )
-from tests.judge_fixtures import SECRET, JudgeServer, judge_server
+from tests.support.judge_fixtures import SECRET, JudgeServer, judge_server
 
 pytestmark = pytest.mark.slow
 

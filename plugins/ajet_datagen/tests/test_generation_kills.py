@@ -15,7 +15,7 @@ import pytest
 
 from ajet.record import lock as run_lock
 from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, settings, writing_server
-from tests.judge_fixtures import JudgeServer
+from tests.support.judge_fixtures import JudgeServer
 
 pytestmark = pytest.mark.slow
 

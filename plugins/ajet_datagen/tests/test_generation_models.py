@@ -21,7 +21,7 @@ from ajet_datagen.generation.cost import GenerationCost, TokenPrice
 from ajet_datagen.generation.failover import REST_S, ModelFailover
 from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES
 from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
-from tests.judge_fixtures import JudgeServer, judge_server
+from tests.support.judge_fixtures import JudgeServer, judge_server
 
 pytestmark = pytest.mark.slow
 

@@ -75,7 +75,7 @@ class FrontEpisodes:
         self.servers: Mapping[str, InstancePool] = {server.name: server for server in servers}
         self.capacity, self.idle = capacity, idle
         self.is_draining = False
-        self._shown_tools, self._on_ended = tuple(tools), on_ended
+        self._shown_tools, self.on_ended = tuple(tools), on_ended
         self.counts: Counter[str] = Counter()
         self._episodes: dict[str, FrontEpisode] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -222,7 +222,7 @@ class FrontEpisodes:
             await episode.ended.wait()
         held, episode.instances = episode.instances, {}
         await asyncio.gather(*(self.servers[name].give_back(instance) for name, instance in held.items()))
-        await asyncio.to_thread(self._on_ended, episode.name)  # files of a model's, however many
+        await asyncio.to_thread(self.on_ended, episode.name)  # files of a model's, however many
 
     def _find_tools(self, episode: FrontEpisode, servers: Sequence[str] | None) -> dict[str, tuple[InstancePool, Json]]:
         """Return the episode's tools by name, cached per selection of servers, since tools do not change."""

@@ -103,7 +103,7 @@ def build_engine_command(
         words += ["--network", network]
     if not find_shipped_name(description.file):
         words += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
-    if any(part.resources.said for part in description.parts):
+    if any(part.resources.is_set for part in description.parts):
         most = compute_sizes(description)[1]
         memory = most["memory"].removesuffix("Mi") + "m"
         words += ["--cpus", most["cpu"], "--memory", memory, "--memory-swap", memory]

@@ -123,7 +123,7 @@ def run_in_foreground(
     require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
     file = find_environment_file(named)
     _prepare_servers(read_description(file))
-    address = _choose_address(host) if one_of_several else ""
+    address = choose_address(host) if one_of_several else ""
     return run_environment(file=str(file), host=host, port=port, token=token, drain=drain, address=address)
 
 
@@ -161,7 +161,7 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
 
 def print_address(found: RunningEnvironment) -> None:
     """Print the lines to paste on the training machine."""
-    shown = _choose_address(found.host)
+    shown = choose_address(found.host)
     url = f"http://{shown}:{found.port}/mcp"
     print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
     print(f"export MCP_SERVER_URL={url}")
@@ -239,6 +239,6 @@ def _read_last_lines(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
 
 
-def _choose_address(host: str) -> str:
+def choose_address(host: str) -> str:
     """Return the address for other machines, if the environment listens for them."""
     return find_own_address() if host in ("0.0.0.0", "::") else host

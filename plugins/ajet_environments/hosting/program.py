@@ -77,8 +77,8 @@ def can_use_uvloop(description: EnvironmentDescription) -> bool:
 
     A call costs less on uvloop.
     """
-    is_walled = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
-    return not is_walled and find_spec("uvloop") is not None
+    is_confined = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
+    return not is_confined and find_spec("uvloop") is not None
 
 
 def _raise_exit(*_: object) -> None:

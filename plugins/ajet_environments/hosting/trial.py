@@ -228,7 +228,7 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
     cores, room = measure_machine()
     table.add_section()
     table.add_row("measured", "", f"{cpu:.0f} s of a core a round", "", f"{memory / 1024:.2f} GiB")
-    if any(part.resources.said for part in description.parts):
+    if any(part.resources.is_set for part in description.parts):
         table.add_row("resources", "", f"{declared_cores:g} cores", "", f"{declared_memory / 1024:.2f} GiB")
         memory = max(memory, declared_memory)
     table.add_row("rule of thumb", "", f"{RULE[0] * episodes} cores", "", f"{RULE[1] * episodes:.0f} GiB")

@@ -80,8 +80,8 @@ class WorldServer:
         self, world: World, *, instances: int = INSTANCES, idle_s: float = IDLE_S, token: str | None = None
     ) -> None:
         self.world = world
-        self._capacity, self._idle_s, self._token = instances, idle_s, token
-        self._held: dict[str, _HostedInstance] = {}
+        self._capacity, self.idle_s, self._token = instances, idle_s, token
+        self.hosted: dict[str, _HostedInstance] = {}
         """Instances by name, open for requests."""
         self._living: set[_HostedInstance] = set()
         """Instances with a slot: from before their making until after their release."""
@@ -115,16 +115,16 @@ class WorldServer:
             self._reaper.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
-        released = [asyncio.ensure_future(self._answer_release(held)) for held in list(self._held.values())]
+        released = [asyncio.ensure_future(self.answer_release(held)) for held in list(self.hosted.values())]
         if ending := {*released, *self._making, *self._leaving}:
             await asyncio.wait(ending, timeout=2 * CLOSE_S)
 
     def _build_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._guard_request])
-        app.router.add_get("/healthz", self._answer_health)
-        app.router.add_get("/health", self._answer_health)
+        app.router.add_get("/healthz", self.answer_health)
+        app.router.add_get("/health", self.answer_health)
         for name in REQUESTS:
-            app.router.add_post(f"/{name}", self._make_handler(getattr(self, f"_answer_{name}")))
+            app.router.add_post(f"/{name}", self._make_handler(getattr(self, f"answer_{name}")))
         return app
 
     @web.middleware
@@ -151,7 +151,7 @@ class WorldServer:
                 response.headers["Allow"] = allow
             return response
 
-    async def _answer_health(self, request: web.Request) -> web.Response:
+    async def answer_health(self, request: web.Request) -> web.Response:
         return web.json_response(
             {"status": "ok", "environment": self.world.name, "instances": self.instances, "capacity": self._capacity}
         )
@@ -181,24 +181,24 @@ class WorldServer:
 
         return answer
 
-    async def _answer_get_env_profile(self, request: Mapping[str, Any]) -> Any:
+    async def answer_get_env_profile(self, request: Mapping[str, Any]) -> Any:
         split = str(_read_params(request).get("split", "train"))
         return {"success": True, "data": list(await call_world(self.world.tasks, split))}
 
-    async def _answer_create(self, request: Mapping[str, Any]) -> Any:
+    async def answer_create(self, request: Mapping[str, Any]) -> Any:
         name, task_id, params = (
             _read_name(request, "instance_id"),
             _read_name(request, "task_id"),
             _read_params(request),
         )
-        held = self._held.get(name)
+        held = self.hosted.get(name)
         if held is None:
-            if len(self._held) >= self._capacity:
-                idle = time.monotonic() - min(each.last_used for each in self._held.values())
+            if len(self.hosted) >= self._capacity:
+                idle = time.monotonic() - min(each.last_used for each in self.hosted.values())
                 raise RequestRefusedError(
                     503, f"all {self._capacity} instances are in use; the one used least lately was {idle:.0f} s ago"
                 )
-            held = self._held[name] = _HostedInstance(name, task_id)
+            held = self.hosted[name] = _HostedInstance(name, task_id)
             held.making = asyncio.create_task(self._make_instance(held, params))
             self._making.add(held.making)
             held.making.add_done_callback(self._making.discard)
@@ -223,8 +223,8 @@ class WorldServer:
             if held.failure:
                 raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
         except BaseException:
-            if self._held.get(held.name) is held:
-                del self._held[held.name]
+            if self.hosted.get(held.name) is held:
+                del self.hosted[held.name]
             await self._end_instance(held)
             raise
 
@@ -240,7 +240,7 @@ class WorldServer:
         if held.failure:
             raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
 
-    async def _answer_step(self, request: Mapping[str, Any]) -> Any:
+    async def answer_step(self, request: Mapping[str, Any]) -> Any:
         action = request.get("messages")
         if isinstance(action, list) and action:
             action = action[-1]
@@ -254,7 +254,7 @@ class WorldServer:
         data = {"state": outcome.state, "reward": outcome.reward, "is_terminated": outcome.is_terminated, "info": info}
         return {"success": True, "data": data}
 
-    async def _answer_evaluate(self, request: Mapping[str, Any]) -> Any:
+    async def answer_evaluate(self, request: Mapping[str, Any]) -> Any:
         held, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
@@ -262,7 +262,7 @@ class WorldServer:
             "data": await self._run_method(held, instance.evaluate, messages, _read_params(request)),
         }
 
-    async def _answer_get_info(self, request: Mapping[str, Any]) -> Any:
+    async def answer_get_info(self, request: Mapping[str, Any]) -> Any:
         held, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
@@ -270,9 +270,9 @@ class WorldServer:
             "data": await self._run_method(held, instance.get_info, messages, _read_params(request)),
         }
 
-    async def _answer_release(self, request: Mapping[str, Any] | _HostedInstance) -> Any:
+    async def answer_release(self, request: Mapping[str, Any] | _HostedInstance) -> Any:
         name = request.name if isinstance(request, _HostedInstance) else _read_name(request, "instance_id")
-        held = self._held.pop(name, None)
+        held = self.hosted.pop(name, None)
         if held is None:
             return {"success": False, "data": None}
         await self._end_when_made(held)
@@ -302,7 +302,7 @@ class WorldServer:
 
     def _find_ready(self, request: Mapping[str, Any]) -> tuple[_HostedInstance, WorldInstance]:
         name = _read_name(request, "instance_id")
-        held = self._held.get(name)
+        held = self.hosted.get(name)
         if held is None:
             raise RequestRefusedError(
                 404, "there is no such instance: it was never created, was released, or was idle too long"
@@ -327,14 +327,14 @@ class WorldServer:
 
     async def _reap_idle(self) -> None:
         while True:
-            await asyncio.sleep(min(REAP_INTERVAL_S, self._idle_s))
-            await self._release_idle()
+            await asyncio.sleep(min(REAP_INTERVAL_S, self.idle_s))
+            await self.release_idle()
 
-    async def _release_idle(self) -> None:
-        until = time.monotonic() - self._idle_s
-        idle = [each for each in self._held.values() if each.last_used < until and not each.is_busy]
+    async def release_idle(self) -> None:
+        until = time.monotonic() - self.idle_s
+        idle = [each for each in self.hosted.values() if each.last_used < until and not each.is_busy]
         for held in idle:  # at once: a request that comes while one is released finds none of them
-            del self._held[held.name]
+            del self.hosted[held.name]
         await asyncio.gather(*map(self._end_when_made, idle))
 
 

@@ -34,11 +34,11 @@ def serve_world(
         host, keyed=bool(token), name="environment service", do=f"set {TOKEN} here and where it is used"
     )
     world = open_world(source, base=Path.cwd(), tasks=tasks, data=data)
-    asyncio.run(_serve_until_signal(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
+    asyncio.run(serve_until_signal(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
     return 0
 
 
-async def _serve_until_signal(server: WorldServer, host: str, port: int) -> None:
+async def serve_until_signal(server: WorldServer, host: str, port: int) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores the last
@@ -62,11 +62,11 @@ class LocalWorldService:
 
     def __init__(self, world: World, *, instances: int = 1 << 16, idle_s: float = IDLE_S) -> None:
         token = secrets.token_hex(16)
-        self._server = WorldServer(world, instances=instances, idle_s=idle_s, token=token)
+        self.server = WorldServer(world, instances=instances, idle_s=idle_s, token=token)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-worlds", daemon=True)
         self._thread.start()
-        port = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", 0), self._loop).result()
+        port = asyncio.run_coroutine_threadsafe(self.server.start("127.0.0.1", 0), self._loop).result()
         self.service = EnvService(f"http://127.0.0.1:{port}", world.name, token=token)
         """The client of the service."""
 
@@ -74,7 +74,7 @@ class LocalWorldService:
         """Release all instances; hanging world code ends with this process. Idempotent."""
         if not self._thread.is_alive():
             return
-        closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
+        closing = asyncio.run_coroutine_threadsafe(self.server.close(), self._loop)
         try:
             closing.result(END_S)
         except futures.TimeoutError:

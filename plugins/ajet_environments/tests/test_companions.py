@@ -31,8 +31,8 @@ from ajet_environments.config import Companion, choose_services
 from ajet_environments.confined import ServiceCell
 from ajet_environments.restarts import WatchedProcess
 from ajet_sandbox.choose import Trial, choose_mechanism, try_mechanism
-from tests.ports import free_port
-from tests.waiting import until
+from tests.support.ports import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -360,7 +360,7 @@ def test_how_one_ended_that_took_too_long_to_is_read_once(tmp_path: Path, monkey
     """Then its descriptor may be another file's."""
     lake = RunningCompanion("lake", Companion(command=["sleep", "60"]), tmp_path, tmp_path / "lake.log")
     lake.start()
-    keeper, report = lake._keeper, lake._report
+    keeper, report = lake.keeper, lake.report
     assert keeper is not None and report is not None
     with monkeypatch.context() as patch:
         patch.setattr(type(keeper), "wait", lambda self, timeout=None: (_ for _ in ()).throw(TIMEOUT))
@@ -384,11 +384,11 @@ def test_one_that_is_started_in_a_busy_run_is_looked_after(tmp_path: Path) -> No
         pytest.skip("no such descriptors here")
     lake = RunningCompanion("lake", Companion(command=["sleep", "60"]), tmp_path, tmp_path / "lake.log")
     lake.start()
-    low = lake._report
+    low = lake.report
     assert low is not None
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
-        lake._report = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100)
+        lake.report = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     os.close(low)
@@ -400,7 +400,7 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     lake = RunningCompanion("lake", Companion(command="x"), tmp_path, log := tmp_path / "lake.log")
     log.write_text("x" * (1 << 17) + "\nthe last\n\n")
     lake._ended = {"code": 3}
-    assert lake.describe_exit() == " with code 3 (the last)" and len(lake._last_lines()[0]) < 1 << 16
+    assert lake.describe_exit() == " with code 3 (the last)" and len(lake.last_lines()[0]) < 1 << 16
 
 
 def test_of_its_log_only_what_is_new_is_read(tmp_path: Path) -> None:

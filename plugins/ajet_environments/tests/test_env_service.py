@@ -16,10 +16,10 @@ from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
-from tests import world_fixtures, world_workflows
+from tests.support import world_fixtures, world_workflows
 from tests.support.rollouts import stage
-from tests.waiting import until
-from tests.world_fixtures import Count, on_a_loop, openenv_app
+from tests.support.waiting import until
+from tests.support.world_fixtures import Count, on_a_loop, openenv_app
 
 HERE = Path(world_fixtures.__file__).parent
 JUDGE = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"
@@ -168,7 +168,7 @@ def test_what_a_check_raises_is_its_answer_and_the_others_are_asked() -> None:
         raise KeyError("data")
 
     both = [RequiredService("one", "a", "k", raises, "", ""), RequiredService("other", "b", "k", lambda _: "", "", "")]
-    assert [why for _, why in check_services(both)] == ["it could not be asked: KeyError: 'data'", ""]
+    assert [why for _, why in check_services(both)] == ["the request failed: KeyError: 'data'", ""]
 
 
 def test_whatever_is_raised_where_an_instance_is_made_is_the_environments_loss(service: EnvService) -> None:

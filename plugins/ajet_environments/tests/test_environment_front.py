@@ -24,12 +24,12 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.hosting.lifetime import build_table, print_address, start_environment, stop_environment
 from ajet_mcp import CallFailedError
 from ajet_mcp.running_environments import running, state_file, token_for
-from tests.ajet_command import start
-from tests.mcp_fixtures import attempt, lives
-from tests.waiting import until
+from tests.support.ajet_process import start
+from tests.support.mcp_fixtures import attempt, lives
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "support" / "notes_server.py"
 META = "io.modelcontextprotocol/"
 
 
@@ -318,7 +318,7 @@ def test_one_waits_at_a_front_that_is_full(shop, episodes):
 
 async def _opens(use) -> int:
     async with attempt(use) as tools:
-        return len(tools.told)
+        return len(tools.definitions)
 
 
 def test_an_episode_that_was_ended_is_lost(shop):
@@ -326,7 +326,7 @@ def test_an_episode_that_was_ended_is_lost(shop):
         async with attempt("shop") as one:
             address = one.toolset._sessions[0]._channel._episode.address
             httpx.delete(address, headers=Client(shop).headers)
-            with pytest.raises(CallFailedError, match="knows this episode no more") as lost:
+            with pytest.raises(CallFailedError, match="knows this episode") as lost:
                 await one.use("notes__note", {"text": "x"})
             return lost.value
 

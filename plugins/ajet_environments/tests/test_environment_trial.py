@@ -16,7 +16,7 @@ from ajet_environments.deployment import read_description
 from ajet_environments.hosting.kubernetes import find_faults, render_kubernetes
 from ajet_environments.hosting.trial import call_by_hand, plan_episodes
 
-NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "support" / "notes_server.py"
 
 
 @pytest.fixture

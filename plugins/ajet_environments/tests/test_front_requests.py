@@ -7,7 +7,7 @@ import httpx
 
 from ajet_environments.front import Front, FrontEpisodes, build_front
 from ajet_environments.front.app import AccessRule
-from tests.hostile_requests import objects
+from tests.support.hostile_requests import objects
 
 JSON = {"content-type": "application/json"}
 

@@ -19,7 +19,7 @@ from ajet_environments.front.episodes import FrontEpisodes, UnknownToolError
 from ajet_environments.front.servers import InstancePool
 from ajet_mcp.contract import CallFailedError, Reply
 from ajet_mcp.servers import Server
-from tests.mcp_fixtures import lives
+from tests.support.mcp_fixtures import lives
 
 
 class Instance:
@@ -83,7 +83,7 @@ def test_an_episode_that_is_called_while_another_idle_one_is_ended_stays():
         episodes = FrontEpisodes([], capacity=9, idle=900)
         gone, used = episodes.create(), episodes.create()
         gone.last_used = used.last_used = -900.0
-        episodes._on_ended = lambda name: setattr(used, "last_used", time.monotonic())
+        episodes.on_ended = lambda name: setattr(used, "last_used", time.monotonic())
         assert await episodes.reap() == 1 and episodes.find(used.name) is used and len(episodes) == 1
 
     asyncio.run(play())

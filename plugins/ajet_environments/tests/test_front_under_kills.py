@@ -23,7 +23,7 @@ from ajet_mcp.servers import Server
 from ajet_mcp.thin import ThinClient
 from ajet_mcp.thin.server import close_all
 
-NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "support" / "notes_server.py"
 COMPLETED, LOST = "completed", "lost by the environment"
 
 

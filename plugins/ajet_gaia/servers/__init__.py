@@ -1,12 +1,10 @@
-"""Tool servers as programs: each module here is one, with the tools that agents built for AWorld's GAIA environment
-know by name.
+"""Tool servers as programs, one per module, with the tool names of AWorld's GAIA environment.
 
-What enters: a working folder and a few settings, by `serve.py`'s arguments; keys by the environment. What leaves: MCP
-over stdin and stdout. Invariants: nothing here imports anything of ajet's but its neighbours (relative imports only),
-because a server runs with an interpreter and packages of its own; packages beside `mcp` and `pydantic` are imported
-where they are used, so that a server's tools can be listed where it could not run; an answer is bounded in bytes; a
-file is opened below the folder that was given, and nowhere else.
+A server takes a working folder and a few settings as arguments of `serve.py`, keys from the environment, and speaks MCP
+over stdin and stdout. Invariants: modules import no ajet code except each other, by relative imports, since a server
+runs with its own interpreter and packages. Packages other than `mcp` and `pydantic` are imported at their use, so tools
+can be listed without them. Answers are bounded in bytes. Files are opened only below the given folder.
 
-A server is a module with `tools(settings)`, which returns functions, in most of them the public methods of a
-`ToolServer`: the name, docstring and annotated parameters of a function are the tool's.
+A server is a module with `tools(settings)`, which returns functions, usually the public methods of a `ToolServer`. The
+tool takes name, docstring and annotated parameters from the function.
 """

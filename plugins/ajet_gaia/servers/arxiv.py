@@ -1,6 +1,6 @@
-"""Papers of arXiv, by its own interface.
+"""Papers of arXiv, by arXiv's own interface.
 
-Invariant: a paper's id is checked before it becomes part of an address; a download goes into the working folder.
+Invariants: a paper's id is checked before its use in an address. Downloads go to the working folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ID = re.compile(r"(?:\d{4}\.\d{4,5}|[a-z-]+(?:\.[A-Z]{2})?/\d{7})(?:v\d+)?")
 
 
 class Arxiv(ToolServer):
-    """Search, details and files of papers."""
+    """Searches, describes and downloads papers."""
 
     def search_papers(
         self,
@@ -57,10 +57,10 @@ class Arxiv(ToolServer):
         output_format: Shape = "markdown",
     ) -> str | list[dict[str, Any]]:
         """Papers that fit a query."""
-        asked = " AND ".join(f'all:"{word}"' for word in re.findall(r"[\w.-]+", query)[:20])
+        terms = " AND ".join(f'all:"{word}"' for word in re.findall(r"[\w.-]+", query)[:20])
         if category:
-            asked += f" AND cat:{re.sub(r'[^A-Za-z.-]', '', category)}"
-        papers = self._query_papers(search_query=asked, sortBy=sort_by, sortOrder=sort_order, max_results=RESULTS)
+            terms += f" AND cat:{re.sub(r'[^A-Za-z.-]', '', category)}"
+        papers = self._query_papers(search_query=terms, sortBy=sort_by, sortOrder=sort_order, max_results=RESULTS)
         if output_format == "json":
             return papers
         return "\n\n".join(_format_paper(paper) for paper in papers) or "[nothing found]"
@@ -85,10 +85,10 @@ class Arxiv(ToolServer):
             raise ToolError(f"{reply.url} answered no PDF, or one that is too large")
         path = f"{paper.replace('/', '_')}.pdf"
         self.folder.write(path, reply.body)
-        said = f"{len(reply.body)} bytes are in {path}"
+        note = f"{len(reply.body)} bytes are in {path}"
         if not extract_text:
-            return said
-        return f"{said}\n\n{PdfDocuments(self.settings).convert_document_to_markdown(path)}"
+            return note
+        return f"{note}\n\n{PdfDocuments(self.settings).convert_document_to_markdown(path)}"
 
     def get_categories(self) -> dict[str, str]:
         """Archives of arXiv; their parts are written as cs.CL."""

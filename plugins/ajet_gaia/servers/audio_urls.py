@@ -1,4 +1,4 @@
-"""Transcripts of recordings, several a call."""
+"""Transcripts of recordings, several per call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tool_server import ToolServer
 
 
 class Recordings(ToolServer):
-    """Recordings by address or path."""
+    """Transcribes recordings by address or path."""
 
     def mcp_transcribe_audio(
         self,
@@ -21,7 +21,7 @@ class Recordings(ToolServer):
             list[str], Field(description="addresses, or paths in the working folder", min_length=1, max_length=10)
         ],
     ) -> dict[str, str]:
-        """What is said in recordings."""
+        """Transcripts of recordings, by address or path."""
         model = Model("AUDIO", self.settings)
         return {
             url: model.transcribe(PurePosixPath(url).name, read_media(url, self.settings, self.folder), "text")

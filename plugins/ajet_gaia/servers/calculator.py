@@ -1,7 +1,7 @@
-"""Arithmetic: an expression's value, by a walk over its syntax tree.
+"""Arithmetic: evaluates an expression by walking its syntax tree.
 
-Invariant: nothing is ever evaluated as Python: a node that is no arithmetic is refused, and so is a power, a factorial
-or a text whose value could fill memory.
+Invariants: no text is evaluated as Python, and a node other than arithmetic is refused. So is a power, a factorial or a
+text with a value large enough to fill memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .settings import Settings
 from .tool import Function, ToolError
 
 LONGEST = 2000
-"""Characters of an expression."""
+"""Maximum characters of an expression."""
 MAX_BITS = 20_000
-"""Of an integer."""
+"""Maximum bits of an integer."""
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         *("sqrt", "cbrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
         *("sinh", "cosh", "tanh", "degrees", "radians", "floor", "ceil", "trunc", "gcd", "lcm", "hypot", "fabs"),
     )
-    if hasattr(math, name)  # cbrt came with Python 3.11
+    if hasattr(math, name)  # cbrt exists since Python 3.11
 }
 COUNTS = ("factorial", "comb", "perm")
 FUNCTIONS |= {"abs": abs, "round": round, "min": min, "max": max, "sum": lambda *values: sum(values)}
@@ -98,8 +98,8 @@ def _call_function(name: str, values: Sequence[Any]) -> Any:
 
 
 def _compute_power(base: Any, exponent: Any) -> Any:
-    whole = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
-    if whole and base.bit_length() * exponent > MAX_BITS:
+    is_integer = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
+    if is_integer and base.bit_length() * exponent > MAX_BITS:
         raise ToolError("the power is too large")
     value = base**exponent
     if isinstance(value, complex):

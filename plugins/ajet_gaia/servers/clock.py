@@ -1,6 +1,6 @@
-"""The time, here and elsewhere.
+"""The current time, in any time zone.
 
-Invariant: zones have IANA's names; one that is unknown is an error, never UTC.
+Invariant: zones have IANA names; an unknown zone is an error, never UTC.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Zone = Annotated[str, Field(description="IANA's name, as Europe/Berlin or UTC")]
 
 
 def get_current_time(timezone: Zone) -> dict[str, Any]:
-    """The time now in a zone."""
+    """The current time in a zone."""
     return _describe_moment(datetime.now(_find_zone(timezone)), timezone)
 
 
@@ -28,10 +28,10 @@ def convert_time(
     time: Annotated[str, Field(description="today's, as 18:30")],
     target_timezone: Zone,
 ) -> dict[str, Any]:
-    """What a time in one zone is in another."""
+    """Convert a time in one zone to another zone."""
     given = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", time.strip())
     if given is None:
-        raise ToolError(f"{time[:20]} is no time; 18:30 is one")
+        raise ToolError(f"{time[:20]} is not a time, for instance 18:30")
     hour, minute = map(int, given.groups())
     now = datetime.now(_find_zone(source_timezone))
     source = now.replace(hour=hour, minute=minute, second=0, microsecond=0)

@@ -1,7 +1,7 @@
 """Corpus: a folder of texts or a JSON Lines file, searched by SQLite's full-text index.
 
-Invariant: an index is made once for a corpus's content (its name is the content's digest) and appears whole or not at
-all; a query is words, each quoted: no word of a model's is syntax of the index.
+Invariants: an index is built once for a corpus's content, named by the content's digest, and appears completely or not
+at all. A query consists of quoted words, so a model's words are never syntax of the index.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .settings import Settings
 from .tool import ToolError
 
 VERSION = "1"
-"""Of the index's layout: a part of the digest."""
+"""Version of the index's layout, included in the digest."""
 KINDS = (".txt", ".md", ".html", ".htm", ".jsonl", ".json")
 MAX_WORDS = 32
 MAX_TEXT = 20_000_000
-"""Bytes of a file, or of a line of a JSON Lines file."""
+"""Maximum bytes of a file, or of a line of a JSON Lines file."""
 
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A document that fits a query."""
+    """A document found for a query."""
 
     title: str
     url: str
@@ -39,7 +39,7 @@ class FoundDocument:
 
 
 class Corpus:
-    """Documents with a title, a text and an address."""
+    """Documents with title, text and address."""
 
     def __init__(self, path: Path, cache: Path) -> None:
         self.index = cache / f"corpus-{_digest_files(path)}.sqlite"
@@ -48,11 +48,11 @@ class Corpus:
 
     @classmethod
     def of(cls, settings: Settings) -> Corpus | None:
-        """The corpus that the settings name, if they do."""
+        """Return the corpus of the settings, or None."""
         return cls(settings.corpus, settings.cache) if settings.corpus is not None else None
 
     def search(self, query: str, limit: int, words: int = 24) -> list[FoundDocument]:
-        """The best documents for the words of a query: those that have all of them first, then those that have some."""
+        """Return the best documents for a query: first documents with all words, then documents with some."""
         given = re.findall(r"\w+", query)[:MAX_WORDS]
         if not given:
             raise ToolError("the query has no words")
@@ -65,8 +65,7 @@ class Corpus:
         return list({each.title + each.url: each for each in reversed(found)}.values())[::-1][:limit]
 
     def text(self, title: str) -> tuple[str, str, str]:
-        """Title, address and text of a document by its title or address; the best one for its words if there is none
-        of that name."""
+        """Return title, address and text of a document by title or address, else the best match for its words."""
         with closing(self._open_index()) as database:
             row = database.execute(
                 "SELECT title, url, body FROM documents WHERE lower(title) = lower(?) OR url = ? LIMIT 1",
@@ -114,10 +113,10 @@ def _digest_files(path: Path) -> str:
 
 def _build_index(path: Path, index: Path) -> None:
     index.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=index.parent, prefix=".corpus-")
+    descriptor, unfinished = tempfile.mkstemp(dir=index.parent, prefix=".corpus-")
     os.close(descriptor)
     try:
-        with closing(sqlite3.connect(aside)) as database:
+        with closing(sqlite3.connect(unfinished)) as database:
             database.execute("PRAGMA journal_mode = OFF")
             database.execute("CREATE TABLE documents (id INTEGER PRIMARY KEY, title TEXT, url TEXT, body TEXT)")
             database.execute(
@@ -132,10 +131,10 @@ def _build_index(path: Path, index: Path) -> None:
             if not database.execute("SELECT count(*) FROM documents").fetchone()[0]:
                 raise ToolError(f"the corpus {path} has no documents: {', '.join(KINDS)} are read")
             database.commit()
-        os.chmod(aside, 0o644)
-        os.replace(aside, index)
+        os.chmod(unfinished, 0o644)
+        os.replace(unfinished, index)
     finally:
-        Path(aside).unlink(missing_ok=True)
+        Path(unfinished).unlink(missing_ok=True)
 
 
 def _read_documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:

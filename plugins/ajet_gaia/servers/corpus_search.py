@@ -1,6 +1,6 @@
-"""Search in a corpus on this machine.
+"""Search in a local corpus.
 
-Invariant: as `Corpus`'s; answers are short, so that they fit a small model's context.
+Invariants: those of `Corpus`. Answers are short enough for a small model's context.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tool_server import ToolServer
 
 
 class CorpusSearch(ToolServer):
-    """Search and reading."""
+    """Searches and reads documents of a corpus."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -28,7 +28,7 @@ class CorpusSearch(ToolServer):
         limit: Annotated[int, Field(description="documents", ge=1, le=50)] = 3,
         words: Annotated[int, Field(description="words of each that are shown", ge=1, le=64)] = 24,
     ) -> str:
-        """Find documents by words."""
+        """Find documents by their words."""
         found = self._require_corpus().search(query, limit, words)
         return "\n".join(f"{each.title}: {each.snippet}" for each in found) or "[nothing found]"
 
@@ -38,7 +38,7 @@ class CorpusSearch(ToolServer):
         start: Annotated[int, Field(description="character to begin with", ge=0)] = 0,
         max_length: Annotated[int, Field(description="characters", ge=1)] = 4000,
     ) -> str:
-        """Text of a document."""
+        """Text of a document by title or address."""
         name, _, body = self._require_corpus().text(title)
         piece = body[start : start + max_length]
         left = len(body) - start - len(piece)
@@ -46,7 +46,7 @@ class CorpusSearch(ToolServer):
 
     def _require_corpus(self) -> Corpus:
         if self.corpus is None:
-            raise ToolError("no corpus is given")
+            raise ToolError("no corpus is configured")
         return self.corpus
 
 

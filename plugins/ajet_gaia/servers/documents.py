@@ -1,7 +1,7 @@
-"""What the document servers share: bounded files, and one answer in the format that was asked for.
+"""Shared code of the document servers: bounded files, and answers in the requested format.
 
-Invariant: a file's unpacked size is bounded before a reader sees it, by what its archive declares, which `zipfile`
-holds it to while it unpacks.
+Invariant: a file's unpacked size is bounded before a reader opens the file. The bound uses the sizes declared in the
+archive, enforced by `zipfile` while unpacking.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, BinaryIO
 from .tool import Format, ToolError
 
 MAX_FILE = 100_000_000
-"""Bytes of a document."""
+"""Maximum bytes of a document."""
 MAX_XML = 100_000_000
-"""Bytes of an archive's XML in all: a tree of it takes some ten times as many."""
+"""Maximum bytes of an archive's XML in total; parsed XML needs about ten times as much memory."""
 MAX_UNPACKED = 1_000_000_000
-"""Bytes of all that an archive holds."""
+"""Maximum bytes of an archive's content in total."""
 MAX_MEMBERS = 20_000
 Rows = Sequence[Sequence[Any]]
 
 
 def checked_archive(data: bytes) -> io.BytesIO:
-    """An Office file's bytes, if its archive unpacks to no more than the bounds; `ToolError` else."""
+    """Return an Office file's bytes if its archive unpacks within the bounds, else raise ToolError."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
@@ -39,8 +39,8 @@ def checked_archive(data: bytes) -> io.BytesIO:
     return io.BytesIO(data)
 
 
-def encoding_of(start: bytes, requested: str, *, is_whole: bool) -> str:
-    """Return the encoding of a text by its first bytes, unless one is requested: its mark, else UTF-8, else Latin-1."""
+def encoding_of(start: bytes, requested: str, *, is_complete: bool) -> str:
+    """Return the requested encoding, else detect it from the first bytes: byte order mark, UTF-8, Latin-1."""
     if requested:
         try:
             "".encode(requested)
@@ -50,14 +50,14 @@ def encoding_of(start: bytes, requested: str, *, is_whole: bool) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)  # the last character may be cut
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_complete)  # the last character may be cut
     except UnicodeDecodeError:
         return "latin-1"
     return "utf-8-sig"
 
 
 class BoundedFile(io.RawIOBase):
-    """A file of which only the first bytes can be read; `cut` says that there was more."""
+    """A file limited to its first bytes; `cut` is True if more bytes follow."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         self._file, self._left, self.cut = file, limit, False
@@ -75,7 +75,7 @@ class BoundedFile(io.RawIOBase):
 
 
 def format_document(text: str, kind: Format, about: Mapping[str, Any]) -> str:
-    """A document's text (in Markdown) as it was asked for; `about` is what else is known."""
+    """Return a document's text in the requested format; `about` holds further facts."""
     if kind == "json":
         return json.dumps({"content": text, **about}, ensure_ascii=False, default=str)
     if kind == "html":
@@ -87,7 +87,7 @@ def format_document(text: str, kind: Format, about: Mapping[str, Any]) -> str:
 
 
 def format_table(rows: Rows, kind: Format = "markdown") -> str:
-    """Rows, of which the first is the head."""
+    """Return rows as a Markdown table, with the first row as head."""
     if kind == "html":
         cells = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
         return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"

@@ -1,6 +1,6 @@
 """CSV files as tables.
 
-Invariant: no more of a file is read than the bounds say, whatever its lines look like; a cell is bounded, too.
+Invariants: reading stops at the bounds for any line length, and cells are bounded.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .tool_server import ToolServer
 
 MAX_CELL = 1_000_000
 MAX_LINE = 4_000_000
-"""Characters."""
+"""Maximum characters of a line."""
 HEAD = 65536
-"""Bytes in which encoding and delimiter are looked for."""
+"""Bytes examined for encoding and delimiter."""
 BAR = 40
-"""Characters of the longest bar."""
+"""Characters of the longest bar of a chart."""
 
 
 class CsvDocuments(ToolServer):
-    """CSV files of a working folder."""
+    """Reads CSV files of a working folder."""
 
     def extract_csv_content(
         self,
@@ -48,7 +48,7 @@ class CsvDocuments(ToolServer):
             bounded = BoundedFile(file, MAX_FILE)
             text = io.TextIOWrapper(
                 io.BufferedReader(bounded),
-                encoding_of(start, encoding, is_whole=len(start) < HEAD),
+                encoding_of(start, encoding, is_complete=len(start) < HEAD),
                 errors="replace",
                 newline="",
             )
@@ -68,7 +68,7 @@ class CsvDocuments(ToolServer):
         return format_document(format_table(rows, output_format), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
-        """Kinds of files that this server reads."""
+        """Kinds of files read by this server."""
         return [".csv", ".tsv", ".txt with delimiters"]
 
 
@@ -112,12 +112,12 @@ def _list_columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tu
 
 def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
     filled = [cell for cell in column if cell.strip()]
-    told: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
+    stats: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
     numbers = [number for cell in filled if (number := _parse_number(cell)) is not None]
     if filled and len(numbers) == len(filled):
-        told |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
-        told["median"] = statistics.median(numbers)
-    return told
+        stats |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
+        stats["median"] = statistics.median(numbers)
+    return stats
 
 
 def _parse_number(cell: str) -> float | None:

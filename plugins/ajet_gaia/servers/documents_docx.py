@@ -1,6 +1,6 @@
 """Word files as Markdown.
 
-Invariant: paragraphs and tables keep their order; pictures are written below the working folder only.
+Invariants: paragraphs and tables stay in order. Pictures are written below the working folder only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_IMAGES = 50
 
 
 class WordDocuments(ToolServer):
-    """Word files of a working folder."""
+    """Reads Word files of a working folder."""
 
     def extract_docx_content(
         self,
@@ -54,7 +54,7 @@ class WordDocuments(ToolServer):
         return format_document("\n\n".join(parts), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
-        """Kinds of files that this server reads."""
+        """Kinds of files read by this server."""
         return [".docx"]
 
     def _write_images(self, file_path: str, parts: Any) -> list[str]:

@@ -1,6 +1,6 @@
-"""PDF files as text, by a reader on this machine.
+"""PDF files as text, by a local reader.
 
-Invariant: pages are read until the answer is full, and no further; streams are unpacked within the reader's own bounds.
+Invariants: pages are read until the answer is full. Streams are unpacked within the reader's own bounds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .tool_server import ToolServer
 
 
 class PdfDocuments(ToolServer):
-    """PDF files of a working folder."""
+    """Reads PDF files of a working folder."""
 
     def convert_document_to_markdown(
         self,
         file_path: FilePath,
         paginate: Annotated[bool, Field(description="mark where each page begins")] = False,
     ) -> str:
-        """Text of a PDF file."""
+        """Text of a PDF file, as Markdown."""
         from pypdf import PdfReader
         from pypdf.errors import PyPdfError
 

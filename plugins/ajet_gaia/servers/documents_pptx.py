@@ -1,4 +1,4 @@
-"""PowerPoint files as Markdown, a section a slide.
+"""PowerPoint files as Markdown, one section per slide.
 
 Invariant: pictures are written below the working folder only.
 """
@@ -17,11 +17,11 @@ from .tool_server import ToolServer
 
 MAX_IMAGES = 50
 MAX_DEPTH = 20
-"""Of groups in groups of shapes."""
+"""Maximum nesting of groups of shapes."""
 
 
 class Slides(ToolServer):
-    """PowerPoint files of a working folder."""
+    """Reads PowerPoint files of a working folder."""
 
     def extract_pptx_content(
         self,
@@ -58,7 +58,7 @@ class Slides(ToolServer):
         return format_document("\n\n".join(parts), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
-        """Kinds of files that this server reads."""
+        """Kinds of files read by this server."""
         return [".pptx"]
 
     def _write_image(self, file_path: str, slide: int, number: int, image: Any) -> str:

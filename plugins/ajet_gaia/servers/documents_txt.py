@@ -1,6 +1,6 @@
 """Text files.
 
-Invariant: no more is read than can be answered.
+Invariant: no more bytes are read than fit into an answer.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .tool import FilePath, Format, ToolError
 from .tool_server import ToolServer
 
 NOTES = 200
-"""Bytes of an answer that are kept for what is said about the file."""
+"""Bytes of an answer reserved for notes about the file."""
 
 
 class TextDocuments(ToolServer):
-    """Text files of a working folder."""
+    """Reads text files of a working folder."""
 
     def extract_text_content(
         self,
@@ -27,11 +27,11 @@ class TextDocuments(ToolServer):
         encoding: Annotated[str, Field(description="empty: it is found out")] = "",
         max_content_length: Annotated[int, Field(description="characters; 0: as many as fit", ge=0)] = 0,
     ) -> str:
-        """Content of a text file."""
+        """Content of a text file, decoded."""
         with self.folder.read(file_path) as file:
             data = file.read(self.settings.max_bytes * 4)
             size = file.seek(0, 2)
-        found = encoding_of(data, encoding, is_whole=len(data) == size)
+        found = encoding_of(data, encoding, is_complete=len(data) == size)
         if not encoding and found != "utf-16" and b"\0" in data[:8192]:
             raise ToolError("this is no text file")
         text = data.decode(found, "replace")
@@ -40,7 +40,7 @@ class TextDocuments(ToolServer):
         return format_document(text[:limit], output_format, {"bytes": size, "note": note} if note else {})
 
     def list_supported_formats(self) -> list[str]:
-        """Kinds of files that this server reads."""
+        """Kinds of files read by this server."""
         return [".txt", ".md", ".log", ".json", ".xml", ".yaml", ".py", "and other text"]
 
 

@@ -1,6 +1,6 @@
 """Downloads files into the working folder.
 
-Invariant: as `web`'s, and a download is written whole or not at all.
+Invariants: those of `web`. A download is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .web import get
 
 
 class Downloads(ToolServer):
-    """Files of the web in the working folder."""
+    """Downloads files into a working folder."""
 
     def download_file(
         self,
@@ -38,7 +38,7 @@ class Downloads(ToolServer):
         return f"{len(reply.body)} bytes ({reply.kind}) are in {output_file_path}"
 
     def get_download_capabilities(self) -> dict[str, Any]:
-        """Kinds of addresses, and limits."""
+        """Kinds of addresses, and limits of a download."""
         return {
             "addresses": ["http", "https"],
             "most_bytes": self.settings.max_download,

@@ -1,6 +1,6 @@
 """Excel files: data, sheets, formulas, formats, charts.
 
-Invariant: a call changes a workbook whole or not at all; formulas are written and never computed here.
+Invariants: a call changes a workbook completely or not at all. Formulas are written and never computed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .workbook import MAX_CELLS, WorkbookServer, box, cells, coordinates, sheet_
 Cell = Annotated[str, Field(description="as B2")]
 Value = str | int | float | bool | None
 PREVIEW = 100
-"""Rows that a preview shows."""
+"""Rows shown by a preview."""
 
 
 class Excel(WorkbookServer):
-    """Workbooks of a working folder, by the tools of excel-mcp-server."""
+    """Workbooks of a working folder, with the tools of excel-mcp-server."""
 
     def read_data_from_excel(
         self,
@@ -31,7 +31,7 @@ class Excel(WorkbookServer):
         end_cell: Annotated[str, Field(description="empty: to the end of the data")] = "",
         preview_only: bool = False,
     ) -> dict[str, Any]:
-        """Values of a range."""
+        """Values of a range of cells."""
         sheet = self._open_sheet(filepath, sheet_name, values=True)
         left, top, _, _ = box(start_cell)
         right, bottom = max(sheet.max_column, left), max(sheet.max_row, top)
@@ -116,12 +116,12 @@ class Excel(WorkbookServer):
         return f"{coordinates(borders)} is formatted"
 
     def create_workbook(self, filepath: str) -> str:
-        """Make an empty workbook."""
+        """Make an empty Excel workbook."""
         self._create_workbook(filepath)
         return f"{filepath} is there, with a sheet named Sheet"
 
     def create_worksheet(self, filepath: str, sheet_name: str) -> str:
-        """Add a sheet."""
+        """Add a sheet to a workbook."""
         with self._change_workbook(filepath) as workbook:
             _check_sheet_name(workbook, sheet_name)
             workbook.create_sheet(sheet_name)
@@ -135,7 +135,7 @@ class Excel(WorkbookServer):
         return f"{target_sheet} is there"
 
     def delete_worksheet(self, filepath: str, sheet_name: str) -> str:
-        """Remove a sheet."""
+        """Remove a sheet from its workbook."""
         with self._change_sheet(filepath, sheet_name) as sheet:
             if len(sheet.parent.sheetnames) == 1:
                 raise ToolError("a workbook keeps one sheet at least")
@@ -152,10 +152,10 @@ class Excel(WorkbookServer):
     def get_workbook_metadata(self, filepath: str, include_ranges: bool = False) -> dict[str, Any]:
         """Sheets of a workbook, and how large they are."""
         workbook = self._open_workbook(filepath)
-        told: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
+        metadata: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
         if include_ranges:
-            told["ranges"] = {sheet.title: sheet.dimensions for sheet in workbook.worksheets}
-        return told
+            metadata["ranges"] = {sheet.title: sheet.dimensions for sheet in workbook.worksheets}
+        return metadata
 
     def create_chart(
         self,
@@ -244,7 +244,7 @@ class Excel(WorkbookServer):
         return f"{coordinates(borders)} is merged"
 
     def unmerge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
-        """Part a merged range."""
+        """Split a merged range of cells."""
         where = coordinates(box(start_cell, end_cell))
         with self._change_sheet(filepath, sheet_name) as sheet:
             if where not in {str(merged) for merged in sheet.merged_cells.ranges}:
@@ -253,7 +253,7 @@ class Excel(WorkbookServer):
         return f"{where} is parted"
 
     def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
-        """Merged ranges of a sheet."""
+        """Merged ranges of a sheet, as A1:B2."""
         sheet = self._open_sheet(filepath, sheet_name)
         return [str(merged) for merged in sheet.merged_cells.ranges]
 
@@ -289,7 +289,7 @@ class Excel(WorkbookServer):
         end_cell: Cell,
         shift_direction: Literal["up", "left"] = "up",
     ) -> str:
-        """Remove a range; what is below it, or right of it, moves there."""
+        """Remove a range; cells below or to the right move up or left."""
         left, top, right, bottom = borders = box(start_cell, end_cell)
         with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
@@ -304,7 +304,7 @@ class Excel(WorkbookServer):
         return f"{coordinates(borders)} is removed"
 
     def validate_excel_range(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: str = "") -> str:
-        """Whether a range is one, and whether data stands in it."""
+        """Check a range, and whether its cells hold data."""
         borders = box(start_cell, end_cell)
         sheet = self._open_sheet(filepath, sheet_name)
         filled = borders[0] <= sheet.max_column and borders[1] <= sheet.max_row
@@ -335,7 +335,7 @@ class Excel(WorkbookServer):
     def delete_sheet_rows(
         self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1)] = 1
     ) -> str:
-        """Remove rows."""
+        """Remove rows, counted from 1."""
         return self._shift_cells(filepath, sheet_name, "delete_rows", start_row, count)
 
     def delete_sheet_columns(

@@ -1,6 +1,6 @@
 """Fetches an address, in pieces.
 
-Invariant: as `web`'s: bounded, and public addresses only.
+Invariants: those of `web`: bounded, and public addresses only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .tool_server import ToolServer
 
 
 class Fetcher(ToolServer):
-    """Pages of the web, a piece a call."""
+    """Fetches web pages, one piece per call."""
 
     def fetch(
         self,

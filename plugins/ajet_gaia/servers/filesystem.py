@@ -1,4 +1,4 @@
-"""Files of the working folder, by the tools of the reference file server.
+"""Files of the working folder, with the tools of the reference file server.
 
 Invariant: every path goes through `Folder`.
 """
@@ -22,9 +22,9 @@ from .tool import Answer, FilePath, Image, ToolError
 from .tool_server import ToolServer
 
 MAX_TEXT = 10_000_000
-"""Bytes of a file that is read or edited as text."""
+"""Maximum bytes of a file read or edited as text."""
 MAX_FOUND = 5_000
-"""Names that a search or a tree answers."""
+"""Maximum names answered by a search or a tree."""
 DirectoryPath = Annotated[str, Field(description="path of a directory; . is the working folder")]
 
 
@@ -37,7 +37,7 @@ class Edit(TypedDict):
 
 
 class Files(ToolServer):
-    """Files below the working folder."""
+    """Reads and writes files below the working folder."""
 
     def read_file(self, path: FilePath) -> str:
         """Content of a text file, as read_text_file."""
@@ -49,7 +49,7 @@ class Files(ToolServer):
         head: Annotated[int, Field(description="only the first lines; 0: all", ge=0)] = 0,
         tail: Annotated[int, Field(description="only the last lines; 0: all", ge=0)] = 0,
     ) -> str:
-        """Content of a text file."""
+        """Content of a text file, decoded."""
         if head and tail:
             raise ToolError("head or tail, not both")
         text = self._read_text(path)
@@ -67,7 +67,7 @@ class Files(ToolServer):
         )
 
     def read_multiple_files(self, paths: list[str]) -> str:
-        """Content of several text files; one that cannot be read is said."""
+        """Content of several text files; unreadable files are reported."""
         parts = []
         for path in paths:
             try:
@@ -77,7 +77,7 @@ class Files(ToolServer):
         return "\n---\n".join(parts)
 
     def write_file(self, path: FilePath, content: str) -> str:
-        """Write a file, whole; one that is there is replaced."""
+        """Write a complete file; an existing file is replaced."""
         self.folder.write(path, content.encode("utf-8", "replace"))
         return f"{path} is written"
 
@@ -99,7 +99,7 @@ class Files(ToolServer):
             return f"{path} is there"
 
     def list_directory(self, path: DirectoryPath) -> str:
-        """Names in a directory."""
+        """Names in a directory, files and folders."""
         return "\n".join(_format_entry(entry) for entry in self.folder.entries(path)) or "[empty]"
 
     def list_directory_with_sizes(self, path: DirectoryPath, sortBy: Literal["name", "size"] = "name") -> str:
@@ -143,7 +143,7 @@ class Files(ToolServer):
         return {"kind": entry.kind, "size": entry.size, "modified": modified, "mode": f"{entry.mode & 0o777:03o}"}
 
     def list_allowed_directories(self) -> list[str]:
-        """The folders that this server reads; the first one it writes, too."""
+        """The readable folders; the first is also writable."""
         return [str(root) for root in (self.folder.root, *self.folder.readable)]
 
     def _read_text(self, path: str) -> str:

@@ -1,9 +1,9 @@
-"""Folder: files below a folder, and nowhere else.
+"""Folder: access to files below a folder only.
 
-Invariant: a path is walked component by component with `O_NOFOLLOW`, so that neither `..` nor a symbolic link, even one
-made between check and use, leads out of the folder; what is opened is a regular file, so that a pipe or a device that
-a model has made cannot hang the server. This class keeps it; nothing else here opens a file of the working folder by
-its path, but for SQLite, which can only be given one (`sqlite`).
+Invariants: a path is walked component by component with `O_NOFOLLOW`. Neither `..` nor a symbolic link, even a link
+created between check and use, leads out of the folder. Only regular files are opened, so a pipe or a device created by
+the model cannot block the server. All other modules open files of the working folder through this class, except for
+SQLite, which accepts a path only (`sqlite`).
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ LINK = "a symbolic link; links are not followed"
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in a folder."""
+    """One name in a folder, with its kind."""
 
     name: str
     kind: str
-    """file, directory, link or other."""
+    """One of file, directory, link or other."""
     size: int
     modified: float
     mode: int = 0
 
 
 class Folder:
-    """A working folder, and further ones that may be read."""
+    """A working folder, with further readable folders."""
 
     def __init__(self, settings: Settings) -> None:
         self.root = Path(os.path.abspath(settings.root))
         self.readable = tuple(Path(os.path.abspath(folder)) for folder in settings.readable)
 
     def parts(self, path: str, *, write: bool = False) -> tuple[Path, tuple[str, ...]]:
-        """The folder that a path lies below and the components from there on; a relative path is below the working
+        """Return the root folder of a path and the components below the root; relative paths start at the working
         folder."""
         if "\0" in path:
             raise ToolError("a path has no zero bytes")
-        whole = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
+        full_path = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
         for root in (self.root, *(() if write else self.readable)):
-            if whole == str(root):
+            if full_path == str(root):
                 return root, ()
-            if whole.startswith(f"{root}{os.sep}".replace("//", "/")):
-                return root, Path(os.path.relpath(whole, root)).parts
+            if full_path.startswith(f"{root}{os.sep}".replace("//", "/")):
+                return root, Path(os.path.relpath(full_path, root)).parts
         folders = ", ".join(str(root) for root in (self.root, *self.readable))
         raise ToolError(f"{path} lies outside of {folders}")
 
     def shown(self, path: str) -> str:
-        """A path as tools answer it: relative where it is below the working folder."""
+        """Return a path as shown in answers: relative if below the working folder."""
         root, parts = self.parts(path)
         return os.path.join(*parts) if root == self.root and parts else str(root.joinpath(*parts))
 
     @contextmanager
     def directory(self, path: str, *, write: bool = False, make: bool = False) -> Iterator[int]:
-        """A descriptor of a directory, made with its parents if asked."""
+        """Return a descriptor of a directory; if requested, create the directory with its parents."""
         root, parts = self.parts(path, write=write)
         with _walk_path(root, parts, path, make=make) as descriptor:
             yield descriptor
 
     @contextmanager
     def parent(self, path: str, *, write: bool = True, make: bool = False) -> Iterator[tuple[int, str]]:
-        """A descriptor of the directory that a path is in, and its name there."""
+        """Return a descriptor of a path's directory, and the name in the directory."""
         root, parts = self.parts(path, write=write)
         if not parts:
             raise ToolError(f"{path} is the folder itself")
@@ -80,11 +80,11 @@ class Folder:
             yield descriptor, parts[-1]
 
     def read(self, path: str) -> BinaryIO:
-        """A file, opened for reading."""
+        """Open a regular file for reading."""
         return os.fdopen(self._open_file(path, os.O_RDONLY), "rb")
 
     def read_bytes(self, path: str, limit: int) -> bytes:
-        """A file's content; one of more than `limit` bytes is refused."""
+        """Return a file's content; a file larger than `limit` bytes is refused."""
         with self.read(path) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
@@ -92,7 +92,7 @@ class Folder:
         return data
 
     def write(self, path: str, data: bytes, *, append: bool = False, new: bool = False) -> None:
-        """Write a whole file, its directories with it; `new`: only where there is none."""
+        """Write a complete file and create its directories; with `new` only if no such file exists."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0)
         with os.fdopen(self._open_file(path, flags, make=True), "wb") as file:
             if not append:
@@ -101,18 +101,17 @@ class Folder:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A path for a program's own file, in a directory of its own outside of the working folder that goes with
-        it."""
+        """Yield a path for a program's temporary file, in a separate directory removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="tool-") as made:
             yield Path(made, "file")
 
     def entries(self, path: str) -> list[Entry]:
-        """What a directory holds, by name."""
+        """Return the entries of a directory, sorted by name."""
         with self.directory(path) as descriptor:
             return [self._stat_entry(descriptor, name) for name in sorted(os.listdir(descriptor))]
 
     def entry(self, path: str) -> Entry:
-        """What a path is."""
+        """Return kind and metadata of a path."""
         root, parts = self.parts(path)
         if not parts:
             found = os.stat(root)

@@ -1,7 +1,7 @@
 """Git repositories of the working folder.
 
-Invariant: a repository's path goes through `Folder`; an argument that could be read as an option is refused; hooks and
-pagers are off. A repository's own configuration can still name programs: they run in the sandbox, as a terminal's do.
+Invariants: a repository's path goes through `Folder`. An argument readable as an option is refused. Hooks and pagers
+are off. A repository's own configuration can still name programs; they run in the sandbox, as with a terminal.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ALWAYS = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", 
 
 
 class Repositories(ToolServer):
-    """The tools of the reference Git server."""
+    """Git repositories, with the tools of the reference Git server."""
 
     def git_status(self, repo_path: Repository) -> str:
         """State of the working tree."""
         return self._run_git(repo_path, "status")
 
     def git_diff_unstaged(self, repo_path: Repository, context_lines: Context = 3) -> str:
-        """Changes that are not staged."""
+        """Changes in the working tree, not staged."""
         return self._run_git(repo_path, "diff", f"--unified={context_lines}")
 
     def git_diff_staged(self, repo_path: Repository, context_lines: Context = 3) -> str:
-        """Changes that are staged."""
+        """Changes staged for the next commit."""
         return self._run_git(repo_path, "diff", f"--unified={context_lines}", "--cached")
 
     def git_diff(self, repo_path: Repository, target: str, context_lines: Context = 3) -> str:
@@ -49,15 +49,15 @@ class Repositories(ToolServer):
         return self._run_git(repo_path, "diff", f"--unified={context_lines}", _check_revision(target), "--")
 
     def git_commit(self, repo_path: Repository, message: str) -> str:
-        """Commit what is staged."""
+        """Commit the staged changes with a message."""
         return self._run_git(repo_path, "commit", f"--message={message}")
 
     def git_add(self, repo_path: Repository, files: list[str]) -> str:
-        """Stage files."""
+        """Stage files for the next commit."""
         return self._run_git(repo_path, "add", "--", *files) or "staged"
 
     def git_reset(self, repo_path: Repository) -> str:
-        """Unstage everything."""
+        """Unstage all files of the index."""
         return self._run_git(repo_path, "reset") or "nothing is staged"
 
     def git_log(
@@ -67,20 +67,20 @@ class Repositories(ToolServer):
         start_timestamp: Annotated[str, Field(description="as 2024-01-15 or 2 weeks ago")] = "",
         end_timestamp: str = "",
     ) -> str:
-        """Commits."""
+        """Commits, the newest one first."""
         since = [f"--since={start_timestamp}"] if start_timestamp else []
         until = [f"--until={end_timestamp}"] if end_timestamp else []
         return self._run_git(repo_path, "log", f"--max-count={max_count}", *since, *until)
 
     def git_create_branch(self, repo_path: Repository, branch_name: str, base_branch: str = "") -> str:
-        """Make a branch."""
+        """Make a branch of the repository."""
         base = [_check_revision(base_branch)] if base_branch else []
         return (
             self._run_git(repo_path, "branch", _check_revision(branch_name), *base) or f"branch {branch_name} is there"
         )
 
     def git_checkout(self, repo_path: Repository, branch_name: str) -> str:
-        """Switch to a branch."""
+        """Switch to a branch of the repository."""
         return self._run_git(repo_path, "checkout", _check_revision(branch_name), "--")
 
     def git_show(self, repo_path: Repository, revision: str) -> str:
@@ -94,7 +94,7 @@ class Repositories(ToolServer):
         contains: str = "",
         not_contains: str = "",
     ) -> str:
-        """Branches."""
+        """Names of the repository's branches."""
         which: list[str] = {"local": [], "remote": ["--remotes"], "all": ["--all"]}[branch_type]
         given = [f"--contains={_check_revision(contains)}"] if contains else []
         given += [f"--no-contains={_check_revision(not_contains)}"] if not_contains else []

@@ -1,4 +1,4 @@
-"""Web search: from a corpus if one is given, else by Google's programmable search with a key.
+"""Web search: in a corpus if given, else by Google's programmable search with a key.
 
 Invariant: the key goes to the search's own address and into no answer.
 """
@@ -21,7 +21,7 @@ ENGINES = ("GOOGLE_CSE_ID", "GOOGLE_SEARCH_ENGINE_ID")
 
 
 class GoogleSearch(ToolServer):
-    """Results with title, address and snippet."""
+    """Searches, with title, address and snippet of each result."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -36,20 +36,20 @@ class GoogleSearch(ToolServer):
         country: Annotated[str, Field(description="us, de, cn and so on")] = "us",
         output_format: Literal["json", "markdown", "text"] = "json",
     ) -> str | list[dict[str, str]]:
-        """Search the web."""
+        """Search the web for words."""
         found = self._find_results(query, num_results, safe_search=safe_search, language=language, country=country)
         if output_format == "json":
             return found
         return "\n".join(f"- [{row['title']}]({row['url']}): {row['snippet']}" for row in found) or "[nothing found]"
 
     def get_search_capabilities(self) -> dict[str, Any]:
-        """Where results come from."""
+        """Source and limits of the results."""
         return {"source": "a corpus on this machine" if self.corpus is not None else "Google", "most_results": 10}
 
     def _find_results(
         self, words: str, most: int, *, safe_search: bool = True, language: str = "", country: str = ""
     ) -> list[dict[str, str]]:
-        """Results for words."""
+        """Return the results for a query."""
         if self.corpus is not None:
             rows = self.corpus.search(words, most)
             return [{"title": each.title, "url": each.url, "snippet": each.snippet} for each in rows]

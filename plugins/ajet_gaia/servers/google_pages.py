@@ -1,6 +1,6 @@
-"""Web search and the pages that it finds, by the names of another server.
+"""Web search and page reading, with the tool names of another server.
 
-Invariant: as `google`'s and `readweb`'s.
+Invariants: those of `google` and `readweb`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from .readweb import page_text
 
 
 class SearchAndRead(GoogleSearch):
-    """Results, and what they say."""
+    """Searches the web and reads found pages."""
 
     def search(self, query: str, num: Annotated[int, Field(ge=1, le=10)] = 5) -> list[dict[str, str]]:
-        """Search the web."""
+        """Search the web for words."""
         return self._find_results(query, num)
 
     def read_webpage(self, url: str) -> str:

@@ -1,8 +1,7 @@
-"""A page's text: headings, paragraphs, lists, tables and links as Markdown; no scripts, no styles.
+"""Converts a page to Markdown: headings, paragraphs, lists, tables and links, without scripts and styles.
 
-Invariant: one pass over the page, with work proportional to its size, whatever it holds: a hostile page of a few
-hundred kilobytes keeps the standard library's parser busy for minutes. What a tag is ends at the next `>`; where none
-follows, the page ends.
+Invariant: one pass with work proportional to the page's size, for any page. A hostile page of a few hundred kilobytes
+keeps the standard library's parser busy for minutes. A tag ends at the next `>`; without a `>` the page ends.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Literal
 from urllib.parse import urljoin
 
 RAW = frozenset({"script", "style", "title", "textarea", "noscript", "iframe"})
-"""Elements whose content is no markup."""
+"""Elements with raw text instead of markup."""
 SILENT = frozenset({"template", "svg", "canvas", "object"})
 BLOCKS = frozenset(
     ["p", "div", "section", "article", "main", "header", "footer", "nav", "aside", "ul", "ol", "li", "table", "tr"]
@@ -23,12 +22,15 @@ BLOCKS = frozenset(
 NAME = re.compile(r"/?[A-Za-z][A-Za-z0-9:-]*")
 ATTRIBUTE = re.compile(r"""([^\s=>"'/]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s"'>]*))?""")
 MAX_TAG = 8192
-"""Characters of a tag that are looked at."""
+"""Characters of a tag examined at most."""
 
 
 def readable(page: str, url: str = "", *, images: bool | Literal["described"] = False) -> tuple[str, str]:
-    """The title and the text of an HTML page; addresses of links are absolute if `url` is given. Of images: nothing,
-    what they are described by and their address, or the description alone."""
+    """Return title and text of an HTML page, with absolute link addresses if `url` is given.
+
+    Args:
+        images: False omits images, True writes description and address, "described" writes the description.
+    """
     reader = PageReader(url, images)
     for tag, text in _split_markup(page):
         reader.text(text) if tag is None else reader.tag(tag, text)
@@ -39,10 +41,12 @@ def readable(page: str, url: str = "", *, images: bool | Literal["described"] = 
 
 
 def _split_markup(page: str) -> Iterator[tuple[str | None, str]]:
-    """Texts as (None, text), tags as (name, what else stands in it), an end tag's name with its slash; the content of a
-    raw element as the second half of its tag."""
+    """Yield texts as (None, text) and tags as (name, attributes).
+
+    The name of an end tag has a slash. The content of a raw element is the second part of its tag.
+    """
     lower, at = page.lower(), 0
-    if len(lower) != len(page):  # a few letters have two in lower case
+    if len(lower) != len(page):  # a few letters become two in lower case
         page = lower
     while at < len(page):
         start = page.find("<", at)
@@ -132,13 +136,13 @@ class PageReader:
             self.preformatted -= 1
 
     def _link_address(self, given: str) -> str:
-        """An address as a link has it; "" for what leads nowhere: a place in the page, a script, embedded data."""
+        """Return the address of a link; "" for an anchor, a script or embedded data."""
         try:
-            whole = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
+            address = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
         except ValueError:
             return ""
-        scheme = whole.split(":", 1)[0].lower() if ":" in whole.split("/", 1)[0] else "http"
-        return "".join(whole.split()) if scheme in ("http", "https", "mailto") else ""
+        scheme = address.split(":", 1)[0].lower() if ":" in address.split("/", 1)[0] else "http"
+        return "".join(address.split()) if scheme in ("http", "https", "mailto") else ""
 
 
 def _find_attribute(rest: str, wanted: str) -> str:

@@ -1,4 +1,4 @@
-"""A question about pictures, several a call."""
+"""Questions about pictures, several pictures per call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tool_server import ToolServer
 
 
 class Recognition(ToolServer):
-    """Pictures by address or path."""
+    """Answers questions about pictures by address or path."""
 
     def mcp_image_recognition(
         self,

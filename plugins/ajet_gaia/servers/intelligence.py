@@ -1,6 +1,6 @@
-"""What the three servers share that hand a question to a second model.
+"""Shared code of the three servers with a second model.
 
-Invariant: what the caller wrote is quoted as the question; only this file's sentences instruct the model.
+Invariant: the caller's text is quoted as the question; only sentences of this file instruct the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .settings import Settings
 
 
 def ask_model(service: str, settings: Settings, role: str, parts: Mapping[str, str], temperature: float) -> str:
-    """A model's answer to the parts of a question that are not empty, each under its name."""
+    """Return a model's answer to the non-empty parts of a question, each under its name."""
     question = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
     messages = [{"role": "system", "content": role}, {"role": "user", "content": question}]
     return Model(service, settings).chat(messages, temperature)

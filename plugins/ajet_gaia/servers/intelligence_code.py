@@ -1,4 +1,4 @@
-"""A second model writes Python code."""
+"""Python code written by a second model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .intelligence import ask_model
 from .tool_server import ToolServer
 
 _BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
-"""A fenced block. The server runs in an environment without ajet, so it cannot use `ajet.schema.fenced`."""
+"""Matches a fenced block. `ajet.schema.fenced` is not available, since the server runs without ajet."""
 Style = Literal["minimal", "documented", "verbose"]
 
 
 class CodeWriter(ToolServer):
-    """Code for a described task."""
+    """Writes code for a described task."""
 
     def generate_python_code(
         self,
@@ -31,15 +31,15 @@ class CodeWriter(ToolServer):
         """Have a model write Python code for a task."""
         role = f"Write Python code for the task, in {code_style} style. Answer with one code block and nothing else."
         parts = {"Task": task_description, "Requirements": requirements, "Context": context}
-        said = ask_model("CODE", self.settings, role, parts, temperature)
-        blocks = _BLOCK.findall(said.replace("\r\n", "\n"))
-        code = next((text for _, language, text in blocks if language.lower() in ("", "py", "python")), said)
+        reply = ask_model("CODE", self.settings, role, parts, temperature)
+        blocks = _BLOCK.findall(reply.replace("\r\n", "\n"))
+        code = next((text for _, language, text in blocks if language.lower() in ("", "py", "python")), reply)
         if save_to_file_path:
             Folder(self.settings).write(save_to_file_path, code.encode())
         return code
 
     def get_reasoning_capabilities(self) -> dict[str, Any]:
-        """Styles of code."""
+        """Available styles of the code."""
         return {"code_style": ["minimal", "documented", "verbose"]}
 
 

@@ -1,4 +1,4 @@
-"""A second model looks for faults in a line of reasoning."""
+"""A check of a line of reasoning by a second model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Style = Literal["detailed", "concise", "step-by-step"]
 
 
 class Guard(ToolServer):
-    """Faults, and what to do about them."""
+    """Finds faults in reasoning and suggests remedies."""
 
     def guarding_reasoning_process(
         self,
@@ -27,7 +27,7 @@ class Guard(ToolServer):
         return ask_model("GUARD", self.settings, role, {"Task": original_task, "Reasoning": question}, temperature)
 
     def get_guarding_capabilities(self) -> dict[str, Any]:
-        """Styles of guarding."""
+        """Available styles of the check."""
         return {"guarding_style": ["detailed", "concise", "step-by-step"]}
 
 

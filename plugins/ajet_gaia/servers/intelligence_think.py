@@ -1,4 +1,4 @@
-"""A second model thinks a question through."""
+"""Reasoning about a question by a second model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Style = Literal["detailed", "concise", "step-by-step"]
 
 
 class Thinker(ToolServer):
-    """Answers to hard questions."""
+    """Answers hard questions with a second model."""
 
     def complex_problem_reasoning(
         self,
@@ -27,7 +27,7 @@ class Thinker(ToolServer):
         return ask_model("THINK", self.settings, role, {"Task": original_task, "Question": question}, temperature)
 
     def get_reasoning_capabilities(self) -> dict[str, Any]:
-        """Styles of reasoning."""
+        """Available styles of the reasoning."""
         return {"reasoning_style": ["detailed", "concise", "step-by-step"]}
 
 

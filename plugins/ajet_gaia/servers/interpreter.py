@@ -1,7 +1,7 @@
-"""The program in which a model's Python runs: a request a line on one descriptor, an answer a line on another.
+"""The program that runs the model's Python: reads one request per line from a descriptor, writes one answer per line.
 
-Invariant: names stay from one request to the next; what the code prints is bounded while it prints; the value of a last
-expression is shown, as notebooks do. It is run by its path, so it imports nothing but the standard library.
+Invariants: names persist between requests. Printed output is bounded while printing. The value of a last expression is
+shown, as in notebooks. The program is started by its path, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class BoundedText(io.TextIOBase):
-    """Keeps the first characters that are written, and counts the others."""
+    """Stores the first characters written and counts the others."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
@@ -38,7 +38,7 @@ class BoundedText(io.TextIOBase):
 
 
 def run(code: str, names: dict[str, Any], limit: int) -> dict[str, str]:
-    """One piece of code in its names; answers what it printed, its last value, and its error."""
+    """Run code in the persistent names; return printed output, last value and error."""
     out = BoundedText(limit)
     sys.stdout = sys.stderr = out
     try:

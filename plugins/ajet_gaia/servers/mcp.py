@@ -1,7 +1,7 @@
-"""The one file that knows the `mcp` SDK: a list of tools served over stdin and stdout, with 1.x and with 2.x.
+"""The only module with the `mcp` SDK: serves a list of tools over stdin and stdout, with 1.x and 2.x.
 
-Invariant: the wire belongs to the protocol: what a tool or a library prints goes to stderr. Whatever a tool raises
-becomes an answer that says so; the server lives on.
+Invariants: stdout belongs to the protocol, and output of a tool or a library goes to stderr. Any exception of a tool
+becomes an answer, and the server keeps running.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tool import FunctionTool, Image, ToolError, bounded
 
 
 def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, off: str = "") -> None:
-    """Until stdin ends."""
+    """Serve the tools until stdin ends."""
     anyio.run(partial(_serve_tools, name, tools, settings, off))
 
 
@@ -69,7 +69,7 @@ async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Setti
 def answer_call(
     tools: Mapping[str, FunctionTool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
 ) -> dict[str, Any]:
-    """The result of a call as MCP writes it."""
+    """Return the result of a call in MCP's format."""
     try:
         if off:
             raise ToolError(off)
@@ -93,7 +93,7 @@ def _failed_result(why: str, settings: Settings) -> dict[str, Any]:
 
 
 def _claim_pipes() -> tuple[Any, Any]:
-    """Stdin and stdout for the protocol alone; descriptors 0 and 1 are nothing and stderr from here on."""
+    """Return stdin and stdout for the protocol, and redirect descriptors 0 and 1 to null and stderr."""
     read, write = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

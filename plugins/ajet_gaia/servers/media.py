@@ -1,7 +1,7 @@
-"""What the media servers share: bytes of a file or an address, and ffmpeg over them.
+"""Shared code of the media servers: bytes of a file or an address, and ffmpeg.
 
-Invariant: ffmpeg is handed an open descriptor of a checked file, and may open files only: no address, no playlist that
-names one.
+Invariant: ffmpeg gets an open descriptor of a checked file and may open files only, no addresses and no playlists with
+addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .web import get
 
 
 def read_media(given: str, settings: Settings, folder: Folder) -> bytes:
-    """The bytes of a file, or of what an address answers."""
+    """Return the bytes of a file, or the content of an address."""
     if given.startswith(("http://", "https://")):
         reply = get(given, settings, limit=min(MAX_FILE, settings.max_download))
         if reply.cut:
@@ -32,19 +32,19 @@ def read_media(given: str, settings: Settings, folder: Folder) -> bytes:
 
 
 def open_media(given: str, settings: Settings, folder: Folder) -> BinaryIO:
-    """A file, or what an address answers, as a file to read."""
+    """Open a file, or the content of an address, for reading."""
     if not given.startswith(("http://", "https://")):
         return folder.read(given)
-    kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    kept.write(read_media(given, settings, folder))
-    kept.seek(0)
-    return kept
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(read_media(given, settings, folder))
+    file.seek(0)
+    return file
 
 
 def ffmpeg(
     file: BinaryIO, before: Sequence[str], after: Sequence[str], settings: Settings, *, fails: bool = True
 ) -> Finished:
-    """ffmpeg over an open file; `fails`: a status other than 0 is a ToolError."""
+    """Run ffmpeg on an open file; with `fails` a status other than 0 raises ToolError."""
     source = f"/dev/fd/{file.fileno()}"
     with tempfile.TemporaryDirectory() as nowhere:
         done = run(
@@ -62,9 +62,9 @@ def ffmpeg(
 
 
 def describe_media(file: BinaryIO, settings: Settings) -> list[str]:
-    """What ffmpeg says of a file: its kind, duration and streams, a line each."""
-    said = ffmpeg(file, [], [], settings, fails=False).errors
-    lines = [line.strip() for line in said.splitlines()]
+    """Return ffmpeg's description of a file: kind, duration and streams, one per line."""
+    output = ffmpeg(file, [], [], settings, fails=False).errors
+    lines = [line.strip() for line in output.splitlines()]
     found = [line for line in lines if line.startswith(("Input #0", "Duration:", "Stream #"))]
     if not found:
         raise ToolError(f"no readable recording: {lines[-1] if lines else ''}")
@@ -72,7 +72,7 @@ def describe_media(file: BinaryIO, settings: Settings) -> list[str]:
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes of an open file."""
+    """Return the size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 

@@ -1,6 +1,6 @@
-"""Recordings: what is said, what they are, parts of them.
+"""Recordings: transcripts, metadata and excerpts.
 
-Invariant: as `media`'s; the words come from the service AUDIO, everything else from this machine.
+Invariants: those of `media`. Transcripts come from the service AUDIO, all other answers from this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tool_server import ToolServer
 
 
 class Audio(ToolServer):
-    """Recordings of a working folder."""
+    """Transcribes, describes and cuts recordings of a working folder."""
 
     def transcribe_audio(
         self,
@@ -27,7 +27,7 @@ class Audio(ToolServer):
         ] = "base",
         output_format: Literal["text", "json", "srt", "vtt"] = "text",
     ) -> str:
-        """What is said in a recording."""
+        """Transcript of a recording, by a second model."""
         audio = read_media(file_path, self.settings, self.folder)
         return Model("AUDIO", self.settings).transcribe(PurePosixPath(file_path).name, audio, output_format)
 
@@ -46,13 +46,13 @@ class Audio(ToolServer):
         path = PurePosixPath(file_path)
         target = str(path.with_name(f"{path.stem}_{start_time:g}_{duration:g}.wav"))
         length = ["-t", f"{duration}"] if duration else []
-        with open_media(file_path, self.settings, self.folder) as file, self.folder.scratch() as kept:
-            ffmpeg(file, ["-ss", f"{start_time}"], [*length, "-vn", "-f", "wav", "-y", str(kept)], self.settings)
-            self.folder.write(target, kept.read_bytes())
+        with open_media(file_path, self.settings, self.folder) as file, self.folder.scratch() as part:
+            ffmpeg(file, ["-ss", f"{start_time}"], [*length, "-vn", "-f", "wav", "-y", str(part)], self.settings)
+            self.folder.write(target, part.read_bytes())
         return f"{target} is written"
 
     def list_supported_formats(self) -> list[str]:
-        """Kinds of files that this server reads."""
+        """Kinds of files read by this server."""
         return [".mp3", ".wav", ".m4a", ".flac", ".ogg", ".webm", "and what else ffmpeg reads"]
 
 

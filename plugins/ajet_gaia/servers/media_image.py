@@ -1,6 +1,6 @@
-"""Pictures: their text, what they show, what they are.
+"""Pictures: text, content and metadata.
 
-Invariant: a picture of too many points is refused before it is unpacked; what it shows comes from the service IMAGE.
+Invariants: a picture with too many pixels is refused before unpacking. Descriptions come from the service IMAGE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "
 
 
 class Pictures(ToolServer):
-    """Pictures of a working folder."""
+    """Reads and describes pictures of a working folder."""
 
     def extract_text_ocr(
         self,
@@ -34,7 +34,7 @@ class Pictures(ToolServer):
         language: Annotated[str, Field(description="tesseract's name, as eng or chi_sim")] = "eng",
         preprocess: Annotated[bool, Field(description="grey and full contrast first")] = True,
     ) -> str:
-        """Text in a picture."""
+        """Text in a picture, by OCR."""
         if shutil.which("tesseract") is None:
             raise ToolError("this tool is off: the program tesseract is not installed")
         if re.fullmatch(r"[A-Za-z_+]{2,40}", language) is None:
@@ -70,20 +70,20 @@ class Pictures(ToolServer):
         from PIL.ExifTags import TAGS
 
         exif = {TAGS.get(tag, str(tag)): str(value)[:200] for tag, value in picture.getexif().items()}
-        told = {"format": picture.format, "width": picture.width, "height": picture.height, "mode": picture.mode}
-        return told | ({"exif": exif} if exif else {})
+        metadata = {"format": picture.format, "width": picture.width, "height": picture.height, "mode": picture.mode}
+        return metadata | ({"exif": exif} if exif else {})
 
 
 tools = Pictures.tools
 
 
 def open_picture(data: bytes) -> Any:
-    """A picture, of which only the head has been read."""
+    """Open a picture; only its header is read."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise ToolError("this tool is off: the package pillow is not installed") from None
-    Image.MAX_IMAGE_PIXELS = None  # the bound below is ours
+    Image.MAX_IMAGE_PIXELS = None  # the check below replaces Pillow's bound
     try:
         picture = Image.open(io.BytesIO(data))
     except (UnidentifiedImageError, OSError, ValueError) as error:
@@ -94,7 +94,7 @@ def open_picture(data: bytes) -> Any:
 
 
 def ask_about_pictures(model: Model, pictures: list[bytes], question: str) -> str:
-    """A model's answer to a question about pictures."""
+    """Return a model's answer to a question about pictures."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
     for data in pictures:
         address = f"data:{picture_type(data)};base64,{base64.b64encode(data).decode()}"
@@ -103,7 +103,7 @@ def ask_about_pictures(model: Model, pictures: list[bytes], question: str) -> st
 
 
 def picture_type(data: bytes) -> str:
-    """A picture's MIME type, by its first bytes."""
+    """Return a picture's MIME type from its first bytes."""
     heads = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WEBP"}
     name = next((name for head, name in heads.items() if data.startswith(head)), None)
     if name is None:

@@ -1,6 +1,6 @@
-"""Videos: pictures out of them, and what they show.
+"""Videos: extracted pictures and descriptions.
 
-Invariant: as `media`'s; at most so many pictures are taken, whatever the video's length; what they show comes from the
+Invariants: those of `media`. A fixed number of pictures is taken at most, for any length. Descriptions come from the
 service VIDEO.
 """
 
@@ -25,7 +25,7 @@ End = Annotated[float, Field(description="seconds; 0: the end", ge=0)]
 
 
 class Videos(ToolServer):
-    """Videos of a working folder or of the web."""
+    """Describes videos of a working folder or of the web."""
 
     def analyze_video(
         self,
@@ -37,7 +37,7 @@ class Videos(ToolServer):
         output_format: Shape = "markdown",
         max_workers: Annotated[int, Field(description="not needed here", ge=1)] = 1,
     ) -> str | dict[str, Any]:
-        """Answer a question about a video, by a second model that sees pictures of it."""
+        """Answer a question about a video, by a second model shown pictures of it."""
         return self._answer_question(video_url, question, sample_rate, start_time, end_time, output_format)
 
     def summarize_video(
@@ -48,7 +48,7 @@ class Videos(ToolServer):
         end_time: End = 0,
         output_format: Shape = "markdown",
     ) -> str | dict[str, Any]:
-        """Say what happens in a video, by a second model that sees pictures of it."""
+        """Summarize a video, by a second model shown pictures of it."""
         question = "These are pictures of one video, in order. Say what happens in it."
         return self._answer_question(video_url, question, sample_rate, start_time, end_time, output_format)
 
@@ -75,8 +75,8 @@ class Videos(ToolServer):
     ) -> str | dict[str, Any]:
         with open_media(video, self.settings, self.folder) as file:
             pictures = self._extract_pictures(file, rate, start, end, "jpg")
-        said = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
-        return {"answer": said, "pictures": len(pictures)} if shape == "json" else said
+        answer = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
+        return {"answer": answer, "pictures": len(pictures)} if shape == "json" else answer
 
     def _extract_pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
         length = ["-t", f"{end - start}"] if end > start else []

@@ -1,6 +1,6 @@
-"""Notes as a graph: entities, relations between them, observations of them.
+"""Notes as a graph of entities, relations and observations.
 
-Invariant: the graph is one file in the working folder, written after each change; an entity's name is its own alone.
+Invariants: the graph is one file in the working folder, written after each change. Entity names are unique.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_GRAPH = 10_000_000
 
 
 class Entity(TypedDict):
-    """A thing, and what is known of it."""
+    """An entity, with its known observations."""
 
     name: str
     entityType: str
@@ -43,17 +43,17 @@ class Deletion(TypedDict):
 
 
 class Graph(TypedDict):
-    """All of it, as it is kept."""
+    """The complete graph, as stored in the file."""
 
     entities: list[Entity]
     relations: list[Relation]
 
 
 class Memory(ToolServer):
-    """The tools of the reference memory server."""
+    """The graph, with the tools of the reference memory server."""
 
     def create_entities(self, entities: list[Entity]) -> list[Entity]:
-        """Add entities; those whose names are there already are left as they are."""
+        """Add entities; an existing name is left unchanged."""
         graph = self._load_graph()
         known = {entity["name"] for entity in graph["entities"]}
         new = [entity for entity in {each["name"]: each for each in entities}.values() if entity["name"] not in known]
@@ -62,7 +62,7 @@ class Memory(ToolServer):
         return new
 
     def create_relations(self, relations: list[Relation]) -> list[Relation]:
-        """Add relations between entities."""
+        """Add relations between two entities."""
         graph = self._load_graph()
         new = [relation for relation in relations if relation not in graph["relations"]]
         graph["relations"] += new
@@ -70,7 +70,7 @@ class Memory(ToolServer):
         return new
 
     def add_observations(self, observations: list[Observations]) -> list[dict[str, Any]]:
-        """Add observations to entities."""
+        """Add observations to known entities."""
         graph = self._load_graph()
         added = []
         for each in observations:
@@ -91,7 +91,7 @@ class Memory(ToolServer):
         return "removed"
 
     def delete_observations(self, deletions: list[Deletion]) -> str:
-        """Remove observations from entities."""
+        """Remove observations from known entities."""
         graph = self._load_graph()
         for each in deletions:
             entity = _find_entity(graph, each["entityName"])
@@ -100,14 +100,14 @@ class Memory(ToolServer):
         return "removed"
 
     def delete_relations(self, relations: list[Relation]) -> str:
-        """Remove relations."""
+        """Remove relations between two entities."""
         graph = self._load_graph()
         graph["relations"] = [relation for relation in graph["relations"] if relation not in relations]
         self._save_graph(graph)
         return "removed"
 
     def read_graph(self) -> Graph:
-        """All entities and relations."""
+        """All entities and relations of the graph."""
         return self._load_graph()
 
     def search_nodes(self, query: str) -> Graph:
@@ -121,7 +121,7 @@ class Memory(ToolServer):
         return _select_nodes(graph, {name for name, text in texts if wanted in text})
 
     def open_nodes(self, names: list[str]) -> Graph:
-        """Entities by their names."""
+        """Entities by their exact names."""
         return _select_nodes(self._load_graph(), set(names))
 
     def _load_graph(self) -> Graph:

@@ -1,7 +1,7 @@
-"""Questions to a model behind an OpenAI-compatible address that the environment names.
+"""Requests to a model behind an OpenAI-compatible address from the environment.
 
-Invariant: for a service NAME the variables are NAME_LLM_BASE_URL, NAME_LLM_API_KEY and NAME_LLM_MODEL_NAME; without one
-of them nothing is asked and the answer says which is missing; the key goes to that address and into no answer.
+Invariants: a service NAME uses NAME_LLM_BASE_URL, NAME_LLM_API_KEY and NAME_LLM_MODEL_NAME. If a variable is missing,
+no request is sent and the answer names the variable. The key goes to the address only and into no answer.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ PARTS = ("BASE_URL", "API_KEY", "MODEL_NAME")
 
 
 def variables(service: str) -> tuple[str, ...]:
-    """Names of the variables of a service."""
+    """Return the variable names of a service."""
     return tuple(f"{service}_LLM_{part}" for part in PARTS)
 
 
 class Model:
-    """One service's model."""
+    """Sends requests to one service's model."""
 
     def __init__(self, service: str, settings: Settings) -> None:
         self.service = service
-        # whoever starts the server names this address, a server on this machine as well as one outside
+        # the address comes from the server's operator, so private addresses are allowed
         self.settings = replace(settings, network=True, private=True)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], temperature: float) -> str:
-        """The model's answer."""
+        """Return the model's answer to messages."""
         _, _, model = self._require_variables()
         body = json.dumps({"model": model, "messages": list(messages), "temperature": temperature})
         answer = self._send_request("chat/completions", body.encode(), "application/json").json()
@@ -44,7 +44,7 @@ class Model:
             raise ToolError("the model answered without a message") from None
 
     def transcribe(self, name: str, audio: bytes, form: str) -> str:
-        """What is said in a recording, as `form` (text, json, srt, vtt, verbose_json)."""
+        """Return the transcript of a recording in the format `form` (text, json, srt, vtt, verbose_json)."""
         _, _, model = self._require_variables()
         border = uuid4().hex
         fields = {"model": model, "response_format": form}

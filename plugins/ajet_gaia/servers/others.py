@@ -1,6 +1,6 @@
-"""Stands in for a server of somebody else's that is off: its tools by name, each of which answers why.
+"""Placeholder for a disabled third-party server: lists its tools by name, each answering with the reason.
 
-Invariant: nothing is done.
+Invariant: no tool has an effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table summed up by its columns, as a spreadsheet's pivot table is."""
+"""Summarizes a table by its columns, like a spreadsheet's pivot table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {
 def pivot(
     table: Sequence[Sequence[Any]], rows: Sequence[str], values: Sequence[str], columns: Sequence[str], summary: str
 ) -> list[list[Any]]:
-    """A row for each group of `rows`, a column for each of `values` in each of `columns`; names on top. `summary`:
-    one of SUMMARIES; what is no number counts for `count` alone. Raises ToolError for a name that is no column."""
+    """Return a table with a row per group of `rows` and a column per value column and group of `columns`, with a head.
+
+    Args:
+        summary: one of SUMMARIES. Cells without a number count for `count` only.
+
+    Raises:
+        ToolError: a column name is unknown.
+    """
     head, body = list(table[0]), table[1:]
     for name in (*rows, *values, *columns):
         if name not in head:

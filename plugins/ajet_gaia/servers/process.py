@@ -1,7 +1,7 @@
-"""A command with bounds: time, bytes of output, and no process left when it has ended.
+"""Runs a command with bounds on time, output and processes.
 
-Invariant: every command is the leader of a group of its own, and the whole group is ended when the command has ended
-or its time is over; output beyond the bound is read and dropped, so that a command never blocks on a full pipe.
+Invariants: every command leads its own process group, and the group is ended when the command ends or times out. Output
+beyond the bound is read and dropped, so a command never blocks on a full pipe.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from pathlib import Path
 from typing import IO
 
 DRAIN_S = 0.2
-"""How long output is still read after the command has ended, while a child of its holds the pipe."""
-KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "AJET_TOOL_SERVER")
-"""The last is how what a server started is known as its own, and ended with it, in whatever session it is."""
+"""Seconds to read output after the command's end, while a child still holds the pipe."""
+PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "AJET_TOOL_SERVER")
+"""Environment variables passed to a command.
+
+The last variable marks processes started by a server, so ajet can find and end them in any session.
+"""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended."""
+    """The result of an ended command."""
 
     code: int | None
-    """Exit status; negative: the signal that ended it; None: its time was over."""
+    """Exit status; negative for a signal, None after a timeout."""
     output: str
     errors: str
     dropped: int
@@ -37,9 +40,9 @@ class Finished:
 
 
 def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a command of a model's gets to see: no key of the server's own environment."""
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
+    """Return the environment of a model's command, without the server's keys."""
+    passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    return {"PATH": os.defpath, **passed, "HOME": str(home), **(more or {})}
 
 
 def run(
@@ -51,8 +54,15 @@ def run(
     more: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> Finished:
-    """Run a command in a folder; `limit` is in bytes, of output and errors each; `descriptors` are those that it gets.
-    Raises OSError where the program is not there."""
+    """Run a command in a folder.
+
+    Args:
+        limit: bytes of output and of errors, each.
+        descriptors: descriptors inherited by the command.
+
+    Raises:
+        OSError: the program does not exist.
+    """
     started = time.monotonic()
     with subprocess.Popen(
         command,
@@ -78,7 +88,7 @@ def run(
 def _read_pipes(
     process: subprocess.Popen[bytes], pipes: Sequence[IO[bytes]], end: float, limit: int
 ) -> tuple[list[bytearray], int]:
-    """What both pipes say until they are closed, the time is over, or the command has ended and is silent."""
+    """Read both pipes until they close, the time is over, or the command has ended and is silent."""
     texts, dropped = [bytearray() for _ in pipes], 0
     with selectors.DefaultSelector() as selector:
         for pipe, text in zip(pipes, texts, strict=True):
@@ -93,9 +103,9 @@ def _read_pipes(
                 data = os.read(key.fd, 65536)
                 if not data:
                     selector.unregister(key.fileobj)
-                kept: bytearray = key.data
-                room = limit - len(kept)
-                kept += data[:room]
+                buffer: bytearray = key.data
+                room = limit - len(buffer)
+                buffer += data[:room]
                 dropped += max(0, len(data) - room)
     with suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, end - time.monotonic()))

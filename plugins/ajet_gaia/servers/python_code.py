@@ -1,7 +1,7 @@
-"""Python in the working folder, in place of a hosted sandbox: an interpreter that is kept from call to call.
+"""Python in the working folder, in place of a hosted sandbox, with interpreters kept between calls.
 
-Invariant: code that takes too long ends its interpreter with all processes of its group; the next call is told that
-names are lost. What the code may reach is for the sandbox to say in which this server runs.
+Invariants: code over its time limit ends its interpreter with all processes of its group, and the next call reports the
+lost names. The sandbox of the server limits the code's access.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tool import FilePath, ToolError
 from .tool_server import ToolServer
 
 MOST = 8
-"""Interpreters that are kept; the one that was made first goes for a further one."""
+"""Maximum number of live interpreters; the oldest is closed for a new one."""
 
 
 class Interpreter:
@@ -50,9 +50,13 @@ class Interpreter:
         os.close(theirs_out)
 
     def run(self, code: str, timeout: float, limit: int) -> dict[str, str]:
-        """The code's output and error. Raises ToolError where the interpreter was lost, by time or by the code."""
+        """Return the code's output and error.
+
+        Raises:
+            ToolError: the interpreter was lost, by timeout or by the code.
+        """
         end = time.monotonic() + timeout
-        with suppress(BrokenPipeError):  # it has ended: there is no answer, which is said below
+        with suppress(BrokenPipeError):  # the interpreter has ended; the missing answer is reported below
             _write_all(self._requests, json.dumps(code).encode() + b"\n", end)
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -70,7 +74,7 @@ class Interpreter:
         return answer
 
     def close(self) -> None:
-        """End it, with all that it started in its group."""
+        """End the process with all processes of its group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -80,7 +84,7 @@ class Interpreter:
 
 
 class PythonCode(ToolServer):
-    """Interpreters by their ids."""
+    """Runs code in interpreters selected by id."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -102,17 +106,19 @@ class PythonCode(ToolServer):
         """Run Python code in the working folder; answers sandbox_id, output and error."""
         sandbox = self._open_sandbox(sandbox_id)
         try:
-            said = self.interpreters[sandbox].run(code_block, self.settings.timeout, self.settings.max_bytes)
+            printed = self.interpreters[sandbox].run(code_block, self.settings.timeout, self.settings.max_bytes)
         except ToolError:
             del self.interpreters[sandbox]
             raise
-        return {"sandbox_id": sandbox, **{name: text for name, text in said.items() if text}}
+        return {"sandbox_id": sandbox, **{name: text for name, text in printed.items() if text}}
 
-    def _open_sandbox(self, asked: str) -> str:
-        if asked in self.interpreters:
-            return asked
-        if asked:
-            raise ToolError(f"there is no sandbox {asked[:40]}, or it was ended: leave sandbox_id empty for a new one")
+    def _open_sandbox(self, requested: str) -> str:
+        if requested in self.interpreters:
+            return requested
+        if requested:
+            raise ToolError(
+                f"there is no sandbox {requested[:40]}, or it was ended: leave sandbox_id empty for a new one"
+            )
         if len(self.interpreters) == MOST:
             self.interpreters.pop(next(iter(self.interpreters))).close()
         name = uuid4().hex[:8]

@@ -1,6 +1,6 @@
-"""Reads a page of the web.
+"""Reads a web page.
 
-Invariant: as `web`'s: bounded, and public addresses only.
+Invariants: those of `web`: bounded, and public addresses only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXTS = ("text/", "application/json", "application/xml", "application/javascript
 
 
 class Reader(ToolServer):
-    """Pages as Markdown."""
+    """Reads web pages as Markdown."""
 
     def read_url(
         self, url: str, include_images: Annotated[bool, Field(description="their addresses in the text")] = False
@@ -32,7 +32,7 @@ tools = Reader.tools
 
 
 def page_text(url: str, settings: Settings, *, images: bool = False, raw: bool = False) -> str:
-    """A page's title and text, or its source."""
+    """Return a page's title and text, or its source."""
     reply = get(url, settings)
     if not raw and reply.kind in ("text/html", "application/xhtml+xml"):
         title, text = readable(reply.text(), reply.url, images=images)

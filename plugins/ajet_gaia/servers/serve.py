@@ -1,7 +1,7 @@
 """Starts one server: `INTERPRETER -I .../serve.py NAME --root FOLDER`.
 
-Invariant: only this folder is put where imports look (as a package, for its relative imports), neither the working
-folder, in which a model may have written modules, nor the environment that ajet is installed in.
+Invariant: only this folder is added to the import path, as a package for its relative imports. Neither the working
+folder, with modules possibly written by a model, nor ajet's own environment is on the path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until stdin ends."""
+    """Serve a server's tools until stdin ends."""
     spec = spec_from_file_location(PACKAGE, HERE / "__init__.py", submodule_search_locations=[str(HERE)])
     assert spec is not None and spec.loader is not None
     package = module_from_spec(spec)

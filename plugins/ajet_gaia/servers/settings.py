@@ -1,7 +1,6 @@
-"""Settings: what a server is told when it is started.
+"""Settings of a server, parsed from the program's arguments.
 
-Invariant: values, made once from the program's arguments; a server reads keys of services from the environment and
-nothing else.
+Invariants: plain values, created once. From the environment a server reads only keys of services.
 """
 
 from __future__ import annotations
@@ -14,32 +13,32 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """What all servers understand."""
+    """Settings common to all servers."""
 
     root: Path = Path(".")
-    """The working folder: nothing outside it is written."""
+    """The working folder, the only writable folder."""
     readable: Sequence[Path] = ()
-    """Further folders that may be read: a data set, for instance."""
+    """Further readable folders, such as a data set."""
     corpus: Path | None = None
-    """A folder or JSON Lines file that is searched instead of the network."""
+    """A folder or JSON Lines file searched instead of the network."""
     cache: Path = Path(".")
-    """Where an index of the corpus is kept."""
+    """Folder for the index of the corpus."""
     network: bool = False
-    """Whether addresses outside may be asked."""
+    """True if public addresses are allowed."""
     private: bool = False
-    """Whether addresses of this machine and its own network may be asked, too."""
+    """True if addresses of this machine and its network are allowed."""
     max_bytes: int = 200_000
-    """Of one answer."""
+    """Maximum bytes of one answer."""
     max_download: int = 100_000_000
-    """Bytes of one download."""
+    """Maximum bytes of one download."""
     names: Sequence[str] = ()
-    """Of the tools that `others` lists."""
+    """Tool names listed by the server `others`."""
     timeout: float = 60.0
-    """Seconds that one command or request may take, whatever a call asks for."""
+    """Maximum seconds of one command or request, for any argument of the call."""
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, str, Settings]:
-    """The server's name, why it is off ("": it is on), and its settings."""
+    """Return the server's name, the reason if off (else ""), and its settings."""
     known = argparse.ArgumentParser(prog="serve.py", description="One tool server, over stdin and stdout.")
     known.add_argument("name")
     known.add_argument("--root", type=Path, default=Settings.root)

@@ -1,10 +1,9 @@
 """One SQLite database in the working folder.
 
-Invariant: no statement reaches another file (ATTACH, VACUUM INTO and extensions are refused by the database itself),
-runs longer than allowed, or answers more rows than fit. Its file is a regular one of the working folder when that is
-looked at; SQLite then opens it, and its journal, by their paths. A program of the model's that puts a link there
-between the two leads it elsewhere: to what the sandbox shows, or where the server is not confined to what that program
-could open itself.
+Invariants: no statement reaches another file (the database itself refuses ATTACH, VACUUM INTO and extensions), exceeds
+the time limit, or answers too many rows. The file is checked to be a regular file of the working folder; SQLite then
+opens the file and its journal by path. A model's program could place a link between check and open. The link leads only
+to files visible in the sandbox, or, for an unconfined server, to files already accessible to the program.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from .tool_server import ToolServer
 FILE = "database.sqlite"
 MAX_ROWS = 1000
 MAX_VALUE = 10_000_000
-"""Bytes of one value."""
+"""Maximum bytes of one value."""
 STEPS = 10_000
-"""Of the database's machine, between two looks at the clock."""
+"""Steps of SQLite's virtual machine between two checks of the clock."""
 READS = ("SELECT", "WITH", "VALUES", "EXPLAIN")
 Query = Annotated[str, Field(description="one SQL statement")]
 REFUSED = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
@@ -35,14 +34,14 @@ PRAGMAS = frozenset({"table_info", "table_xinfo", "index_list", "index_info", "f
 
 
 class Database(ToolServer):
-    """Queries, tables and insights."""
+    """Runs queries, lists tables and stores insights."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.insights: list[str] = []
 
     def read_query(self, query: Query) -> list[dict[str, Any]]:
-        """Run a SELECT."""
+        """Run a SELECT on the database."""
         if not query.lstrip().upper().startswith(READS):
             raise ToolError("read_query takes a SELECT; write_query changes data")
         return self._run_query(query, write=False)
@@ -62,12 +61,12 @@ class Database(ToolServer):
         return "the table is there"
 
     def list_tables(self) -> list[str]:
-        """Names of the tables."""
+        """Names of the database's tables."""
         rows = self._run_query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name", write=False)
         return [row["name"] for row in rows]
 
     def describe_table(self, table_name: str) -> list[dict[str, Any]]:
-        """Columns of a table."""
+        """Columns of a table, with types."""
         quoted = table_name.replace('"', '""')
         return self._run_query(f'PRAGMA table_info("{quoted}")', write=False)
 

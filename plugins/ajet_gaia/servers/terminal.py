@@ -1,7 +1,7 @@
 """Commands in the working folder.
 
-Invariant: a command gets no key of the server's environment, and none of its processes outlives it. What a command may
-reach is for the sandbox to say in which this server runs.
+Invariants: a command gets no key of the server's environment, and its processes end with the command. The sandbox of
+the server limits the command's access.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HISTORY = 100
 
 
 class Terminal(ToolServer):
-    """A shell, anew for each command; the folder stays."""
+    """Runs each command in a new shell; the folder persists."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -47,14 +47,14 @@ class Terminal(ToolServer):
         self.history.append({"command": command, "exit_code": done.code, "seconds": round(done.seconds, 2)})
         if output_format == "json":
             return {"exit_code": done.code, "stdout": done.output, "stderr": done.errors, "dropped": done.dropped}
-        said = "\n".join(text.rstrip("\n") for text in (done.output, done.errors) if text)
-        said = f"```\n{said}\n```" if output_format == "markdown" else said
+        output = "\n".join(text.rstrip("\n") for text in (done.output, done.errors) if text)
+        output = f"```\n{output}\n```" if output_format == "markdown" else output
         notes = [f"[{done.dropped} more bytes of output were dropped]"] if done.dropped else []
         if done.code is None:
             notes.append(f"[ended after {done.seconds:.0f} s: its time was over]")
         elif done.code:
             notes.append(f"[exit code {done.code}]")
-        return "\n".join(part for part in (said, *notes) if part) or "[no output]"
+        return "\n".join(part for part in (output, *notes) if part) or "[no output]"
 
     def get_command_history(
         self,

@@ -1,6 +1,7 @@
-"""Commands and lines of files, with a current directory that stays.
+"""Commands and line edits of files, with a persistent current directory.
 
-Invariant: the current directory is below the working folder; files go through `Folder`, commands as the terminal's.
+Invariants: the current directory is below the working folder. File access goes through `Folder`; commands follow the
+rules of `terminal`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Row = Annotated[int, Field(description="line, from 0 on; -1: all, or the end")]
 
 
 class TerminalController(ToolServer):
-    """A terminal, and edits of files by their lines."""
+    """A terminal, with edits of files by line."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -38,7 +39,7 @@ class TerminalController(ToolServer):
         return str(self.terminal.get_command_history(count))
 
     def get_current_directory(self) -> str:
-        """The current directory."""
+        """The current directory of commands."""
         return str(self.terminal.directory)
 
     def change_directory(self, path: str) -> str:

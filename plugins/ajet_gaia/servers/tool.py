@@ -1,7 +1,7 @@
-"""Tool: a Python function as MCP lists and calls it.
+"""FunctionTool: a Python function listed and called over MCP.
 
-Invariant: the schema that is listed is the one that arguments are checked against, since both come from the function's
-own annotations; an answer is never longer than the settings allow.
+Invariants: the listed schema equals the schema for checking arguments, since both come from the function's annotations.
+An answer never exceeds the settings' limit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Shape = Literal["markdown", "json", "text"]
 
 
 class ToolError(Exception):
-    """Why there is no answer, in words for the model."""
+    """A failure of a tool, explained for the model."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """An answer that is a picture."""
+    """A picture as the answer of a tool."""
 
     data: bytes
     mime: str
@@ -39,7 +39,7 @@ Function = Callable[..., Answer]
 
 
 class FunctionTool:
-    """One function, its schema, and calls of it."""
+    """One function with its schema."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -56,12 +56,16 @@ class FunctionTool:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """JSON schema of the arguments, without what says nothing."""
+        """JSON schema of the arguments, without redundant titles."""
         schema: dict[str, Any] = _without_titles(self._argument_model.model_json_schema())
         return schema
 
     def call(self, arguments: Mapping[str, Any], settings: Settings) -> str | Image:
-        """Run it; `ToolError` says what is wrong with the arguments or why there is no answer."""
+        """Run the function.
+
+        Raises:
+            ToolError: an argument is wrong, or the function has no answer.
+        """
         try:
             checked = self._argument_model.model_validate(arguments)
         except ValidationError as error:
@@ -76,11 +80,11 @@ class FunctionTool:
 
 
 def bounded(text: str, limit: int) -> str:
-    """At most `limit` bytes of it, and a note where something was cut off."""
-    whole = text.encode("utf-8", "replace")
-    if len(whole) <= limit:
-        return whole.decode("utf-8")
-    return f"{whole[:limit].decode('utf-8', 'ignore')}\n[cut: {limit} of {len(whole)} bytes are shown]"
+    """Cut a text to `limit` bytes and append a note about the cut."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= limit:
+        return encoded.decode("utf-8")
+    return f"{encoded[:limit].decode('utf-8', 'ignore')}\n[cut: {limit} of {len(encoded)} bytes are shown]"
 
 
 def _without_titles(schema: Any) -> Any:
@@ -88,9 +92,9 @@ def _without_titles(schema: Any) -> Any:
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: _without_titles(part) for key, part in schema.items() if key != "properties"}
-    if isinstance(kept.get("title"), str):
-        del kept["title"]
-    if "properties" in schema:  # names of parameters, of which "title" may be one
-        kept["properties"] = {name: _without_titles(part) for name, part in schema["properties"].items()}
-    return kept
+    plain = {key: _without_titles(part) for key, part in schema.items() if key != "properties"}
+    if isinstance(plain.get("title"), str):
+        del plain["title"]
+    if "properties" in schema:  # names of parameters; "title" may be a parameter
+        plain["properties"] = {name: _without_titles(part) for name, part in schema["properties"].items()}
+    return plain

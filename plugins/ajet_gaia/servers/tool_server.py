@@ -1,6 +1,6 @@
-"""ToolServer: a class whose public methods are the tools of a server.
+"""ToolServer: a class with a server's tools as public methods.
 
-Invariant: one object serves one process, so its attributes are the state between calls.
+Invariant: one object serves one process, so its attributes hold the state between calls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ class ToolServer:
 
     @classmethod
     def tools(cls, settings: Settings) -> list[Function]:
-        """Return the public methods of the class itself, in their order."""
+        """Return the public methods defined in the class itself, in order."""
         server = cls(settings)
         return [getattr(server, name) for name in vars(cls) if not name.startswith("_")]

@@ -1,6 +1,6 @@
-"""Archived pages of the web, from the Internet Archive.
+"""Archived web pages of the Internet Archive.
 
-Invariant: as `web`'s; an archived page is read as any page is.
+Invariants: those of `web`; an archived page is read like any page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Day = Annotated[str, Field(description="YYYYMMDD, as much of it as is known; emp
 
 
 class Wayback(ToolServer):
-    """Versions of a page, and their text."""
+    """Lists and reads archived versions of a page."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -37,8 +37,8 @@ class Wayback(ToolServer):
         output_format: Shape = "markdown",
     ) -> str | list[dict[str, str]]:
         """Times at which a page was archived."""
-        asked = {"url": url, "output": "json", "limit": limit, "from": from_date, "to": to_date}
-        rows = query(f"{self.base}/cdx/search/cdx", self.settings, **asked).json()
+        parameters = {"url": url, "output": "json", "limit": limit, "from": from_date, "to": to_date}
+        rows = query(f"{self.base}/cdx/search/cdx", self.settings, **parameters).json()
         head, body = (rows[0], rows[1:]) if rows else ([], [])
         versions = [dict(zip(head, map(str, row), strict=False)) for row in body]
         if output_format == "json":
@@ -56,7 +56,7 @@ class Wayback(ToolServer):
     ) -> str | dict[str, str]:
         """Content of a page as it was archived at a time."""
         if re.fullmatch(r"\d{4,14}", timestamp) is None:
-            raise ToolError(f"{timestamp[:40]} is no time; 20240531 is one")
+            raise ToolError(f"{timestamp[:40]} is not a time, for instance 20240531")
         reply = get(f"{self.base}/web/{timestamp}id_/{url}", self.settings)
         text = reply.text()
         if extract_text_only and reply.kind == "text/html":
@@ -67,7 +67,7 @@ class Wayback(ToolServer):
         return {"url": reply.url, "content": text} if output_format == "json" else text
 
     def get_wayback_capabilities(self) -> dict[str, Any]:
-        """Where versions come from."""
+        """Source and limits of the versions."""
         return {"source": self.base, "times": "YYYYMMDDhhmmss"}
 
 

@@ -1,8 +1,8 @@
-"""Requests to the web, with bounds: only http and https, public addresses, so many bytes, so many seconds.
+"""Web requests with bounds: http and https only, public addresses, limited bytes and seconds.
 
-Invariant: the address that is connected to is the one that was checked, at each redirect anew, so that no name that
-resolves differently the second time, and no redirect, leads into a private network. Where the environment names a proxy
-(`https_proxy`, `http_proxy`), the proxy resolves names, and only addresses that are written as numbers are checked.
+Invariant: the connected address is the checked address, checked again at each redirect. Neither a name with changing
+addresses nor a redirect leads into a private network. With a proxy in the environment (`https_proxy`, `http_proxy`) the
+proxy resolves names, and only numeric addresses are checked.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from .tool import ToolError
 AGENT = "Mozilla/5.0 (compatible; ajet tools)"
 MAX_REDIRECTS = 5
 MAX_PAGE = 5_000_000
-"""Bytes of a page that is read as text."""
+"""Maximum bytes of a page read as text."""
 MAX_JSON = 1_000_000
-"""Bytes of a document: its objects take up to twenty times as much memory."""
+"""Maximum bytes of a JSON document; parsed objects need up to twenty times as much memory."""
 CHUNK = 65536
 SAFE = "/%?=&;,:@!$'()*+~#[]"
 
 
 @dataclass(frozen=True)
 class WebReply:
-    """What an address answered."""
+    """The reply of a web address."""
 
     url: str
-    """The last one, after redirects."""
+    """The last address, after redirects."""
     status: int
     headers: Message
     body: bytes
     cut: bool = False
-    """Whether there was more than the bound."""
+    """True if the body exceeded the bound."""
 
     @property
     def kind(self) -> str:
         return self.headers.get_content_type()
 
     def text(self) -> str:
-        """The body as text, by the charset that it was sent with."""
+        """The body as text, decoded by its charset."""
         charset = self.headers.get_content_charset() or "utf-8"
         try:
             return self.body.decode(charset, "replace")
@@ -59,7 +59,7 @@ class WebReply:
             return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The body as JSON."""
+        """The body, parsed as JSON."""
         if len(self.body) > MAX_JSON:
             raise ToolError(f"{self.url} answered JSON of more than {MAX_JSON:,} bytes")
         try:
@@ -69,12 +69,12 @@ class WebReply:
 
 
 def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float | None = None) -> WebReply:
-    """The content of an address, after redirects; a status of 400 and more is a ToolError."""
+    """Return the content of an address, after redirects; a status from 400 on raises ToolError."""
     return request("GET", url, settings, limit=limit, timeout=timeout)
 
 
 def query(url: str, settings: Settings, **parameters: Any) -> WebReply:
-    """`get` with parameters; those that are None or empty are left out."""
+    """Call `get` with parameters, without None and empty values."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return get(f"{url}?{urlencode(given)}", settings)
 
@@ -89,7 +89,7 @@ def request(
     limit: int = MAX_PAGE,
     timeout: float | None = None,
 ) -> WebReply:
-    """One request and the redirects after it, within `timeout` seconds in all."""
+    """Send a request and follow redirects, within `timeout` seconds in total."""
     if not settings.network:
         raise ToolError("the network is off here")
     end = time.monotonic() + min(timeout or settings.timeout, settings.timeout)
@@ -119,14 +119,14 @@ def request(
 
 
 def is_private_address(address: str) -> bool:
-    """Whether an address belongs to this machine, a private network, or to nobody."""
+    """Return True for an address of this machine, a private network, or a reserved range."""
     parsed = ipaddress.ip_address(address.split("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None) or getattr(parsed, "sixtofour", None)
     return not parsed.is_global or parsed.is_multicast or (mapped is not None and not mapped.is_global)
 
 
 def is_private_host(host: str | None) -> bool:
-    """Whether a name, or one of its addresses, is not public; one that resolves to nothing is refused."""
+    """Return True if a name or one of its addresses is not public; an unresolvable name counts as private."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -138,7 +138,7 @@ def is_private_host(host: str | None) -> bool:
 class WebConnection:
     http: http.client.HTTPConnection
     proxied: bool = False
-    """Whether the whole address is sent, to a proxy."""
+    """True if the complete address is sent to a proxy."""
 
 
 def _parse_target(url: str) -> SplitResult:
@@ -174,13 +174,13 @@ def _open_connection(target: SplitResult, settings: Settings, end: float) -> Web
         except OSError as error:
             raw.close()
             raise ToolError(f"{host}: {error}") from None
-        connection.default_port = 443  # so that the Host header has no port
+        connection.default_port = 443  # keeps the port out of the Host header
     connection.sock = raw
     return WebConnection(connection)
 
 
 def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
-    """A connection to one of a name's addresses, all of which must be allowed."""
+    """Connect to one of a name's addresses; all addresses must be allowed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

@@ -1,7 +1,6 @@
-"""Wikipedia: from a corpus if one is given, else from its own interface.
+"""Wikipedia, from a corpus if given, else from Wikipedia's own interface.
 
-Invariant: an answer says nothing that its source does not: what a corpus has not (categories, history) is said to be
-missing.
+Invariant: answers add nothing to their source. Parts missing in a corpus (categories, history) are reported as missing.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from .web import query
 
 Language = Annotated[str, Field(description="en, de, zh and so on", pattern="^[a-z][a-z-]{1,15}$")]
 CONTENT = 20_000
-"""Characters of an article that is not asked for whole."""
+"""Characters of an article, unless the full article is requested."""
 
 
 class Wikipedia(ToolServer):
-    """Articles by search and by title."""
+    """Finds articles by search and by title."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -56,7 +55,7 @@ class Wikipedia(ToolServer):
         include_full_content: Annotated[bool, Field(description="else only the beginning")] = True,
         output_format: Shape = "markdown",
     ) -> str | dict[str, str]:
-        """Text of an article."""
+        """Text of an article, by title."""
         name, text = self._find_article(title, language, suggest=auto_suggest, redirect=redirect)
         if not include_full_content and len(text) > CONTENT:
             text = f"{text[:CONTENT]}\n[{len(text) - CONTENT} more characters]"
@@ -77,7 +76,7 @@ class Wikipedia(ToolServer):
         return {"title": name, "summary": summary} if output_format == "json" else f"# {name}\n\n{summary}"
 
     def get_article_categories(self, title: str, language: Language = "en") -> list[str]:
-        """Categories of an article."""
+        """Categories of an article, by title."""
         self._require_wikipedia("categories")
         page = self._query_page(language, titles=title, prop="categories", cllimit=100, clshow="!hidden", redirects=1)
         return [row["title"].split(":", 1)[-1] for row in page.get("categories", [])]
@@ -97,7 +96,7 @@ class Wikipedia(ToolServer):
         date: Annotated[str, Field(description="2024-05-31, or 2024/05/31")],
         language: Language = "en",
     ) -> dict[str, Any]:
-        """The version of an article that was the newest one on a day."""
+        """The newest version of an article on a day."""
         self._require_wikipedia("history")
         day = re.fullmatch(r"(\d{4})[-/]?(\d{2})[-/]?(\d{2})", date.strip())
         if day is None:
@@ -119,7 +118,7 @@ class Wikipedia(ToolServer):
         return {"title": page["title"], "revision": found["revid"], "time": found["timestamp"], "content": content}
 
     def get_wikipedia_capabilities(self) -> dict[str, Any]:
-        """Where articles come from."""
+        """Source and limits of the articles."""
         if self.corpus is not None:
             return {"source": "a corpus on this machine", "missing": ["categories", "history", "languages"]}
         return {"source": "Wikipedia", "languages": "all"}
@@ -154,8 +153,8 @@ class Wikipedia(ToolServer):
         common = {"action": "query", "format": "json", "formatversion": 2}
         answer = query(address, self.settings, **common, **parameters).json()
         if not isinstance(answer, dict) or "query" not in answer:
-            said = answer.get("error", {}) if isinstance(answer, dict) else {}
-            raise ToolError(f"Wikipedia answered: {said.get('info', 'nothing')}")
+            problem = answer.get("error", {}) if isinstance(answer, dict) else {}
+            raise ToolError(f"Wikipedia answered: {problem.get('info', 'nothing')}")
         found: dict[str, Any] = answer["query"]
         return found
 

@@ -1,7 +1,7 @@
-"""Excel workbooks as values: opened from the working folder, changed, written back whole.
+"""Excel workbooks opened from the working folder, changed, and written back completely.
 
-Invariant: a workbook is opened only if it unpacks within bounds, and a range is refused before it is walked if it has
-too many cells.
+Invariants: a workbook is opened only if its unpacked size is within bounds. A range with too many cells is refused
+before iteration.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .tool import ToolError
 from .tool_server import ToolServer
 
 MAX_CELLS = 200_000
-"""Of one range."""
+"""Maximum cells of one range."""
 Box = tuple[int, int, int, int]
-"""First column, first row, last column, last row, from 1 on."""
+"""First column, first row, last column, last row, counted from 1."""
 
 
 class WorkbookServer(ToolServer):
-    """A server over Excel files of a working folder."""
+    """Server for the Excel files of a working folder."""
 
     def _create_workbook(self, path: str) -> Any:
-        """A new, empty workbook, written where there was none."""
+        """Write a new, empty workbook to a new file and return the workbook."""
         from openpyxl import Workbook
 
         workbook = Workbook()
@@ -33,7 +33,7 @@ class WorkbookServer(ToolServer):
         return workbook
 
     def _open_workbook(self, path: str, *, values: bool = False) -> Any:
-        """A workbook to read; `values`: what formulas last gave, not the formulas."""
+        """Open a workbook for reading; `values` reads the last results of formulas instead of the formulas."""
         from openpyxl import load_workbook
         from openpyxl.utils.exceptions import InvalidFileException
 
@@ -45,31 +45,31 @@ class WorkbookServer(ToolServer):
 
     @contextmanager
     def _change_workbook(self, path: str) -> Iterator[Any]:
-        """A workbook that is written back unless the change failed."""
+        """Yield a workbook, written back unless the change fails."""
         workbook = self._open_workbook(path)
         yield workbook
         self.folder.write(path, _save_bytes(workbook))
 
     def _open_sheet(self, path: str, name: str, *, values: bool = False) -> Any:
-        """A worksheet to read."""
+        """Open a worksheet for reading."""
         return sheet_of(self._open_workbook(path, values=values), name)
 
     @contextmanager
     def _change_sheet(self, path: str, name: str) -> Iterator[Any]:
-        """A worksheet whose workbook is written back unless the change failed."""
+        """Yield a worksheet; its workbook is written back unless the change fails."""
         with self._change_workbook(path) as workbook:
             yield sheet_of(workbook, name)
 
 
 def sheet_of(workbook: Any, name: str) -> Any:
-    """A worksheet by its name."""
+    """Return a worksheet by its name."""
     if name not in workbook.sheetnames:
         raise ToolError(f"there is no sheet {name}; there are: {', '.join(workbook.sheetnames)}")
     return workbook[name]
 
 
 def box(start: str, end: str = "") -> Box:
-    """A range's borders; `start` may hold both cells (A1:C3)."""
+    """Return a range's borders; `start` may hold both cells (A1:C3)."""
     from openpyxl.utils.cell import range_boundaries
 
     text = f"{start}:{end}" if end else start
@@ -88,14 +88,14 @@ def box(start: str, end: str = "") -> Box:
 
 
 def cells(sheet: Any, borders: Box) -> Iterator[tuple[Any, ...]]:
-    """Cells of a range, row by row."""
+    """Return the cells of a range, row by row."""
     left, top, right, bottom = borders
     rows: Iterator[tuple[Any, ...]] = sheet.iter_rows(min_col=left, min_row=top, max_col=right, max_row=bottom)
     return rows
 
 
 def coordinates(borders: Box) -> str:
-    """A range as Excel writes it."""
+    """Return a range in Excel's notation."""
     from openpyxl.utils import get_column_letter
 
     left, top, right, bottom = borders
@@ -103,6 +103,6 @@ def coordinates(borders: Box) -> str:
 
 
 def _save_bytes(workbook: Any) -> bytes:
-    kept = io.BytesIO()
-    workbook.save(kept)
-    return kept.getvalue()
+    buffer = io.BytesIO()
+    workbook.save(buffer)
+    return buffer.getvalue()

@@ -21,7 +21,7 @@ from ajet_gaia.command import ServerPlace, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
 from ajet_gaia.selection import selected
-from ajet_gaia.servers.process import KEPT
+from ajet_gaia.servers.process import PASSED_VARIABLES
 from ajet_mcp.processes import MARK
 
 FORMATS = {"list_supported_formats": ""}
@@ -306,4 +306,4 @@ def test_the_page_lists_every_server() -> None:
 
 
 def test_what_a_servers_commands_start_carries_the_mark_by_which_it_is_ended() -> None:
-    assert MARK in KEPT
+    assert MARK in PASSED_VARIABLES

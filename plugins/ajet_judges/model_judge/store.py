@@ -103,7 +103,7 @@ class JudgeStore:
 
     def _open_database(self) -> sqlite3.Connection:
         try:
-            return self._connect()
+            return self._open_connection()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
@@ -111,9 +111,9 @@ class JudgeStore:
             self._path.rename(damaged)
             logger.warning("judge: {} is damaged and was renamed to {}; verdicts are requested again",
                            self._path, damaged.name)  # fmt: skip
-            return self._connect()
+            return self._open_connection()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _open_connection(self) -> sqlite3.Connection:
         made = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         try:
             made.execute("pragma journal_mode = wal")

@@ -29,7 +29,7 @@ from ajet.train.accounting import judge_metrics
 from ajet_judges.judging.check import SHIPPED, read_labelled_examples
 from ajet_judges.model_judge import ModelJudge
 from ajet_judges.model_judge.store import NAME
-from tests.judge_fixtures import SECRET, judge_server, material, says
+from tests.support.judge_fixtures import SECRET, judge_server, material, says
 
 pytestmark = pytest.mark.slow
 REFERENCE = "ajet_judges.model_judge->ModelJudge"

@@ -21,8 +21,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
 from ajet_judges.model_judge.ranking import Entrant, rank_entrants
-from tests import rollout_workflows as flows
-from tests.judge_fixtures import judge_server, material, ranks
+from tests.support import rollout_workflows as flows
+from tests.support.judge_fixtures import judge_server, material, ranks
 from tests.support.rollouts import stage
 from tests.support.served import start_serving
 

@@ -21,8 +21,8 @@ from ajet_judges.cli.rejudge import rejudge
 from ajet_judges.judging.rejudge import RejudgedRun, find_recorded_run, open_run_judge
 from ajet_judges.judging.rejudge import rejudge_run as judged
 from ajet_judges.judging.what_if import StepRewards
-from tests.judge_fixtures import judge_server, ranks, says
-from tests.record_fixtures import episode, failed
+from tests.support.judge_fixtures import judge_server, ranks, says
+from tests.support.record_fixtures import episode, failed
 
 JUDGE = """
 def strict(task, output):
@@ -254,7 +254,7 @@ def test_a_judge_that_decides_nothing_is_exit_code_1(run: Path, capsys: pytest.C
     assert "no episode has a verdict, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
     assert compare("old", judge=["judge.py->strict", "judge.py->broken"], exp_dir=run.parent) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "judge.py->broken: nothing is known of it: it decided no episode (exit code 1): judge: " in shown
+    assert "judge.py->broken: no result: the judge decided no episode (exit code 1): judge: " in shown
     assert "judge.py->strict: nothing" not in shown
 
 

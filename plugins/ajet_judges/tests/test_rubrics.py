@@ -30,9 +30,10 @@ from ajet_judges.rubrics.criterion import Criterion, drop_repeats, make_criterio
 from ajet_judges.rubrics.grading import NOT_APPLICABLE, UNDECIDED, weigh_grades
 from ajet_judges.rubrics.proposals import parse_criteria_reply
 from ajet_judges.rubrics.saved import NAME
-from tests import rollout_workflows as flows
-from tests.judge_fixtures import judge_server, material
-from tests.rubric_fixtures import (
+from tests.support import rollout_workflows as flows
+from tests.support.judge_fixtures import judge_server, material
+from tests.support.rollouts import stage
+from tests.support.rubric_fixtures import (
     ALWAYS,
     EXAMPLES,
     GOOD,
@@ -45,7 +46,6 @@ from tests.rubric_fixtures import (
     kind,
     scripted,
 )  # fmt: skip
-from tests.support.rollouts import stage
 
 pytestmark = pytest.mark.slow
 

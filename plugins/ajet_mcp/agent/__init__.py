@@ -1,8 +1,9 @@
-"""The agent that comes with ajet: a system prompt, and the tools of `environment.use`.
+"""The `mcp_agent` workflow: a system prompt and the tools of `environment.use`.
 
-In: the keys of `rollout.mcp_agent`, a task, a model. Out: an answer, and what happened on the way. Invariants: what the
-model got wrong is told to it, or ends the attempt, as the keys say, and is counted as its own; what a server or a tool
-did is never counted so. Nothing that the model wrote is taken back: a context that is shortened is a fork.
+It reads the keys of `rollout.mcp_agent`, a task and a model, and returns an answer with statistics of the attempt.
+Invariants: a mistake of the model is reported to the model, or ends the attempt if the keys ask for an end, and counts
+as the model's. A failure of a server or tool never counts as the model's. No text of the model is removed from the
+record: shortening the context makes a fork.
 """
 
 from ajet_mcp.agent.workflow import McpAgentWorkflow

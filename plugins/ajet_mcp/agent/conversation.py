@@ -1,7 +1,7 @@
-"""An attempt's conversation, and how it is shortened when the context would overflow.
+"""The conversation of one attempt, shortened when the context would overflow.
 
-Invariant: system prompt and task always stay; what is left out is named to the model in one message; nothing is changed
-in the middle of a message. Each change is one entry of `changes`.
+Invariants: system prompt and task always stay. One message tells the model about the omitted part. A message is kept or
+dropped as a unit. Each change adds one entry to `changes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ajet_mcp.results import CountTokens
 
 Overflow = Literal["disabled", "discard_all_tools", "discard_all", "summarize"]
 FRAME = 16
-"""Tokens of a message around its text, at most."""
+"""Upper bound of the tokens that the chat template adds to a message."""
 SUMMARIZE = (
     "The context is nearly full. Write down, in short, all that you have found out and what is still to be done."
 )
@@ -27,55 +27,60 @@ _LEFT_OUT = "[left out: the context is full]"
 
 
 class Conversation:
-    """Messages as the next request will hold them."""
+    """Holds the messages of the next request."""
 
     def __init__(self, opening: Sequence[Mapping[str, Any]], room: int, reply_room: int) -> None:
-        """`room`: tokens of prompt and reply; `reply_room`: what of it is kept for a reply."""
+        """Start a conversation from its first messages.
+
+        Args:
+            room: tokens of prompt and reply together.
+            reply_room: part of `room` reserved for a reply.
+        """
         self.messages: list[dict[str, Any]] = [dict(each) for each in opening]
         self.changes: list[dict[str, Any]] = []
         self._opening, self._room, self._reply_room = len(self.messages), room, reply_room
         self._known = 0
-        """Tokens of the messages before `_new`, by the last reply's usage."""
+        """Tokens of the messages before index `_new`, from the usage of the last reply."""
         self._new = 0
 
     def replied(self, message: Mapping[str, Any], tokens: int) -> None:
-        """The model's reply; `tokens` of prompt and reply together."""
+        """Append a reply of the model; `tokens` counts prompt and reply together."""
         self.messages.append(dict(message))
         self._known, self._new = tokens, len(self.messages)
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Any other."""
+        """Append a message of another role."""
         self.messages.append(dict(message))
 
     @property
     def is_at_its_shortest(self) -> bool:
-        """Whether no message is left that could be dropped."""
+        """True if no message is left to drop."""
         return len(self.messages) <= self._opening + 1
 
     async def would_overflow(self, count: CountTokens) -> bool:
-        """Whether the next request leaves too little room for a reply."""
+        """Return True if the next request leaves too little room for a reply."""
         if not self._known:
             return False
         added = self.messages[self._new :]
         texts = [extract_text(each) for each in added]
         free = self._room - self._reply_room - self._known - FRAME * len(added)
-        if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free:  # no token is less than a byte
+        if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free:  # a token has at least one byte
             return False
         return sum([await count(text) for text in texts]) > free
 
     def for_summary(self) -> list[dict[str, Any]]:
-        """The request that asks the model for one: what fits by what is known, and the question."""
+        """Return the request for a summary: the known messages, shortened tool results, and the question."""
         shortened = [{**each, "content": _LEFT_OUT} if each.get("role") == "tool" else each
                      for each in self.messages[self._new :]]  # fmt: skip
         return [*self.messages[: self._new], *shortened, {"role": "user", "content": SUMMARIZE}]
 
     def shorten(self, how: Overflow, step: int, summary: str = "") -> None:
-        """Leave out what `how` says."""
+        """Drop messages according to `how`, and record the change."""
         before = len(self.messages)
-        kept = self.messages[: self._opening]
+        remaining = self.messages[: self._opening]
         if how == "discard_all_tools":
-            kept += [{"role": "assistant", "content": each["content"]} for each in self.messages[self._opening :]
+            remaining += [{"role": "assistant", "content": each["content"]} for each in self.messages[self._opening :]
                      if each.get("role") == "assistant" and each.get("content")]  # fmt: skip
-        self.messages = [*kept, {"role": "user", "content": _NOTES[how].format(summary)}]
+        self.messages = [*remaining, {"role": "user", "content": _NOTES[how].format(summary)}]
         self._known = self._new = 0
         self.changes.append({"how": how, "step": step, "messages": before, "left": len(self.messages)})

@@ -1,6 +1,6 @@
-"""MCPSampler: the agent with tools over MCP, and an evaluation of one's own if it is wanted.
+"""MCPSampler: the MCP agent, with an optional evaluation written by the user.
 
-Invariant: it plays as `mcp_agent` does; see `ajet.workflow.async_sampler` for who judges.
+Invariant: attempts run exactly as with `mcp_agent`. `ajet.workflow.async_sampler` describes the scoring.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class MCPSampler(McpAgentWorkflow):
-    """Ready as it is; subclass it to write `evaluate_record`."""
+    """Runs the MCP agent as it is. Subclass it to write `evaluate_record`."""
 
     async def evaluate_record(self, record: Record) -> float | None:
-        """The score of an attempt; None: no score. Left out: the judge of the configuration is asked."""
+        """Return the score of an attempt, or None for no score. Without this method the configured judge scores."""
         raise NotImplementedError
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> Any:
-        """Play, and evaluate."""
+        """Run the attempt, then evaluate its record."""
         output = await super().execute(workflow_task, tuner)
         if type(self).evaluate_record is MCPSampler.evaluate_record:
             return output

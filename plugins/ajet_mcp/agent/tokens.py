@@ -1,7 +1,7 @@
-"""How long texts are for the model, and whether it sees images: asked of the gateway, which has the tokenizer.
+"""Token counts and image support of the model, measured through the gateway and its tokenizer.
 
-Invariant: nothing is sampled, and nothing is recorded of it. Where the model is a server that only chats, a token is
-taken to be three bytes.
+Invariant: counting samples no reply and records no call. For a server with chat completions alone, a token counts as
+three bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
 
 @dataclass(slots=True)
 class _Known:
-    """Facts about the model that are the same for all attempts of a run."""
+    """Caches facts about the model, equal for all attempts of a run."""
 
     frame: int | None = None
-    """Tokens of a message around its text; -1 where nobody counts; None: not asked yet."""
+    """Tokens of the chat template around a text; -1 if the server cannot count, None before the first request."""
     sees_images: bool | None = None
 
 
@@ -31,35 +31,39 @@ _known: dict[str, _Known] = {}
 
 
 def forget(run: str) -> None:
-    """A run begins: its first attempt will ask."""
+    """Drop the cached facts at the start of a run, so the first attempt measures again."""
     _known.pop(run, None)
 
 
 class TokenCounts:
-    """Counts tokens as the run's model does, through an attempt's client."""
+    """Counts tokens with the tokenizer of the run's model, through the client of an attempt."""
 
     def __init__(self, client: AsyncOpenAI, run: str) -> None:
         self._client, self._of = client, _known.setdefault(run, _Known())
 
     async def __call__(self, text: str) -> int:
-        """Tokens of a text."""
+        """Return the number of tokens of a text."""
         if self._of.frame is None:
-            one = await self._prompt("a")
+            one = await self._count_prompt("a")
             self._of.frame = one - 1 if one is not None else -1
         if self._of.frame < 0:
             return len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN + 1
-        whole = await self._prompt(text)
-        return max(0, (whole or 0) - self._of.frame)
+        total = await self._count_prompt(text)
+        return max(0, (total or 0) - self._of.frame)
 
     async def sees_images(self) -> bool:
-        """Whether the model takes a request with an image; asked once a run."""
+        """Return True if the model accepts a request with an image; measured once per run."""
         if self._of.sees_images is None:
             source = {"type": "base64", "media_type": "image/png", "data": _PIXEL}
-            self._of.sees_images = await self._prompt([{"type": "image", "source": source}]) is not None
+            self._of.sees_images = await self._count_prompt([{"type": "image", "source": source}]) is not None
         return self._of.sees_images
 
-    async def _prompt(self, content: Any) -> int | None:
-        """Tokens of a prompt with this content; None where it is refused. Raises EngineFailure."""
+    async def _count_prompt(self, content: Any) -> int | None:
+        """Return the tokens of a prompt with this content, or None if the server refuses the content.
+
+        Raises:
+            EngineFailure: the tokens cannot be counted.
+        """
         import openai
 
         body = {"model": "ajet", "messages": [{"role": "user", "content": content}]}
@@ -68,5 +72,5 @@ class TokenCounts:
         except openai.BadRequestError:
             return None
         except openai.OpenAIError as error:
-            raise EngineFailure(f"tokens could not be counted: {error}") from error
+            raise EngineFailure(f"tokens cannot be counted: {error}") from error
         return int(answer["input_tokens"])

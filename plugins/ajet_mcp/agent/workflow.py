@@ -1,8 +1,8 @@
-"""McpAgentWorkflow: model, tools, model, tools, until it answers.
+"""McpAgentWorkflow: the agent loop of model calls and tool calls, until the model answers.
 
-Invariants: a run's attempts are offered the same tools; each reply of the model is in the conversation as it came. An
-attempt ends by an answer, by `max_steps`, or by what the policy keys of `rollout.mcp_agent` end it for, and its output
-says which; where a server is lost, or a tool failed and `on_tool_failure` is `end`, it fails as theirs.
+Invariants: all attempts of a run get the same tools. Each reply enters the conversation unchanged. An attempt ends with
+an answer, at `max_steps`, or by a policy key of `rollout.mcp_agent`, and its output names the reason. A lost server
+fails the attempt, and so does a failed tool if `on_tool_failure` is `end`.
 """
 
 from __future__ import annotations
@@ -38,56 +38,64 @@ if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
 
 REPEATS = 3
-"""Replies in a row that are the same, to be a repetition."""
+"""Number of equal replies in a row to count as a repetition."""
 
 
 class McpAgentWorkflow(Workflow):
-    """`rollout.user_workflow: mcp_agent`; see docs/mcp.md. Subclass it to read the outcome otherwise."""
+    """Runs `rollout.user_workflow: mcp_agent` (docs/mcp.md). Override `outcome` to score attempts differently."""
 
     name: str = "mcp_agent"
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """A run begins. Raises ConfigError where no tools are named, no sandbox is there for a confined one, or no
-        browse agent that is wanted: whether they are there, a launch asks by itself."""
-        require_sandbox(_servers(config))
+        """Check tools, sandbox and browse agent at the start of a run. The launch checks that servers can be reached.
+
+        Raises:
+            ConfigError: no tools are configured, a confined server has no sandbox, or a requested browse agent is
+                missing.
+        """
+        require_sandbox(_select_servers(config))
         browse_agent_of(config)
         forget(_run_of(config))
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
-        """True unless a subclass says what an attempt came to."""
+        """Return True unless a subclass overrides `execute` or `outcome`."""
         return cls.execute is McpAgentWorkflow.execute and cls.outcome is McpAgentWorkflow.outcome
 
     @classmethod
     def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
-        """The messages that an attempt at the task begins with."""
+        """Return the first messages of an attempt at the task."""
         form = find_form(task.metadata, config.ajet.task_judge.answer_schema)
-        return _opening(task, config.ajet.rollout.mcp_agent, form)
+        return _build_opening(task, config.ajet.rollout.mcp_agent, form)
 
     @classmethod
     async def told(cls, config: Any) -> list[dict[str, Any]]:
-        """What the model is told of its tools, as a request's `tools` (a browse agent adds a parameter to its own):
-        servers are asked as an attempt asks them, and those that are commands are started and ended. Raises
-        CallFailedError."""
+        """Return the tool definitions sent to the model in `tools`, with the parameter added by a browse agent.
+
+        Servers are queried as in an attempt. Servers started by a command are started and ended.
+
+        Raises:
+            CallFailedError: a server does not list its tools.
+        """
 
         def keep(use: ToolUse) -> None:
-            raise AssertionError("nothing is used")
+            raise AssertionError("listing tools calls no tool")
 
         async def count(text: str) -> int:
-            raise AssertionError("no result is cut")
+            raise AssertionError("listing tools cuts no result")
 
-        async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
-            return opened.told
+        async with await Toolset.open(_select_servers(config), keep=keep, count=count, limits=Limits()) as opened:
+            return opened.definitions
 
     @classmethod
     def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
-        """Return the tools as a model is told them; None if servers that are commands must be started for it.
+        """Return the tool definitions, or None if `start` is False and a server must be started by its command.
 
         Raises:
-            UserError: they cannot be listed.
+            UserError: the tools cannot be listed.
         """
-        commands = [server.command for server in _servers(experiment.config) if server.kind == "stdio"]
+        commands = [server.command for server in _select_servers(experiment.config) if server.kind == "stdio"]
         if commands and not start:
             return None
         try:
@@ -95,18 +103,22 @@ class McpAgentWorkflow(Workflow):
                 return thread.submit(asyncio.run, cls.told(experiment.config)).result()
         except CallFailedError as problem:
             other = next((command[0] for command in commands if _is_other_python(command)), None)
-            do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
+            do = (
+                f"write {{python}} instead of {other}, a Python without ajet's packages"
+                if other
+                else "start the server, or fix environment.use"
+            )
             raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Open the tools, play, say how it ended."""
+        """Open the tools, run the agent loop, and return the outcome."""
         rollout = tuner.config.ajet.rollout
         settings = rollout.mcp_agent
         client = tuner.as_raw_openai_sdk_client(agent_name=self.name)
         count = TokenCounts(client, _run_of(tuner.config))
-        browse = _browse(tuner, count)
+        browse = _build_condenser(tuner, count)
         toolset = await Toolset.open(
-            _servers(tuner.config),
+            _select_servers(tuner.config),
             keep=tuner.tool_used,
             count=count,
             limits=Limits(),
@@ -118,28 +130,34 @@ class McpAgentWorkflow(Workflow):
         )
         await tuner.resources.enter_async_context(toolset)
         if browse is not None and not toolset.browsed:
-            browse.warn_of_no_tool([each["function"]["name"] for each in toolset.told])
+            browse.warn_of_no_tool([each["function"]["name"] for each in toolset.definitions])
         form = find_form(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
         reply_room = min(rollout.max_response_length_in_one_turn, rollout.max_model_len // 4)
         opening = self.opening(tuner.config, workflow_task.task)
         conversation = Conversation(opening, rollout.max_model_len, reply_room)
         play = _Play(client, toolset, conversation, form, settings, count)
         answer = await play.run(settings.max_steps or rollout.multi_turn.max_steps)
-        told = play.told() | {"tools": toolset.pinned.digest}
+        stats = play.build_stats() | {"tools": toolset.pinned.digest}
         if browse is not None:
-            told |= {f"browse_{name}": count for name, count in browse.counts.items()}
-        return self.outcome(workflow_task, answer, told)
+            stats |= {f"browse_{name}": count for name, count in browse.counts.items()}
+        return self.outcome(workflow_task, answer, stats)
 
     def outcome(self, workflow_task: WorkflowTask, answer: str | None, told: dict[str, Any]) -> WorkflowOutput:
-        """What the attempt came to: `told` is how it went. Override it to give a reward of your own; here the judge
-        decides."""
+        """Build the output from the final answer and the statistics `told`. The judge scores the output.
+
+        Override the method to set a reward.
+        """
         numbers = {name: value for name, value in told.items() if isinstance(value, int)}
-        metadata = {"final_answer": answer or "", "answer_schema": "", "mcp_agent": told}  # read already
+        metadata = {
+            "final_answer": answer or "",
+            "answer_schema": "",
+            "mcp_agent": told,
+        }  # the answer is extracted already
         return WorkflowOutput(metadata=metadata, log_metrics={"mcp_agent": numbers})
 
 
 class _Turn(NamedTuple):
-    """One reply of the model: its message, its text, its tool calls."""
+    """One reply of the model: message, text, tool calls."""
 
     message: dict[str, Any]
     text: str
@@ -147,7 +165,7 @@ class _Turn(NamedTuple):
 
 
 class _Play:
-    """The turns of one attempt, from the first request to the final answer."""
+    """Runs the turns of one attempt, from the first request to the final answer."""
 
     def __init__(
         self,
@@ -165,61 +183,67 @@ class _Play:
         self._counts: Counter[str] = Counter()
         self._ended_by = "max_steps"
         self._tokens = 0
-        """Of prompt and reply of the last request."""
+        """Tokens of prompt and reply of the last request."""
         self._last: list[str] = []
-        """What the last replies were, to see repetitions."""
+        """The last `REPEATS` replies, to detect repetitions."""
 
     async def run(self, max_steps: int) -> str | None:
-        """The answer; None: it gave none. Raises CallFailedError, ToolFailure, and what a refused request raises."""
+        """Return the final answer, or None if the attempt ends without an answer.
+
+        Raises:
+            CallFailedError: a server is lost.
+            ToolFailure: a tool failed and `on_tool_failure` is `end`.
+            openai.OpenAIError: a request to the model is refused.
+        """
         for step in range(max_steps):
             await self._make_room(step)
-            turn = await self._asked(step)
+            turn = await self._request_turn(step)
             self._counts["steps"] += 1
-            if self._repeats(turn) and self._ends("repetition"):
+            if self._is_repeated(turn) and self._count_end("repetition"):
                 return None
             if turn.calls:
-                results = await asyncio.gather(*(self._use(call) for call in turn.calls))
+                results = await asyncio.gather(*(self._use_tool(call) for call in turn.calls))
                 for call, result in zip(turn.calls, results, strict=True):
                     self._conversation.add({"role": "tool", "tool_call_id": call.id, "content": result.content})
-                if any(each.error in POLICY_ERRORS for each in results) and self._ends("format_error"):
+                if any(each.error in POLICY_ERRORS for each in results) and self._count_end("format_error"):
                     return None
                 continue
             answer = self._form.read(turn.text)
             if answer is not None and answer.strip():
                 self._ended_by = "answer"
                 return answer.strip()
-            if self._ends("format_error"):
+            if self._count_end("format_error"):
                 return None
             self._conversation.add(
                 {"role": "user", "content": f"There is no answer in your reply. {self._form.instruction}"}
             )
         return None
 
-    def told(self) -> dict[str, Any]:
-        """The attempt's counts and its changes of context, for the record."""
+    def build_stats(self) -> dict[str, Any]:
+        """Return the counts and context changes of the attempt, for the record."""
         names = ("steps", "tool_calls", "format_error", "repetition", "tool_failure")
         changes = self._conversation.changes
         counts = {name: self._counts[name] for name in names} | {"context_changes": len(changes)}
         return {"ended_by": self._ended_by, **counts, "context": changes}
 
-    async def _asked(self, step: int) -> _Turn:
+    async def _request_turn(self, step: int) -> _Turn:
         import openai
 
         try:
-            turn = await self._request(self._conversation.messages)
+            turn = await self._send_messages(self._conversation.messages)
         except openai.BadRequestError as refused:
             how = self._on_overflow
             full = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
             if not full or how == "disabled":
                 raise
             self._conversation.shorten("discard_all" if how == "summarize" else how, step)
-            turn = await self._request(self._conversation.messages)
+            turn = await self._send_messages(self._conversation.messages)
         self._conversation.replied(turn.message, self._tokens)
         return turn
 
-    async def _request(self, messages: list[dict[str, Any]]) -> _Turn:
-        told = {"tools": self._toolset.told} if self._toolset.told else {}
-        reply = await self._client.chat.completions.create(messages=messages, **told)
+    async def _send_messages(self, messages: list[dict[str, Any]]) -> _Turn:
+        options = {"tools": self._toolset.definitions} if self._toolset.definitions else {}
+        reply = await self._client.chat.completions.create(messages=messages, **options)
         choice = reply.choices[0]
         self._tokens = reply.usage.total_tokens if reply.usage is not None else 0
         calls = [each for each in choice.message.tool_calls or [] if each.type == "function"]
@@ -227,18 +251,18 @@ class _Play:
         return _Turn(message, choice.message.content or "", calls)
 
     async def _make_room(self, step: int) -> None:
-        """Shorten the conversation as `on_overflow` says, where the next request would be too long."""
+        """Shorten the conversation by `on_overflow` if the next request would be too long."""
         how, conversation = self._on_overflow, self._conversation
         if how == "disabled" or conversation.is_at_its_shortest or not await conversation.would_overflow(self._count):
             return
         summary = ""
         if how == "summarize":
-            turn = await self._request(conversation.for_summary())
+            turn = await self._send_messages(conversation.for_summary())
             self._counts["steps"] += 1
             summary = turn.text.strip()
         conversation.shorten(how if summary or how != "summarize" else "discard_all", step, summary)
 
-    async def _use(self, call: Any) -> Shown:
+    async def _use_tool(self, call: Any) -> Shown:
         async with self._parallel:
             result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
         self._counts["tool_calls"] += 1
@@ -248,13 +272,13 @@ class _Play:
                 raise ToolFailure(f"{call.function.name}: {result.text}")
         return result
 
-    def _repeats(self, turn: _Turn) -> bool:
-        told = [(call.function.name, _canonical(call.function.arguments)) for call in turn.calls]
-        self._last = [*self._last, json.dumps([turn.text if not told else "", told])][-REPEATS:]
+    def _is_repeated(self, turn: _Turn) -> bool:
+        calls = [(call.function.name, _sort_arguments(call.function.arguments)) for call in turn.calls]
+        self._last = [*self._last, json.dumps([turn.text if not calls else "", calls])][-REPEATS:]
         return len(self._last) == REPEATS and len(set(self._last)) == 1
 
-    def _ends(self, why: str) -> bool:
-        """Count it; whether the policy ends the attempt for it."""
+    def _count_end(self, why: str) -> bool:
+        """Count an event; return True if the policy ends the attempt for it."""
         self._counts[why] += 1
         if self._on[why] == "continue":
             return False
@@ -262,7 +286,7 @@ class _Play:
         return True
 
 
-def _servers(config: Any) -> Any:
+def _select_servers(config: Any) -> Any:
     use = config.ajet.environment.use
     if replays_alone(config.ajet.environment):
         return ()
@@ -276,7 +300,7 @@ def _servers(config: Any) -> Any:
     return servers_of(use, config.ajet.base_dir)
 
 
-def _browse(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
+def _build_condenser(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
     agent = browse_agent_of(tuner.config)
     if agent is None:
         return None
@@ -289,24 +313,24 @@ def _browse(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
 
 
 def _run_of(config: Any) -> str:
-    """The key of this run among those of this process."""
+    """Return the key of this run within the process."""
     return f"{config.ajet.base_dir}\n{config.ajet.environment.use}"
 
 
-def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
-    """System prompt and task."""
-    asked = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
-    if asked[0].get("role") == "system" and settings.system_prompt is None:
-        return asked
+def _build_opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
+    """Return the system prompt and the messages of the task."""
+    messages = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
+    if messages[0].get("role") == "system" and settings.system_prompt is None:
+        return messages
     system = (
         settings.system_prompt
         if settings.system_prompt is not None
         else f"Use the tools to find out. {form.instruction}"
     )
-    return [{"role": "system", "content": system}, *asked]
+    return [{"role": "system", "content": system}, *messages]
 
 
-def _canonical(arguments: str) -> str:
+def _sort_arguments(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -314,7 +338,7 @@ def _canonical(arguments: str) -> str:
 
 
 def _is_other_python(command: Sequence[str]) -> bool:
-    """Return True for a Python that is not the one of ajet, and lacks what is installed there."""
+    """Return True for a Python other than ajet's own, without the packages installed for ajet."""
     found = shutil.which(command[0]) if command else None
     is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
     return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()

@@ -1,8 +1,8 @@
-"""The browse agent: a second model that condenses long results of tools for the purpose of a call.
+"""The browse agent: a second model condenses long tool results for the purpose of a call.
 
-What enters: AgentRL's `agent_config.yml` as it is, results of the tools that it names. What leaves: what the model that
-plays is shown in their place, and each question as a `ToolUse`, which is never trained. Invariants: a key is in nothing
-that is written or raised; where no model answers, nothing is made up.
+It reads AgentRL's `agent_config.yml` unchanged. It returns the text shown to the trained model, and records each
+request as a `ToolUse` without training on it. Invariants: no API key appears in a record or an error. If no model
+answers, no text is invented.
 """
 
 from ajet_mcp.browse.agent_config import BrowseAgent, browse_agent_of

@@ -1,7 +1,7 @@
 """The section `browse_agent` of AgentRL's `agent_config.yml`.
 
-Invariant: what cannot be used is one ConfigError before anything is asked, and shows no key. Models that the file names
-win over the environment's variables, which are read only where it names none.
+Invariants: an unusable setting raises one ConfigError before any request, without showing a key. Models in the file
+take precedence. Environment variables are read only if the file names no model.
 """
 
 from __future__ import annotations
@@ -22,42 +22,46 @@ DEFAULT_PURPOSE = "Summarize the main content of this page."
 
 
 class BrowseAgent(BaseModel):
-    """The section; lengths are tokens of the model that plays."""
+    """Settings of the browse agent; lengths are tokens of the trained model."""
 
     model_config = ConfigDict(extra="forbid")
 
     models: tuple[ChatModel, ...] = ()
-    """In the order in which they are asked."""
+    """Models in the order of use; each is tried after the failure of the previous model."""
     max_retries: int = Field(default=3, ge=1)
-    """How often one model is asked, before the next."""
+    """Requests to one model before the next model is tried."""
     retry_delay: float = Field(default=2.0, ge=0)
-    """Seconds before its second time; doubled before each further one."""
+    """Seconds before the second request; doubled for each further request."""
     timeout: float = Field(default=120.0, gt=0)
-    """Seconds of one question."""
+    """Seconds until a request times out."""
     max_prompt_length: int = Field(default=60_000, ge=1)
-    """Of a page that a model is given; the rest is cut."""
+    """Tokens of a page sent to a model; the rest is cut."""
     min_prompt_length: int = Field(default=1_500, ge=0)
-    """A result that is no longer is shown as it is."""
+    """A result up to this length is shown unchanged."""
     browse_tools: tuple[str, ...] = ("fetch_url", "visit", "execute_code")
     default_purpose: str | dict[str, str] = Field(default_factory=dict)
-    """For a call that states none; by tool, or one for all."""
+    """Purpose of a call without a stated purpose: one for all tools, or one per tool name."""
     status: bool = True
-    """False: pages are handed over raw."""
+    """If False, results are shown unchanged."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of each question, as the models' server knows them."""
+    """Further fields of each request, passed to the server of the model."""
     enable_logging: bool = False
-    """Whatever it says: each question is recorded with its episode, and there are no files beside that."""
+    """Accepted and ignored: each request is recorded with its episode, not in separate files."""
     tokenizer_path: str | None = None
-    """Whatever it says: see above."""
+    """Accepted and ignored: the tokenizer of the trained model counts."""
 
     def purpose_for(self, tool: str) -> str:
-        """The purpose of a call of this tool that states none."""
-        told = self.default_purpose
-        return told if isinstance(told, str) and told else dict(told or {}).get(tool, DEFAULT_PURPOSE)
+        """Return the default purpose of a call of this tool."""
+        purposes = self.default_purpose
+        return purposes if isinstance(purposes, str) and purposes else dict(purposes or {}).get(tool, DEFAULT_PURPOSE)
 
 
 def browse_agent_of(config: Any) -> BrowseAgent | None:
-    """The browse agent of a run; None where it has none, or `status` is off. Raises ConfigError."""
+    """Return the browse agent of a run, or None if `browse` or `status` is off.
+
+    Raises:
+        ConfigError: the section cannot be used, or no model is named.
+    """
     named, wanted = config.ajet.environment.agent_config, config.ajet.rollout.mcp_agent.browse
     if not wanted:
         return None
@@ -71,10 +75,10 @@ def _of_environment(named: str | None) -> ChatModel:
     url, model = read_outside_variable(URL_VARIABLE), read_outside_variable(MODEL_VARIABLE)
     if not url or not model:
         raise ConfigError(
-            "A browse agent is wanted, and no model for it is named.",
+            "The browse agent has no model.",
             where=KEY if named else SWITCH,
             expected=f"a file as AgentRL's agent_config.yml, or {URL_VARIABLE} and {MODEL_VARIABLE}",
-            do=f"`cp {EXAMPLE} agent_config.yml`, mend it, and set ajet.environment.agent_config: agent_config.yml",
+            do=f"`cp {EXAMPLE} agent_config.yml`, edit it, and set ajet.environment.agent_config: agent_config.yml",
         )
     try:
         return ChatModel(base_url=url, model=model, api_key=SecretStr(read_api_key(KEY_VARIABLE)))

@@ -1,8 +1,8 @@
-"""Condenser: one attempt's browse agent.
+"""Condenser: the browse agent of one attempt.
 
-Invariants: a result is condensed as a whole or shown as it is; pages of one result, and results of one turn, are asked
-for at the same time. Each model that was asked leaves one `ToolUse` (its answer, or why there is none), of which
-nothing is trained; a model that fails is no failure of the attempt while another answers.
+Invariants: a result is condensed completely or shown unchanged. Pages of one result, and results of one turn, are
+condensed concurrently. Each queried model records one `ToolUse` with its answer or its error, and no `ToolUse` is
+trained. A failing model does not fail the attempt while another model answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ajet_mcp.contract import CallFailedError, Tool
 from ajet_mcp.results import CountTokens, shortened
 
 BETWEEN_PAGES = "\n=======\n"
-"""In a result of several pages, as AgentRL's tools write it."""
+"""Separator of the pages of a result, written by AgentRL's tools."""
 LONGEST_PURPOSE = 2_000
 _warned: set[str] = set()
 _STATED = ("purpose", "goal")
@@ -45,7 +45,7 @@ Write down what serves the purpose ({purpose}), and nothing else."""
 
 
 class Condenser:
-    """Condenses the pages that one attempt reads. From any event loop."""
+    """Condenses the tool results of one attempt. Safe to use from any event loop."""
 
     def __init__(
         self,
@@ -56,32 +56,39 @@ class Condenser:
         time_left: Callable[[], float],
         on_failure: Literal["continue", "end"],
     ) -> None:
-        """`time_left`: seconds that the attempt has. `on_failure`: where no model answers, continue shows the result as
-        it is, end loses the attempt as the environment's doing."""
+        """Create the condenser of an attempt.
+
+        Args:
+            time_left: returns the seconds left for the attempt.
+            on_failure: action if no model answers. "continue" shows the result unchanged, "end" fails the attempt as a
+                failure of the environment.
+        """
         self._agent, self._keep, self._count = agent, keep, count
         self._time_left, self._on_failure = time_left, on_failure
         self.counts: Counter[str] = Counter(condensed=0, failed=0)
 
     def wants(self, *names: str) -> bool:
-        """Whether a tool of one of these names is its business."""
+        """Return True if results of a tool with one of these names are condensed."""
         return any(name in self._agent.browse_tools for name in names)
 
     def warn_of_no_tool(self, offered: Sequence[str]) -> None:
-        """Say, once a process, that nothing is its business."""
+        """Warn once per process that no offered tool is in `browse_tools`."""
         wanted = ", ".join(self._agent.browse_tools)
         if wanted not in _warned:
             _warned.add(wanted)
-            logger.warning("browse agent: none of browse_tools ({}) is offered: {}", wanted, ", ".join(offered))
+            logger.warning(
+                "browse agent: no tool of browse_tools ({}) is offered; offered tools: {}", wanted, ", ".join(offered)
+            )
 
-    def told(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A tool's schema as models are told it: with a purpose that can be stated."""
+    def add_purpose(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tool's schema with a `purpose` parameter, unless the schema has a parameter for the purpose."""
         properties = schema.get("properties") or {}
         if any(name in properties for name in _STATED):
             return dict(schema)
         return {**schema, "properties": {**properties, "purpose": _PURPOSE}}
 
     def taken(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """The arguments that are sent to the tool, and the purpose: as it is stated, or by default."""
+        """Return the arguments sent to the tool, and the stated or default purpose."""
         own = tool.schema.get("properties") or {}
         stated = next((arguments[name] for name in _STATED if arguments.get(name)), "")
         purpose = str(stated).strip()[:LONGEST_PURPOSE] or self._agent.purpose_for(tool.name)
@@ -90,13 +97,17 @@ class Condenser:
             sent["purpose"] = purpose
         return sent, purpose
 
-    async def condensed(self, tool: str, purpose: str, whole: str) -> str | None:
-        """The text that is shown in place of a result; None: it is shown as it is. Raises CallFailedError."""
+    async def condensed(self, tool: str, purpose: str, result: str) -> str | None:
+        """Return the condensed text of a result, or None to show the result unchanged.
+
+        Raises:
+            CallFailedError: no model answered and `on_failure` is "end".
+        """
         least = self._agent.min_prompt_length
-        if len(whole.encode("utf-8", "replace")) <= least or await self._count(whole) <= least:
+        if len(result.encode("utf-8", "replace")) <= least or await self._count(result) <= least:
             return None
-        pages = [page for page in (each.strip() for each in whole.split(BETWEEN_PAGES)) if page]
-        answers = await asyncio.gather(*(self._answer(tool, purpose, page) for page in pages))
+        pages = [page for page in (each.strip() for each in result.split(BETWEEN_PAGES)) if page]
+        answers = await asyncio.gather(*(self._find_answer(tool, purpose, page) for page in pages))
         if any(each is None for each in answers):
             self.counts["failed"] += 1
             if self._on_failure == "end":
@@ -111,8 +122,8 @@ class Condenser:
             f"{page.splitlines()[0][:200]}\n{answer}" for page, answer in zip(pages, found, strict=True)
         )
 
-    async def _answer(self, tool: str, purpose: str, page: str) -> str | None:
-        """The answer of the first model that gives one."""
+    async def _find_answer(self, tool: str, purpose: str, page: str) -> str | None:
+        """Return the answer of the first model to give one, or None if all models failed."""
         given = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=given)
         about = {"tool": tool, "purpose": purpose, "digest": compute_digest(page), "characters": len(page)}
@@ -120,19 +131,23 @@ class Condenser:
             started = time.time()
             error: ToolError = ""
             try:
-                answer = await self._asked(model, prompt)
+                answer = await self._request_answer(model, prompt)
             except NoAnswerError as problem:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
-            told = {"model": model.model, **about}
+            question = {"model": model.model, **about}
             digest, ended = compute_digest(answer), time.time()
-            self._keep(ToolUse(BROWSE_AGENT, told, answer, digest, started, ended, error, model.place))
+            self._keep(ToolUse(BROWSE_AGENT, question, answer, digest, started, ended, error, model.place))
             if not error:
                 return answer
         return None
 
-    async def _asked(self, model: ChatModel, prompt: str) -> str:
-        """The model's answer, asked as often as it may be. Raises NoAnswerError."""
+    async def _request_answer(self, model: ChatModel, prompt: str) -> str:
+        """Return the answer of a model, with retries.
+
+        Raises:
+            NoAnswerError: all retries failed.
+        """
         agent = self._agent
         for number in range(agent.max_retries):
             try:

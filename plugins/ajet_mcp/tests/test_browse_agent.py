@@ -190,7 +190,7 @@ WRONG = {
     "browse_agent: {models: [{base_url: localhost, model: m}]}": "expected an address",
     "browse_agent: {min_promt_length: 3}": "min_promt_length",
     "scorer_agent: {}": "no section browse_agent",
-    "browse_agent: {}": "no model for it is named",
+    "browse_agent: {}": "has no model",
 }
 
 

@@ -19,10 +19,10 @@ from ajet.tokens import Renderer
 from ajet.train.runner import LaunchOptions
 from ajet_mcp.agent import McpAgentWorkflow
 from ajet_proof.tokens.proof_uses import prove_uses
-from tests.config_reads import KEYS, recorded_reads
-from tests.mcp_fixtures import PLAIN, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import PlainServer
 from tests.support import rollouts
+from tests.support.config_reads import KEYS, recorded_reads
+from tests.support.mcp_fixtures import PLAIN, plain_server  # noqa: F401
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ from ajet_mcp import CallFailedError, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
 from ajet_sandbox import choose
 from ajet_sandbox.choose import try_mechanism
-from tests.mcp_fixtures import attempt
-from tests.waiting import until
+from tests.support.mcp_fixtures import attempt
+from tests.support.waiting import until
 
 SHELL = """
 import json, subprocess, sys
@@ -124,9 +124,9 @@ def test_each_episode_of_an_environment_has_one_of_its_own(file: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"url": "http://a/mcp", "confined": True}, "what runs elsewhere is confined there"),
+        ({"url": "http://a/mcp", "confined": True}, "confined requires a command"),
         ({"command": "a", "confined": True, "shared": True}, "either confined or shared"),
-        ({"command": "a", "shows": ["b"]}, "shows is for a server that is confined"),
+        ({"command": "a", "shows": ["b"]}, "shows requires confined"),
     ],
 )
 def test_what_cannot_be_confined_is_said(tmp_path: Path, entry: dict[str, object], said: str) -> None:
@@ -153,7 +153,7 @@ def test_where_there_is_no_sandbox_it_is_refused_and_never_started(
     entry = {"command": "{python}", "args": ["-c", f"open({str(tmp_path / 'ran')!r}, 'w')"], "confined": True}
     (tmp_path / "x.json").write_text(json.dumps({"mcpServers": {"x": entry}}))
     servers = servers_of("x.json", tmp_path)
-    with pytest.raises(ConfigError, match="The server x is confined, and cannot be: .*namespaces are forbidden"):
+    with pytest.raises(ConfigError, match="The server x is confined, .*namespaces are forbidden"):
         require_sandbox(servers)
 
     async def plays() -> None:

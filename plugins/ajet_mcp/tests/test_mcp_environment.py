@@ -78,7 +78,7 @@ def test_where_a_recorded_run_answers_no_server_is_asked_for_at_a_launch(tmp_pat
 WRONG = {
     "http:///mcp": "no address",
     "nowhere.json": "there is no file nowhere.json",
-    "gaia-locl": "nothing is called gaia-locl",
+    "gaia-locl": "gaia-locl is no environment",
     "'unclosed": "no command",
     "empty.json": "describes no servers",
     "both.json": "mcpServers.x: expected either a url, a command or an image",
@@ -117,7 +117,7 @@ def test_what_is_no_text_has_a_note_in_its_place():
     sees = asyncio.run(shown(Reply(blocks), count, None))
     assert sees.images == ("data:image/png;base64,AAAA",) and sees.content[1]["type"] == "image_url"
     blind = asyncio.run(shown(Reply(blocks), count, None, images=False))
-    assert blind.content == blind.whole and blind.text.splitlines() == [
+    assert blind.content == blind.full_text and blind.text.splitlines() == [
         "one", "[image (image/png), which is not shown]", "[audio (audio/wav), which is not shown]", "two",
         "[a file that is no text: file:///b (application/pdf)]", "[c: file:///c]",
     ]  # fmt: skip

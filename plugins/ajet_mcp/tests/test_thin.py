@@ -32,8 +32,8 @@ async def use_server(use: str) -> tuple[list[str], list[str]]:
 
     tools = await Toolset.open(servers_of(use, ROOT), keep=uses.append, count=count, limits=LIMITS)
     async with tools:
-        names = [each["function"]["name"] for each in tools.told]
-        json.dumps(tools.told, ensure_ascii=False).encode()  # a model can be shown them
+        names = [each["function"]["name"] for each in tools.definitions]
+        json.dumps(tools.definitions, ensure_ascii=False).encode()  # a model can be shown them
         texts: list[str] = []
         for name in names:
             try:

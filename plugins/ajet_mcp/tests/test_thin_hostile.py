@@ -43,8 +43,8 @@ async def play(*servers: Server, limits: Limits = LIMITS, most: int = 3) -> list
 
     tools = await Toolset.open(servers, keep=uses.append, count=count, limits=limits)
     async with tools:
-        json.dumps(tools.told, ensure_ascii=False, allow_nan=False).encode()  # a request can carry them
-        names = [each["function"]["name"] for each in tools.told]
+        json.dumps(tools.definitions, ensure_ascii=False, allow_nan=False).encode()  # a request can carry them
+        names = [each["function"]["name"] for each in tools.definitions]
         assert len(set(names)) == len(names) and all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", each) for each in names)
         for name in names[:most]:
             try:

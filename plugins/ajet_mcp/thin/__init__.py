@@ -1,8 +1,8 @@
-"""The thin client: MCP's tools, and nothing else of it, by plain JSON-RPC over aiohttp and pipes.
+"""The MCP client: plain JSON-RPC over aiohttp and pipes, for tools only.
 
-Invariants: all of it runs on the tools' loop; one connection pool a server, whatever the number of sessions. It speaks
-both eras: sessions (`initialize`, `Mcp-Session-Id`) and the stateless revision of 2026-07-28, which it tries first over
-HTTP, once a server.
+Invariants: all code runs on the tools' event loop. Each server has one connection pool for all sessions. The client
+supports sessions (`initialize`, `Mcp-Session-Id`) and the stateless revision of 2026-07-28. Over HTTP the stateless
+revision is tried first, once per server.
 """
 
 from ajet_mcp.thin.client import ThinClient

@@ -1,7 +1,7 @@
-"""Answers that come on one stream (a pipe, an old SSE stream) to requests that were sent on another way.
+"""Matches replies on one stream (a pipe, an old SSE stream) with requests sent separately.
 
-Invariant: every request that was announced is settled once: by its answer, by its deadline, or by the end of the
-stream, which fails all that wait and all that come later.
+Invariant: each request ends once: by its reply, its deadline, or the end of the stream. The end of the stream fails all
+waiting and all later requests.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from contextlib import suppress
 from typing import Any
 
 from ajet_mcp.contract import CallFailedError
-from ajet_mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
+from ajet_mcp.thin.messages import expects_reply, id_of, notification, refusal, request, result_of
 
 MOST_REFUSALS = 100
-"""Requests of a server's that wait to be refused, at most: one that asks more does not read."""
+"""Limit of refusals waiting to be sent; a server with more requests does not read its input."""
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class Answers:
-    """Waits for the answers of one connection; several sessions may share it."""
+    """Waits for the replies of one connection, shared by several sessions if needed."""
 
     def __init__(self, name: str, send: Send) -> None:
         self._name, self._send = name, send
@@ -29,20 +29,27 @@ class Answers:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.over: CallFailedError | None = None
-        """Why nothing is answered any more."""
+        """The reason why the connection has ended, or None."""
 
     async def request(self, method: str, params: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The result of a request. Raises CallFailedError, RpcError."""
+        """Send a request and return its result.
+
+        Raises:
+            CallFailedError: the connection ended, or the deadline passed.
+            RpcError: the server answered with an error.
+        """
         if self.over is not None:
             raise CallFailedError(str(self.over), "environment", delivered=False, lost=True)
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            return result_of(await asyncio.wait_for(self._asked(request(number, method, params), answer), seconds))
+            return result_of(
+                await asyncio.wait_for(self._send_and_wait(request(number, method, params), answer), seconds)
+            )
         except (asyncio.TimeoutError, asyncio.CancelledError) as problem:
             if self.over is None and method != "initialize":
-                told = {"requestId": number, "reason": "no one waits for it"}
-                self._send_in_background(notification("notifications/cancelled", told))
+                details = {"requestId": number, "reason": "no one waits for it"}
+                self._send_in_background(notification("notifications/cancelled", details))
             if isinstance(problem, asyncio.CancelledError):
                 raise
             raise CallFailedError(
@@ -51,40 +58,42 @@ class Answers:
         finally:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
-                answer.exception()  # seen, also where nobody waited any more
+                answer.exception()  # marks the exception as retrieved, even without a waiter
 
-    async def _asked(self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    async def _send_and_wait(
+        self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]
+    ) -> dict[str, Any]:
         await self._send(message)
         return await answer
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a message that came."""
+        """Handle a message received from the server."""
         if "method" in message:
-            if asks(message):
-                self._refuse(message)
+            if expects_reply(message):
+                self._refuse_request(message)
             return
         number = id_of(message)
         if number is None and message.get("error") is not None and len(self._waiting) == 1:
-            (number,) = self._waiting  # a request that the server could not read: it knows no id
+            (number,) = self._waiting  # an unreadable request: the server knows no id
         waiting = self._waiting.get(number) if number is not None else None
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def _refuse(self, asked: Mapping[str, Any]) -> None:
+    def _refuse_request(self, message: Mapping[str, Any]) -> None:
         if len(self._background) < MOST_REFUSALS:
-            self._send_in_background(refusal(asked))
+            self._send_in_background(refusal(message))
         elif self.over is None:
-            said = f"the MCP server {self._name} asks more than {MOST_REFUSALS} things and takes no answer"
-            self.end(CallFailedError(said, "transport", lost=True))
+            reason = f"the MCP server {self._name} sent more than {MOST_REFUSALS} requests without reading the replies"
+            self.end(CallFailedError(reason, "transport", lost=True))
 
     def fail(self, problem: CallFailedError, number: int | None = None) -> None:
-        """Fail one request, or all that wait."""
+        """Fail one request, or all waiting requests."""
         for each, waiting in self._waiting.items():
             if (number is None or each == number) and not waiting.done():
                 waiting.set_exception(problem)
 
     def end(self, problem: CallFailedError) -> None:
-        """Fail all that wait, and all that come: nothing is answered any more."""
+        """Fail all waiting and later requests."""
         if self.over is None:
             self.over = problem
             self.fail(problem)
@@ -93,7 +102,7 @@ class Answers:
 
     def _send_in_background(self, message: Mapping[str, Any]) -> None:
         async def send() -> None:
-            with suppress(CallFailedError):  # the stream's end says it to those who wait
+            with suppress(CallFailedError):  # the end of the stream reports the failure to waiting requests
                 await self._send(message)
 
         task = asyncio.create_task(send())

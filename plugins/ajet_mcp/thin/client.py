@@ -1,7 +1,6 @@
-"""ThinClient and its sessions: tools listed and called over whichever channel the server has; AgentDock's have
-sessions of their own.
+"""ThinClient and its sessions: lists and calls tools over HTTP, SSE, pipes or AgentDock.
 
-Invariant: a session knows its channel by three methods (start, request, close) and its era not at all.
+Invariant: a session uses its channel through three methods (start, request, close), independent of the MCP revision.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from ajet_mcp.servers import Server
 from ajet_mcp.thin.dock import DockSession
 from ajet_mcp.thin.http import HttpChannel
 from ajet_mcp.thin.messages import RpcError, mirrored
+from ajet_mcp.thin.parsing import CALL_ID, lost_at_front, reply_of, tool_of
 from ajet_mcp.thin.server import HttpServer
 from ajet_mcp.thin.sse import SseChannel
 from ajet_mcp.thin.stdio import StdioChannel
-from ajet_mcp.thin.told import CALL_ID, lost_at_front, reply_of, tool_of
 
 PAGES = 100
-"""Of a server's list of tools, at most."""
+"""Limit of pages in a server's tool list."""
 
 
 class Channel(Protocol):
-    """The way of one session's requests to its server."""
+    """Carries the requests of one session to its server."""
 
     @property
     def ended(self) -> bool: ...
@@ -40,10 +39,14 @@ class Channel(Protocol):
 
 
 class ThinClient:
-    """Ours. On the tools' loop."""
+    """Opens sessions. Used on the tools' event loop."""
 
     async def open(self, server: Server, limits: Limits) -> Session:
-        """Raises CallFailedError."""
+        """Open a session with a server.
+
+        Raises:
+            CallFailedError: the session cannot be opened.
+        """
         if server.kind == "dock":
             return await DockSession.open(server, limits)
         channel: Channel
@@ -57,8 +60,8 @@ class ThinClient:
             await asyncio.wait_for(channel.start(limits.start), limits.start)
         except (RpcError, asyncio.TimeoutError) as problem:
             await channel.close(limits.close)
-            said = str(problem) or f"it did not answer within {limits.start:g} s"
-            raise CallFailedError(f"no session with the MCP server {server.name}: {said}", "environment") from problem
+            reason = str(problem) or f"it did not answer within {limits.start:g} s"
+            raise CallFailedError(f"no session with the MCP server {server.name}: {reason}", "environment") from problem
         except BaseException:
             await channel.close(limits.close)
             raise
@@ -66,7 +69,7 @@ class ThinClient:
 
 
 class ThinSession:
-    """One attempt's session, without the SDK."""
+    """Session of one attempt with an MCP server."""
 
     __slots__ = ("_channel", "_closed", "_limits", "_name", "_schemas", "_seconds")
 
@@ -78,11 +81,11 @@ class ThinSession:
 
     @property
     def ended(self) -> bool:
-        """See Session."""
+        """True if the session is closed or its channel has ended."""
         return self._closed or self._channel.ended
 
     async def tools(self) -> Sequence[Tool]:
-        """Every page, within the time that a session has to start."""
+        """Return the tools of all pages, within the start deadline."""
         found: list[Tool] = []
         cursor: str | None = None
         now = asyncio.get_running_loop().time
@@ -90,31 +93,31 @@ class ThinSession:
         for _ in range(PAGES):
             if (left := until - now()) <= 0:
                 raise CallFailedError(
-                    f"{self._name} lists its tools for more than {self._limits.start:g} s", "environment"
+                    f"{self._name} did not list its tools within {self._limits.start:g} s", "environment"
                 )
             try:
-                page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
+                page = await self._send_request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
             except RpcError as error:
                 raise CallFailedError(f"{self._name} does not list its tools: {error}", "environment") from error
             listed = page.get("tools")
             if listed is not None and not isinstance(listed, list):
-                said = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
-                raise CallFailedError(said, "environment")
+                reason = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
+                raise CallFailedError(reason, "environment")
             found += [tool for each in listed or () if (tool := tool_of(each)) is not None]
             cursor = page.get("nextCursor")
-            if not cursor or not isinstance(cursor, str):  # some servers write "" on the last page
+            if not cursor or not isinstance(cursor, str):  # some servers send "" on the last page
                 self._schemas = {each.name: each.schema for each in found if "x-mcp-header" in str(each.schema)}
                 return found
         raise CallFailedError(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
-        """Once."""
+        """Call a tool once, without retries."""
         params: dict[str, Any] = {"name": name, "arguments": dict(arguments)}
         if call_id:
             params["_meta"] = {CALL_ID: call_id}
         headers = mirrored(self._schemas[name], arguments) if name in self._schemas else None
         try:
-            result = await self._request("tools/call", params, self._seconds, headers)
+            result = await self._send_request("tools/call", params, self._seconds, headers)
         except RpcError as error:
             lost = lost_at_front(str(error), error.data)
             if lost is not None:
@@ -123,12 +126,12 @@ class ThinSession:
         return reply_of(result)
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the session and its channel. Idempotent."""
         if not self._closed:
             self._closed = True
             await self._channel.close(self._limits.close)
 
-    async def _request(
+    async def _send_request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         if self._closed:

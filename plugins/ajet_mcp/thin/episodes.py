@@ -1,7 +1,7 @@
-"""An episode of a session's own at a front (`ajet env up`): what keeps state there is then nobody else's.
+"""A session's own episode at a front (`ajet env up`), with state separate from other sessions.
 
-Invariant: it is made once, before anything is called, and all of its addresses are on the front itself; of several
-behind one address, on the one that made it, which says so: same scheme, same port.
+Invariants: the episode is created once, before the first call. All its addresses are on the front itself. Of several
+fronts behind one address, they are on the front that created the episode, with the same scheme and port.
 """
 
 from __future__ import annotations
@@ -17,46 +17,52 @@ from ajet_mcp.thin.server import HttpServer
 FULL = 503
 SHORTEST_PAUSE_S = 0.1
 _ALONE = {"Connection": "close"}
-"""Whoever chooses among several does so for each connection."""
+"""Closes the connection, since a load balancer chooses a front per connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnEpisode:
-    """An episode of a server that gives them addresses of their own."""
+    """An episode of a front, with its own addresses."""
 
     name: str
     address: str
-    """To end it."""
+    """Address for the DELETE request at the end."""
     url: str
-    """To speak MCP to it."""
+    """MCP address of the episode."""
 
     @classmethod
     async def begin(cls, server: HttpServer, at: str, *, seconds: float, limit: int) -> OwnEpisode:
-        """`at`: the address that gives them. A front that is full is asked again, as it says, while there is time.
-        Raises CallFailedError."""
+        """Create an episode; a full front is retried by its `Retry-After` until `seconds` have passed.
+
+        Args:
+            at: address of the front for new episodes.
+
+        Raises:
+            CallFailedError: the front creates no episode.
+        """
         until = asyncio.get_running_loop().time() + seconds
         while True:
-            status, headers, told = await server.exchange(
+            status, headers, body = await server.exchange(
                 "POST", at, seconds=seconds, limit=limit, body={}, headers=_ALONE if server.spread else None
             )
             pause = _parse_retry_after(headers.get("Retry-After", ""))
             if status != FULL or asyncio.get_running_loop().time() + pause >= until:
                 break
             await asyncio.sleep(pause)
-        told = told if isinstance(told, dict) else {}
-        name, path = told.get("episode"), told.get("path")
+        body = body if isinstance(body, dict) else {}
+        name, path = body.get("episode"), body.get("path")
         if status != 201 or not isinstance(name, str) or not isinstance(path, str):
-            said = f"gives no episode (HTTP {status}): {told.get('error', '')}"
-            raise server.failed(said, "environment", delivered=False)
-        url = told.get("url")
+            reason = f"did not create an episode (HTTP {status}): {body.get('error', '')}"
+            raise server.failed(reason, "environment", delivered=False)
+        url = body.get("url")
         if not isinstance(url, str):
             return cls(name, f"{at}/{name}", server.own(path))
-        url = server.beside(url)
+        url = server.resolve_sibling(url)
         return cls(name, urljoin(url, f"{urlsplit(at).path}/{name}"), url)
 
 
 def _parse_retry_after(value: str) -> float:
-    """Return the seconds that a `Retry-After` asks for, in seconds or as a date; a second for what is neither."""
+    """Return the seconds of a `Retry-After` header in seconds or as a date; 1 for any other value."""
     if value.isascii() and value.isdigit():
         return max(float(value), SHORTEST_PAUSE_S)
     date = parsedate_tz(value)
@@ -64,5 +70,5 @@ def _parse_retry_after(value: str) -> float:
         return 1.0
     try:
         return max(mktime_tz(date) - time.time(), SHORTEST_PAUSE_S)
-    except (ValueError, OverflowError):  # a month 13, a year that no clock knows
+    except (ValueError, OverflowError):  # a month 13, a year out of range
         return 1.0

@@ -1,7 +1,7 @@
-"""HttpChannel: one session's requests over streamable HTTP, of both eras.
+"""HttpChannel: the requests of one session over streamable HTTP, with sessions or stateless.
 
-Invariants: what a server keeps of a session ends with a DELETE. At a front that says that it has episodes (`_meta` of
-`server/discover`), each session is an episode of its own.
+Invariants: a DELETE ends the session's state on the server. At a front with episodes (`_meta` of `server/discover`),
+each session is its own episode.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from ajet_mcp.thin.messages import (
     request,
     result_of,
 )
-from ajet_mcp.thin.server import KEPT_S, SESSION, HttpServer
+from ajet_mcp.thin.server import KEEPALIVE_S, SESSION, HttpServer
 
 EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
-"""In the `_meta` of what `server/discover` answers: the path below which a client makes an episode of its own; whether
-several fronts are behind this address."""
+"""Keys in the `_meta` of the `server/discover` result.
+
+EPISODES holds the path for creating an episode, SEVERAL is True for several fronts behind the address.
+"""
 
 
 class HttpChannel:
-    """One session's requests."""
+    """Carries the requests of one session."""
 
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit
@@ -45,8 +47,11 @@ class HttpChannel:
         self._episode: OwnEpisode | None = None
 
     async def start(self, seconds: float) -> None:
-        """Learn which era the server is of, once; begin a session or an episode where it has them. Raises
-        CallFailedError."""
+        """Detect the server's revision once, then begin a session or an episode if the server has them.
+
+        Raises:
+            CallFailedError: the server cannot be used.
+        """
         server = self._server
         if server.stateless is None:
             async with server.asking:
@@ -57,7 +62,7 @@ class HttpChannel:
                 await self._begin_episode(seconds)
             return
         try:
-            answer, session = await self._send("initialize", HELLO, {}, seconds)
+            answer, session = await self._send_request("initialize", HELLO, {}, seconds)
         except (CallFailedError, RpcError):
             server.stateless = None  # another server may stand there when it is asked next
             raise
@@ -70,26 +75,33 @@ class HttpChannel:
 
     @property
     def ended(self) -> bool:
-        """See Channel: a server at an address may always answer again."""
+        """Always False: a server at an address may answer again."""
         return False
 
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Its result. `headers`: arguments that a stateless server wants there, too. Raises CallFailedError,
-        RpcError."""
+        """Send a request and return its result.
+
+        Args:
+            headers: arguments that a stateless server also expects as headers.
+
+        Raises:
+            CallFailedError: the request failed on its way.
+            RpcError: the server answered with an error.
+        """
         if not self._server.stateless:
-            return (await self._send(method, params, self._headers, seconds))[0]
+            return (await self._send_request(method, params, self._headers, seconds))[0]
         own = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **(headers or {})}
         if "name" in params:
             own["Mcp-Name"] = header_value(params["name"])
-        result = (await self._send(method, params, own, seconds))[0]
+        result = (await self._send_request(method, params, own, seconds))[0]
         if result.get("resultType", "complete") != "complete":
-            raise RpcError({"message": f"the tool wants {result['resultType']}, which a rollout cannot give"})
+            raise RpcError({"message": f"the tool requires {result['resultType']}, which a rollout does not support"})
         return result
 
     async def close(self, seconds: float) -> None:
-        """Tell a server that keeps a session."""
+        """End the session or episode on the server."""
         for task in self._background:
             task.cancel()
         episode, headers = self._episode, self._headers
@@ -106,7 +118,7 @@ class HttpChannel:
             server.stateless = None  # another server may stand there when it is asked next
             raise
 
-    async def _send(
+    async def _send_request(
         self, method: str, params: Mapping[str, Any], headers: Mapping[str, str], seconds: float
     ) -> tuple[dict[str, Any], str]:
         number = next(self._numbers)
@@ -122,20 +134,20 @@ class HttpChannel:
         return result_of(answer), session
 
     def _give_up(self, number: int) -> None:
-        """Tell a server that keeps a session that nobody waits any more; a stateless one sees it."""
-        told = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
-        task = asyncio.create_task(self._told(told))
+        """Cancel a request at a server with sessions; a stateless server notices the closed connection."""
+        message = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
+        task = asyncio.create_task(self._send_notification(message))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _told(self, message: Mapping[str, Any]) -> None:
-        with suppress(CallFailedError):  # as said: nobody waits
-            await self._server.send(message, self._headers, seconds=KEPT_S, limit=self._limit)
+    async def _send_notification(self, message: Mapping[str, Any]) -> None:
+        with suppress(CallFailedError):  # the result of the notification does not matter
+            await self._server.send(message, self._headers, seconds=KEEPALIVE_S, limit=self._limit)
 
     async def _is_stateless(self, seconds: float) -> bool:
         headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
         try:
-            result, _ = await self._send("server/discover", {}, headers, seconds)
+            result, _ = await self._send_request("server/discover", {}, headers, seconds)
         except RpcError as error:
             offered = error.data.get("supported") if isinstance(error.data, dict) else None
             if (
@@ -152,7 +164,7 @@ class HttpChannel:
                 raise
             if problem.lost or problem.kind == "timeout":
                 raise
-            return False  # an HTTP error without JSON-RPC: a server of before that revision
+            return False  # an HTTP error without JSON-RPC: a server older than the revision
         meta = result.get("_meta")
         path = meta.get(EPISODES) if isinstance(meta, dict) else None
         self._server.episodes = self._server.own(path) if isinstance(path, str) and path else ""

@@ -1,6 +1,6 @@
-"""JSON-RPC as MCP uses it: requests out, answers in, the frames of an event stream.
+"""JSON-RPC for MCP: builds requests, parses replies, and splits event streams.
 
-Invariant: nothing here does I/O. A frame that is no JSON-RPC is None, never an exception.
+Invariant: this module does no I/O. A frame other than JSON-RPC is None, never an exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.schema.errors import AjetError
 from ajet.schema.settled import make_storable
 
 SESSIONS = "2025-11-25"
-"""The newest revision with sessions."""
+"""The newest MCP revision with sessions."""
 STATELESS = "2026-07-28"
 METHOD_NOT_FOUND, UNSUPPORTED_VERSION = -32601, -32022
 _CLIENT = {"name": "ajet", "version": "1"}
@@ -38,69 +38,75 @@ class RpcError(AjetError):
     """The server answered a request with an error."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
-        super().__init__(str(error.get("message") or "an error without words"))
+        super().__init__(str(error.get("message") or "an error without a message"))
         self.code, self.data = error.get("code"), error.get("data")
 
 
 def request(number: int, method: str, params: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
-    """A request that is answered under `number`."""
+    """Build a request; the reply carries the id `number`."""
     if stateless:
         params = {**params, "_meta": {**_META, **params.get("_meta", {})}}
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A message that is not answered."""
+    """Build a message without a reply."""
     return {"jsonrpc": "2.0", "method": method, **({"params": dict(params)} if params else {})}
 
 
-def refusal(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to what a server asks of us: a ping, or what no client of a rollout offers."""
-    if asked.get("method") == "ping":
-        return {"jsonrpc": "2.0", "id": asked["id"], "result": {}}
-    told = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {str(asked.get('method'))[:100]}"}
-    return {"jsonrpc": "2.0", "id": asked["id"], "error": told}
+def refusal(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the reply to a server's request: a result for ping, an error for any other method."""
+    if message.get("method") == "ping":
+        return {"jsonrpc": "2.0", "id": message["id"], "result": {}}
+    error = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {str(message.get('method'))[:100]}"}
+    return {"jsonrpc": "2.0", "id": message["id"], "error": error}
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
-    """Compact JSON; a lone surrogate, which no UTF-8 holds, is escaped."""
+    """Encode a message as compact JSON; a lone surrogate is escaped, since UTF-8 cannot hold it."""
     try:
         return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
-def _finite(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
 
 
-_LOADS = partial(json.loads, parse_constant=lambda name: None, parse_float=_finite)
+_LOADS = partial(json.loads, parse_constant=lambda name: None, parse_float=_parse_float)
 
 
 def load_reply(data: bytes | bytearray | str) -> Any:
-    """Parse a server's JSON. NaN, Infinity and numbers beyond a float are null, as JavaScript writes them: no request
-    to a model could carry them. Raises ValueError, RecursionError."""
+    """Parse a server's JSON.
+
+    NaN, Infinity and numbers too large for a float become null, as in JavaScript. A request to a model could not carry
+    them.
+
+    Raises:
+        ValueError, RecursionError: the text is not JSON, or nested too deeply.
+    """
     return make_storable(load_json(data, _LOADS))
 
 
 def decoded(frame: bytes | str) -> dict[str, Any] | None:
-    """A message; None for anything else."""
+    """Parse a JSON-RPC message; None for any other frame."""
     try:
         message = load_reply(frame)
-    except (ValueError, RecursionError):  # also an integer beyond what Python reads
+    except (ValueError, RecursionError):  # also an integer too long for Python
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
 
 
-def asks(message: Mapping[str, Any]) -> bool:
-    """Whether the server wants an answer of ours."""
+def expects_reply(message: Mapping[str, Any]) -> bool:
+    """Return True if a message of the server requires a reply."""
     number = message.get("id")
     return "method" in message and (isinstance(number, int) or (isinstance(number, str) and len(number) <= _LONGEST_ID))
 
 
 def id_of(message: Mapping[str, Any]) -> int | None:
-    """Return the number of the request that a message answers, also where the server made text or a float of it."""
+    """Return the id of the answered request, even if the server sends it as text or float."""
     number = message.get("id")
     if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 20:
         return int(number)
@@ -110,16 +116,22 @@ def id_of(message: Mapping[str, Any]) -> int | None:
 
 
 def is_answer(message: Mapping[str, Any], number: int) -> bool:
-    """True for the answer to a request on a connection that carries no other: servers answer what they could not read
-    with an id of null, or with an error under an id of their own."""
+    """Return True for the reply to a request on a connection with no other requests.
+
+    Servers answer an unreadable request with a null id, or with an error under an id of their choice.
+    """
     if "method" in message or not ("result" in message or "error" in message):
         return False
-    told = id_of(message)
-    return told == number or (told is None and (message.get("error") is not None or message.get("id") is None))
+    answered = id_of(message)
+    return answered == number or (answered is None and (message.get("error") is not None or message.get("id") is None))
 
 
 def result_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises RpcError."""
+    """Return the result of a reply.
+
+    Raises:
+        RpcError: the reply is an error, or its result is no object.
+    """
     error = message.get("error")
     if error is not None:
         raise RpcError(error if isinstance(error, Mapping) else {"message": str(error)})
@@ -130,24 +142,24 @@ def result_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def header_value(text: str) -> str:
-    """`text` as an HTTP field may carry it: as it is, or in the base64 form that MCP defines."""
+    """Return `text` for an HTTP header: unchanged, or in MCP's base64 form."""
     if _PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
         return text
     return f"=?base64?{base64.b64encode(text.encode('utf-8', 'replace')).decode()}?="
 
 
 def is_header_token(value: object) -> bool:
-    """True for a text that may be part of an HTTP field's name."""
+    """Return True for a text allowed in the name of an HTTP header."""
     return isinstance(value, str) and _TOKEN.fullmatch(value) is not None
 
 
 def is_header_text(value: object) -> TypeGuard[str]:
-    """True for a text that an HTTP field carries as it is."""
+    """Return True for a text allowed as an HTTP header value."""
     return isinstance(value, str) and _PLAIN.fullmatch(value) is not None
 
 
 def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """A stateless call's `Mcp-Param-*` headers: arguments whose properties the schema marks with `x-mcp-header`."""
+    """Return the `Mcp-Param-*` headers of a stateless call, from arguments marked with `x-mcp-header` in the schema."""
     found: dict[str, str] = {}
     properties = schema.get("properties")
     for name, each in properties.items() if isinstance(properties, dict) else ():
@@ -162,17 +174,17 @@ def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
 
 
 class EventStream:
-    """Server-sent events, cut into (event, data) as bytes arrive; lines end in LF, CRLF or CR."""
+    """Splits server-sent events into (event, data) as bytes arrive; lines end in LF, CRLF or CR."""
 
     def __init__(self) -> None:
         self._left: list[bytes] = []
-        """Pieces of the line that has not ended."""
+        """Pieces of the line still unfinished."""
         self._after_cr = False
         self._begun = False
         self._event, self._data = "", list[str]()
 
     def take(self, chunk: bytes) -> Iterator[tuple[str, str]]:
-        """The events that `chunk` completes."""
+        """Yield the events completed by `chunk`."""
         if self._after_cr and chunk.startswith(b"\n"):  # the second half of a CRLF
             chunk = chunk[1:]
         if not chunk:
@@ -185,17 +197,17 @@ class EventStream:
         self._left = [rest]
         for raw in lines:
             if raw or self._data:
-                yield from self._read(raw)
+                yield from self._read_line(raw)
             else:
                 self._event, self._begun = "", True
 
     def finish(self) -> Iterator[tuple[str, str]]:
-        """The event that the end of the stream completes, where the server wrote no empty line after it."""
-        yield from self._read(b"".join(self._left))
+        """Yield the event completed by the end of the stream, if the server sent no final empty line."""
+        yield from self._read_line(b"".join(self._left))
         self._left = []
-        yield from self._read(b"")
+        yield from self._read_line(b"")
 
-    def _read(self, raw: bytes) -> Iterator[tuple[str, str]]:
+    def _read_line(self, raw: bytes) -> Iterator[tuple[str, str]]:
         line = raw.decode("utf-8", "replace")
         if not self._begun:
             self._begun, line = True, line.removeprefix("\ufeff")

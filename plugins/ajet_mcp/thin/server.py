@@ -1,7 +1,7 @@
-"""HttpServer: a server of streamable HTTP as this process knows it, with its connections.
+"""HttpServer: an HTTP server with its connections, shared by the sessions of this process.
 
-Invariants: a reply longer than the limit is left unread; a request is sent once, and its failure says whether it was
-sent. A server whose connections break is a `CallFailedError` at once.
+Invariants: a reply longer than the limit is not read to its end. A request is sent once, and its failure reports
+whether the request was sent. A broken connection raises `CallFailedError` immediately.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ajet_mcp.contract import CallFailedError
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.messages import (
     EventStream,
-    asks,
     decoded,
     encoded,
+    expects_reply,
     is_answer,
     load_reply,
     refusal,
 )
 
-KEPT_S = 4.0
-"""Seconds an idle connection is kept: less than servers do (uvicorn: 5), so that none is used as it is closed."""
+KEEPALIVE_S = 4.0
+"""Seconds to keep an idle connection: less than servers do (uvicorn: 5), so that a closing connection is not reused."""
 CONNECT_S = 5.0
-"""In which a machine that is there takes a connection: one that has vanished says nothing at all."""
+"""Timeout of a connection; a machine that has disappeared sends no refusal."""
 REFUSAL_S = 2.0
-"""In which a server must take that what it asked of its client is refused."""
+"""Seconds granted to a server to accept the refusal of its request."""
 DRAIN_S = 0.2
 MOST_REDIRECTS = 5
 SESSION = "Mcp-Session-Id"
@@ -43,28 +43,28 @@ _servers: dict[tuple[Any, ...], HttpServer] = process_local({})
 
 
 class HttpServer:
-    """A server as this process knows it."""
+    """A server and its connection pool in this process."""
 
     def __init__(self, server: Server) -> None:
         self.name, self.url = server.name, server.url
         self.connections = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             headers={**_PLAIN, **server.headers, "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=not is_loopback(urlsplit(server.url).hostname),
-            auto_decompress=False,  # none is asked for, and what it would grow to has no limit
+            auto_decompress=False,  # compression is not requested, and the decompressed size has no limit
         )
         self.stateless: bool | None = None
-        """Whether it speaks the stateless revision; None: not asked yet."""
+        """True if the server supports the stateless revision; None before the first request."""
         self.asking = asyncio.Lock()
         self.episodes = ""
-        """The address where it gives episodes; "" where it has none."""
+        """The address for new episodes; "" for a server without episodes."""
         self.spread = False
-        """Whether it is one of several behind its address."""
+        """True for several servers behind the address."""
 
     @classmethod
     def of(cls, server: Server) -> HttpServer:
-        """This process's. On the tools' loop."""
+        """Return the server object of this process. Used on the tools' event loop."""
         if not _servers:
             close_at_exit(close_all)
         if server.key not in _servers:
@@ -74,10 +74,16 @@ class HttpServer:
     async def send(
         self, message: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float, limit: int, url: str = ""
     ) -> tuple[dict[str, Any] | None, str]:
-        """(the answer; None where none was owed, the session's name if it gave one). `url`: an episode's, where it is
-        not the server's. Raises CallFailedError."""
+        """Send a JSON-RPC message and return (reply or None, session id or "").
+
+        Args:
+            url: address of an episode; "" for the server's address.
+
+        Raises:
+            CallFailedError: the message failed on its way.
+        """
         until = asyncio.get_running_loop().time() + seconds
-        with self._failures(seconds):
+        with self._convert_failures(seconds):
             for _ in range(MOST_REDIRECTS + 1):
                 async with self.connections.post(
                     url or self.url,
@@ -88,7 +94,7 @@ class HttpServer:
                 ) as reply:
                     if not url and self.follow_redirect(reply):
                         continue
-                    answer = await self._answer(reply, message, headers, limit, until, of_episode=bool(url))
+                    answer = await self._read_answer(reply, message, headers, limit, until, of_episode=bool(url))
                     return answer, reply.headers.get(SESSION, "")
             raise self.failed(f"redirects more than {MOST_REDIRECTS} times", "environment", delivered=False)
 
@@ -102,9 +108,12 @@ class HttpServer:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Mapping[str, str], Any]:
-        """A request that is no JSON-RPC: (status, headers, the answer's JSON; None where it is none). Raises
-        CallFailedError."""
-        with self._failures(seconds):
+        """Send a plain HTTP request and return (status, headers, parsed JSON or None).
+
+        Raises:
+            CallFailedError: the request failed on its way.
+        """
+        with self._convert_failures(seconds):
             async with self.connections.request(
                 method,
                 url,
@@ -114,21 +123,28 @@ class HttpServer:
                 allow_redirects=False,
             ) as reply:
                 self._refuse_token(reply.status)
-                found = await self._whole(reply, limit)
+                found = await self._read_body(reply, limit)
                 try:
                     return reply.status, reply.headers, load_reply(found)
                 except (ValueError, RecursionError):
                     return reply.status, reply.headers, None
 
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
-        """Tell it that what has this address is over."""
+        """Send a DELETE for a session or an episode."""
         timeout = aiohttp.ClientTimeout(total=seconds)
-        with suppress(CallFailedError), self._failures(seconds):  # it is gone: so is what it kept
+        with (
+            suppress(CallFailedError),
+            self._convert_failures(seconds),
+        ):  # an unreachable server has lost its state anyway
             async with self.connections.delete(url, headers=headers, timeout=timeout, allow_redirects=False):
                 pass
 
     def own(self, path: str) -> str:
-        """An address on this server. Raises CallFailedError for one on another."""
+        """Return the address of `path` on this server.
+
+        Raises:
+            CallFailedError: the address is on another server.
+        """
         try:
             there = urljoin(self.url, path)
             same = parse_origin(there) == parse_origin(self.url)
@@ -140,21 +156,25 @@ class HttpServer:
             raise self.failed(f"names another server, {there}", "environment", delivered=False)
         return there
 
-    def beside(self, url: str) -> str:
-        """The address of one of those behind this one. Raises CallFailedError."""
+    def resolve_sibling(self, url: str) -> str:
+        """Check the address of a server behind this address, and return it.
+
+        Raises:
+            CallFailedError: the address has another scheme or port.
+        """
         try:
             there, here = urlsplit(url), urlsplit(self.url)
             same = (there.scheme, there.port) == (here.scheme, here.port) and there.hostname is not None
         except ValueError as error:
             raise self.failed(f"names {url!r}, which is no address: {error}", "environment", delivered=False) from error
         if not same:
-            said = f"names another server, {url}, of another scheme or port"
-            raise self.failed(said, "environment", delivered=False)
+            reason = f"names another server, {url}, of another scheme or port"
+            raise self.failed(reason, "environment", delivered=False)
         return url
 
     @contextmanager
-    def _failures(self, seconds: float) -> Iterator[None]:
-        """Within the block, what goes wrong on the way becomes CallFailedError."""
+    def _convert_failures(self, seconds: float) -> Iterator[None]:
+        """Convert network errors within the block to CallFailedError."""
         try:
             yield
         except aiohttp.ConnectionTimeoutError:
@@ -165,10 +185,10 @@ class HttpServer:
         except aiohttp.ClientConnectorError as error:
             raise self.failed(f"cannot be reached: {error}", "transport", delivered=False) from error
         except (aiohttp.ClientError, OSError) as error:
-            said = str(error) or type(error).__name__
-            raise self.failed(f"broke the connection: {said}", "transport") from error
-        except ValueError as error:  # an address or a header field that no request can carry
-            raise self.failed(f"sent what cannot be used: {error}", "environment") from error
+            reason = str(error) or type(error).__name__
+            raise self.failed(f"broke the connection: {reason}", "transport") from error
+        except ValueError as error:  # an invalid address or header field
+            raise self.failed(f"sent an invalid address or header: {error}", "environment") from error
 
     def _refuse_token(self, status: int) -> None:
         if status in (401, 403):
@@ -176,7 +196,7 @@ class HttpServer:
             problem.retryable = False
             raise problem
 
-    async def _answer(
+    async def _read_answer(
         self,
         reply: aiohttp.ClientResponse,
         message: Mapping[str, Any],
@@ -189,19 +209,19 @@ class HttpServer:
         if "id" not in message and 200 <= reply.status < 300:
             return None
         if reply.status == 404 and SESSION in headers:
-            raise self.failed("knows this session no more", "environment", delivered=False, lost=True)
+            raise self.failed("no longer knows this session", "environment", delivered=False, lost=True)
         self._refuse_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
-            return await self._streamed(reply, message, headers, limit, until)
-        answer = decoded(await self._whole(reply, limit))
+            return await self._read_stream(reply, message, headers, limit, until)
+        answer = decoded(await self._read_body(reply, limit))
         if answer is not None and is_answer(answer, message.get("id", 0)):
             return answer
         if reply.status == 404 and of_episode:
-            raise self.failed("knows this episode no more", "environment", delivered=False, lost=True)
+            raise self.failed("no longer knows this episode", "environment", delivered=False, lost=True)
         refused = reply.status in (429, 503)
         raise self.failed(f"answered HTTP {reply.status} and no JSON-RPC", "transport", delivered=not refused)
 
-    async def _whole(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def _read_body(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
         length = reply.content_length
         if length is not None and length <= limit:
             return await reply.read()
@@ -216,7 +236,7 @@ class HttpServer:
         reply.close()
         raise too_large(self.name, limit)
 
-    async def _streamed(
+    async def _read_stream(
         self,
         reply: aiohttp.ClientResponse,
         message: Mapping[str, Any],
@@ -234,22 +254,22 @@ class HttpServer:
                 frame = decoded(data)
                 if frame is None:
                     continue
-                if asks(frame):
-                    await self._refuse(reply, frame, headers, until)
+                if expects_reply(frame):
+                    await self._refuse_request(reply, frame, headers, until)
                 elif is_answer(frame, message["id"]):
-                    await _drained(reply)
+                    await _drain_reply(reply)
                     return frame
         for _, data in events.finish():
             if (frame := decoded(data)) is not None and is_answer(frame, message["id"]):
                 return frame
-        raise self.failed("ended its answer in the middle", "transport")
+        raise self.failed("ended its answer early", "transport")
 
-    async def _refuse(
+    async def _refuse_request(
         self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str], until: float
     ) -> None:
-        """Refuse the server's own request where the call went; a server that does not take it holds up no call."""
+        """Refuse a request of the server; a server that does not accept the refusal delays no call."""
         left = until - asyncio.get_running_loop().time()
-        if left <= 0:  # what is buffered passes by the timeout of the connection
+        if left <= 0:  # buffered frames escape the connection's timeout
             raise asyncio.TimeoutError
         timeout = aiohttp.ClientTimeout(total=min(left, REFUSAL_S))
         with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
@@ -259,8 +279,12 @@ class HttpServer:
                 pass
 
     def follow_redirect(self, reply: aiohttp.ClientResponse) -> bool:
-        """True for a redirect within this server, whose new address is used from now on. Raises CallFailedError for one
-        to another server, which would be sent our headers, and ValueError for no address."""
+        """Return True after a redirect within this server, and use the new address from then on.
+
+        Raises:
+            CallFailedError: the redirect leads to another server, which would receive the headers.
+            ValueError: the target is not an address.
+        """
         location = reply.headers.get("Location")
         if reply.status not in (301, 302, 307, 308) or not location:
             return False
@@ -271,25 +295,25 @@ class HttpServer:
         return True
 
     def failed(self, what: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> CallFailedError:
-        """The failure of what was asked of it."""
+        """Build the error for a failed request to the server."""
         return CallFailedError(f"the MCP server {self.name} ({self.url}) {what}", kind, delivered=delivered, lost=lost)
 
 
 def too_large(name: str, limit: int) -> CallFailedError:
-    """The failure of a reply beyond the limit."""
+    """Build the error for a reply longer than the limit."""
     return CallFailedError(f"the MCP server {name} answered with more than {limit} bytes", "too_large")
 
 
 async def close_all() -> None:
-    """Close all servers' connections."""
+    """Close the connections of all servers."""
     found = list(_servers.values())
     _servers.clear()
     for each in found:
         await each.connections.close()
 
 
-async def _drained(reply: aiohttp.ClientResponse) -> None:
-    """Read the end of a stream that has answered, so that its connection can serve again; not for long."""
+async def _drain_reply(reply: aiohttp.ClientResponse) -> None:
+    """Read the rest of an answered stream for a short time, so that its connection can be reused."""
 
     async def read() -> None:
         while await reply.content.readany():

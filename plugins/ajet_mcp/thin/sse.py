@@ -1,6 +1,6 @@
-"""The transport of before streamable HTTP: one event stream a session, on which the answers to its POSTs come.
+"""The SSE transport before streamable HTTP: one event stream per session carries the replies to POSTs.
 
-Invariant: the address that the server names for POSTs is on the server itself.
+Invariant: the address named by the server for POSTs is on the server itself.
 """
 
 from __future__ import annotations
@@ -21,42 +21,52 @@ from ajet_mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
 
 
 class SseChannel:
-    """The stream of one session."""
+    """The event stream of one session."""
 
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit
-        self._answers = Answers(server.name, self._post)
+        self._answers = Answers(server.name, self._post_message)
         self._reading: asyncio.Task[None] | None = None
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._seconds = 0.0
 
     async def start(self, seconds: float) -> None:
-        """Open the stream, learn the address, begin the session. Raises CallFailedError, RpcError."""
+        """Open the stream, receive the POST address, and begin the session.
+
+        Raises:
+            CallFailedError: the stream failed.
+            RpcError: the server answered with an error.
+        """
         self._seconds = seconds
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(self._read_stream())
         await asyncio.shield(self._address)
         await self._answers.request("initialize", HELLO, seconds)
-        await self._post(notification("notifications/initialized"))
+        await self._post_message(notification("notifications/initialized"))
 
     @property
     def ended(self) -> bool:
-        """See Channel."""
+        """True if the stream has ended."""
         return self._answers.over is not None
 
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The result of a request. Raises CallFailedError, RpcError."""
+        """Send a request and return its result.
+
+        Raises:
+            CallFailedError: the request failed on its way.
+            RpcError: the server answered with an error.
+        """
         return await self._answers.request(method, params, seconds)
 
     async def close(self, seconds: float) -> None:
-        """Leave the stream."""
+        """Close the stream within `seconds`."""
         self._answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading], timeout=seconds)
 
-    async def _post(self, message: Mapping[str, Any]) -> None:
+    async def _post_message(self, message: Mapping[str, Any]) -> None:
         address = await asyncio.shield(self._address)
         timeout = aiohttp.ClientTimeout(total=self._seconds)
         try:
@@ -64,16 +74,16 @@ class SseChannel:
                 address, data=encoded(message), timeout=timeout, allow_redirects=False
             ) as reply:
                 if not 200 <= reply.status < 300:
-                    raise self._failed(f"answered HTTP {reply.status}", delivered=False)
-        except asyncio.TimeoutError:  # an OSError, too, from Python 3.11 on
-            raise self._failed(f"took no message within {self._seconds:g} s", "timeout") from None
+                    raise self._build_failure(f"answered HTTP {reply.status}", delivered=False)
+        except asyncio.TimeoutError:  # also an OSError from Python 3.11 on
+            raise self._build_failure(f"accepted no message within {self._seconds:g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
-            raise self._failed(f"cannot be reached: {error}", delivered=False) from error
+            raise self._build_failure(f"cannot be reached: {error}", delivered=False) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._failed(f"broke the connection: {error}") from error
+            raise self._build_failure(f"broke the connection: {error}") from error
 
-    async def _read(self) -> None:
-        problem = self._failed("ended its stream")
+    async def _read_stream(self) -> None:
+        problem = self._build_failure("ended its stream")
         try:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
             headers = {"Accept": "text/event-stream"}
@@ -84,13 +94,13 @@ class SseChannel:
                     if self._server.follow_redirect(reply):
                         continue
                     if reply.status == 200 and reply.content_type == "text/event-stream":
-                        await self._events(reply)
+                        await self._read_events(reply)
                         return
-                    problem = self._failed(f"gave no event stream (HTTP {reply.status})", delivered=False)
+                    problem = self._build_failure(f"sent no event stream (HTTP {reply.status})", delivered=False)
                     return
-            problem = self._failed(f"redirects more than {MOST_REDIRECTS} times", delivered=False)
+            problem = self._build_failure(f"redirects more than {MOST_REDIRECTS} times", delivered=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            problem = self._failed(f"broke the stream: {error}", delivered=self._address.done())
+            problem = self._build_failure(f"broke the stream: {error}", delivered=self._address.done())
         except CallFailedError as failed:
             problem = failed
         finally:
@@ -99,34 +109,34 @@ class SseChannel:
                 self._address.set_exception(problem)
                 self._address.exception()
 
-    async def _events(self, reply: aiohttp.ClientResponse) -> None:
+    async def _read_events(self, reply: aiohttp.ClientResponse) -> None:
         events, taken = EventStream(), 0
         while chunk := await reply.content.readany():
             taken += len(chunk)
             for event, data in events.take(chunk):
                 taken = 0
-                self._take(event, data)
+                self._handle_event(event, data)
             if taken > self._limit:
                 raise too_large(self._server.name, self._limit)
         for event, data in events.finish():
-            self._take(event, data)
+            self._handle_event(event, data)
 
-    def _take(self, event: str, data: str) -> None:
+    def _handle_event(self, event: str, data: str) -> None:
         if event == "endpoint" and not self._address.done():
-            self._address.set_result(self._own(data))
+            self._address.set_result(self._resolve_endpoint(data))
         elif event == "message" and (message := decoded(data)) is not None:
             self._answers.take(message)
 
-    def _own(self, data: str) -> str:
+    def _resolve_endpoint(self, data: str) -> str:
         try:
             there = urljoin(self._server.url, data)
             same = parse_origin(there) == parse_origin(self._server.url)
         except ValueError as error:
-            raise self._failed(f"names {data!r}, which is no address: {error}", delivered=False) from error
+            raise self._build_failure(f"names {data!r}, which is no address: {error}", delivered=False) from error
         if not same:
-            raise self._failed(f"names another server for its messages, {there}", delivered=False)
+            raise self._build_failure(f"names another server for its messages, {there}", delivered=False)
         return there
 
-    def _failed(self, what: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailedError:
+    def _build_failure(self, what: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailedError:
         name, url = self._server.name, self._server.url
         return CallFailedError(f"the MCP server {name} ({url}) {what}", kind, delivered=delivered, lost=True)

@@ -1,8 +1,8 @@
-"""A server at the other end of two pipes.
+"""A server connected by two pipes.
 
-Invariants: a frame longer than the limit is skipped as it comes, never held; a line that is no JSON-RPC is passed over
-and counted, and too many of them end the connection. One process a session, or one for all sessions of this process
-where the server is `shared`: it ends with the last of them.
+Invariants: a frame longer than the limit is skipped while it arrives. Lines other than JSON-RPC are skipped and
+counted, and too many of them end the connection. Each session starts a process. A `shared` server has one process for
+all sessions of this ajet process, ended with the last session.
 """
 
 from __future__ import annotations
@@ -30,32 +30,37 @@ from ajet_mcp.thin.messages import (
 )
 
 GARBAGE = 1_000
-"""Lines that are no JSON-RPC, at most."""
+"""Limit of lines other than JSON-RPC."""
 _ID = re.compile(rb'"id"\s*:\s*"?(\d{1,18})"?\s*[,}]')
 _shared: dict[tuple[Any, ...], StdioConnection] = process_local({})
 
 
 class StdioConnection:
-    """A process, and who waits for its answers."""
+    """A server process, with the requests waiting for its replies."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self._server, self._limits = server, limits
         self.users = 0
         self.stateless = False
         self._process: ServerProcess | None = None
-        self.answers = Answers(server.name, self._send)
+        self.answers = Answers(server.name, self._send_message)
         self._started: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, seconds: float) -> None:
-        """Once, whoever comes first. Raises CallFailedError, RpcError."""
+        """Start the process once; later callers wait for the first start.
+
+        Raises:
+            CallFailedError: the process cannot be started.
+            RpcError: the server answered with an error.
+        """
         if self._started is None:
-            self._started = asyncio.create_task(self._start(seconds))
+            self._started = asyncio.create_task(self._start_process(seconds))
         await asyncio.shield(self._started)
 
-    async def _start(self, seconds: float) -> None:
+    async def _start_process(self, seconds: float) -> None:
         self._process = await ServerProcess.start(self._server)
-        self._reading = asyncio.create_task(self._read(self._process))
+        self._reading = asyncio.create_task(self._read_replies(self._process))
         try:
             await self.answers.request("initialize", HELLO, seconds)
         except RpcError as error:
@@ -63,26 +68,26 @@ class StdioConnection:
                 raise
             self.stateless = True
             return
-        await self._send(notification("notifications/initialized"))
+        await self._send_message(notification("notifications/initialized"))
 
     async def end(self, seconds: float) -> None:
-        """The process and all of its."""
+        """End the process and all processes started by it."""
         if self._started is not None and not self._started.done():
             self._started.cancel()
             await asyncio.wait([self._started])
         elif self._started is not None and not self._started.cancelled():
-            self._started.exception()  # its starter was told
+            self._started.exception()  # marks the exception as retrieved; the starter received it
         self.answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
         if self._process is not None:
             await self._process.end(seconds)
         if self._reading is not None:
             self._reading.cancel()
 
-    async def _send(self, message: Mapping[str, Any]) -> None:
+    async def _send_message(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None
         await self._process.write(encoded(message))
 
-    async def _read(self, process: ServerProcess) -> None:
+    async def _read_replies(self, process: ServerProcess) -> None:
         garbage = 0
         async for line in process.lines(self._limits.reply_bytes):
             if line is None:
@@ -91,28 +96,28 @@ class StdioConnection:
                 self.answers.take(message)
             elif line.strip():
                 garbage += 1
-                if told := _ID.search(line[:256]):  # an answer that cannot be read: nested too deeply, say
-                    said = f"the MCP server {process.name} answered with what is no JSON-RPC that can be read"
-                    self.answers.fail(CallFailedError(said, "transport"), int(told[1]))
+                if found := _ID.search(line[:256]):  # an unreadable reply, nested too deeply for instance
+                    reason = f"the MCP server {process.name} sent a reply that is not readable JSON-RPC"
+                    self.answers.fail(CallFailedError(reason, "transport"), int(found[1]))
                 if garbage == 1:
-                    logger.warning("the MCP server {} wrote a line that is no JSON-RPC: {!r}", process.name, line[:80])
+                    logger.warning("the MCP server {} wrote a line that is not JSON-RPC: {!r}", process.name, line[:80])
                 if garbage > GARBAGE:
-                    said = f"the MCP server {process.name} wrote {garbage} lines that are no JSON-RPC"
-                    self.answers.end(CallFailedError(said, "transport", lost=True))
+                    reason = f"the MCP server {process.name} wrote {garbage} lines that are not JSON-RPC"
+                    self.answers.end(CallFailedError(reason, "transport", lost=True))
                     return
         self.answers.end(await process.gone())
 
     def _too_large(self, head: bytes) -> None:
-        """Fails the request that a frame answers, as its beginning says; else all that wait, for it is one of them."""
-        told = _ID.search(head)
+        """Fail the request named at the start of a too long frame, or all waiting requests if no id is found."""
+        found = _ID.search(head)
         failed = CallFailedError(
             f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
         )
-        self.answers.fail(failed, int(told[1]) if told else None)
+        self.answers.fail(failed, int(found[1]) if found else None)
 
 
 class StdioChannel:
-    """One session's part in a connection."""
+    """The channel of one session over a connection."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self._server = server
@@ -126,18 +131,28 @@ class StdioChannel:
         self._connection.users += 1
 
     async def start(self, seconds: float) -> None:
-        """Raises CallFailedError, RpcError."""
+        """Start the connection.
+
+        Raises:
+            CallFailedError: the process cannot be started.
+            RpcError: the server answered with an error.
+        """
         await self._connection.start(seconds)
 
     @property
     def ended(self) -> bool:
-        """See Channel."""
+        """True if the connection has ended."""
         return self._connection.answers.over is not None
 
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The result of a request. Raises CallFailedError, RpcError."""
+        """Send a request and return its result.
+
+        Raises:
+            CallFailedError: the request failed on its way.
+            RpcError: the server answered with an error.
+        """
         if self._connection.stateless:
             params = request(0, method, params, stateless=True)["params"]
         return await self._connection.answers.request(method, params, seconds)

@@ -1,3 +1,3 @@
 """What these tests share: a real server of MongoDB."""
 
-from tests.mongod import mongod  # noqa: F401
+from tests.support.mongod import mongod  # noqa: F401

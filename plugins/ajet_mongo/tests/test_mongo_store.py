@@ -32,8 +32,8 @@ from ajet.train.step import StepGroups, StepUpdate
 from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
 from ajet_mongo.documents import build_documents, parse_documents
 from ajet_mongo.mongo_store import MongoStore
-from tests.mongod import Mongod
-from tests.record_fixtures import assert_equal, episode, failed
+from tests.support.mongod import Mongod
+from tests.support.record_fixtures import assert_equal, episode, failed
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ class Killed(BaseException):
 def ending(at: int, *, done: bool) -> Iterator[list[int]]:
     """The process is killed at the operation with this number, before it was done or after. Yields how many there
     were."""
-    asked, count = connection.MongoConnection._run_operation, [0]
+    asked, count = connection.MongoConnection.run_operation, [0]
 
     def counted(self: Any, operation: Any, base: Any) -> Any:
         def one(base: Any) -> Any:
@@ -62,7 +62,7 @@ def ending(at: int, *, done: bool) -> Iterator[list[int]]:
         return asked(self, one, base)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection.MongoConnection, "_run_operation", counted)
+        patch.setattr(connection.MongoConnection, "run_operation", counted)
         yield count
 
 
@@ -89,12 +89,12 @@ class Played:
     def step(self, store: MongoStore, number: int, size: int) -> None:
         groups = store.closed(size)
         for lease in store.lease(size - len(groups)):
-            if not lease.kept:
+            if not lease.attempts:
                 store.put(lease, *(Kept(as_played(f"{name}{lease.order}", lease.fence)) for name in "ef"))
             store.close(lease)
         groups = store.closed(size)
-        assert [len(lease.kept) for lease in groups] == [2] * size
-        for one in (one.episode for lease in groups for one in lease.kept):
+        assert [len(lease.attempts) for lease in groups] == [2] * size
+        for one in (one.episode for lease in groups for one in lease.attempts):
             assert_equal(one, as_played(one.uuid, one.metadata["fence"]))
         store.use([lease.order for lease in groups[1:]], number)
         store.discard([groups[0].order], number, "stale")
@@ -118,11 +118,11 @@ def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
     for number in (3, 4):
         played.step(store, number, 2)
     assert Counter(played.trained) == Counter(range(len(played.trained))), f"operation {at}, done: {done}"
-    records = {each["_id"] for each in store._link.find(schema.RECORD, {})}
-    named = {end["record"] for each in store._link.find(schema.TASK, {}) for end in each.get("ends") or ()}
+    records = {each["_id"] for each in store.link.find(schema.RECORD, {})}
+    named = {end["record"] for each in store.link.find(schema.TASK, {}) for end in each.get("ends") or ()}
     assert records == named, f"operation {at}, done: {done}: nothing is left of what nobody names"
     for name in (schema.CALL, schema.DATA, schema.BLOB):
-        assert {each["record"] for each in store._link.find(name, {})} <= named, f"operation {at}, done: {done}: {name}"
+        assert {each["record"] for each in store.link.find(name, {})} <= named, f"operation {at}, done: {done}: {name}"
     return count[0] > at
 
 
@@ -170,9 +170,7 @@ def cut_once(asked: Any) -> Any:
 
 def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(
-        connection.MongoConnection, "_run_operation", cut_once(connection.MongoConnection._run_operation)
-    )
+    monkeypatch.setattr(connection.MongoConnection, "run_operation", cut_once(connection.MongoConnection.run_operation))
     played = Played(mongod.empty())
     store = played.open()
     played.step(store, 1, 2)
@@ -202,28 +200,28 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
     trainer = open_shared(address, rolls=True, run="run")
     late, other = open_shared(address), open_shared(address)
     (lease,) = late.lease(1)
-    inserted, insert = list[str](), records.EpisodeRecords._insert_documents
+    inserted, insert = list[str](), records.EpisodeRecords.insert_documents
 
     def stood_still(self: Any, name: str, written: Any, **more: bool) -> None:
         insert(self, name, written, **more)
-        if self is not late._records:
+        if self is not late.records:
             return
         inserted.append(name)
         if len(inserted) == at + 1:
-            changes_of = late._link.run_durable
+            changes_of = late.link.run_durable
             changes_of(lambda base: base[schema.TASK].update_one({"_id": 0}, [{"$set": changes.build_deadline(-1)}]))
-            other._positions.expired_at = float("-inf")
+            other.positions.expired_at = float("-inf")
             (again,) = other.lease(1)
             assert (again.order, again.fence) == (0, lease.fence + 1)
             other.put(again, Kept(as_played("e", again.fence)))
             other.close(again)
 
-    monkeypatch.setattr(records.EpisodeRecords, "_insert_documents", stood_still)
+    monkeypatch.setattr(records.EpisodeRecords, "insert_documents", stood_still)
     with pytest.raises(LeaseLostError):
         late.put(lease, Kept(as_played("e", lease.fence)))
-    ((kept,),) = (each.kept for each in trainer.closed())
+    ((kept,),) = (each.attempts for each in trainer.closed())
     assert_equal(kept.episode, as_played("e", lease.fence + 1))
-    assert len(trainer._link.find(schema.RECORD, {})) == 1
+    assert len(trainer.link.find(schema.RECORD, {})) == 1
 
 
 @pytest.mark.parametrize(
@@ -235,7 +233,7 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
 ) -> None:
     """Its client comes back to the next server, which has what its journal has."""
     store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
-    inserted, insert = list[str](), records.EpisodeRecords._insert_documents
+    inserted, insert = list[str](), records.EpisodeRecords.insert_documents
 
     def killed(self: Any, name: str, written: Any, **more: bool) -> None:
         insert(self, name, written, **more)
@@ -244,11 +242,11 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
             mongod.kill()
             mongod.start()
 
-    monkeypatch.setattr(records.EpisodeRecords, "_insert_documents", killed)
+    monkeypatch.setattr(records.EpisodeRecords, "insert_documents", killed)
     (lease,) = store.lease(1)
     store.put(lease, Kept(episode("whole")))
     store.close(lease)
-    ((kept,),) = (each.kept for each in store.closed())
+    ((kept,),) = (each.attempts for each in store.closed())
     assert_equal(kept.episode, episode("whole"))
 
 
@@ -262,8 +260,8 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
 
     def written(lease: Lease, name: str) -> tuple[Any, changes.Update, str]:
         kept = [Kept(episode(name))]
-        ends = store._records.build_ends(kept)
-        there = store._records.write_episodes(lease, kept, ends, is_acknowledged=True)
+        ends = store.records.build_ends(kept)
+        there = store.records.write_episodes(lease, kept, ends, is_acknowledged=True)
         return there, changes.build_put(lease, ends, {}, 60.0), ends[0]["record"]
 
     def without_record(name: str, *instead: Any) -> None:
@@ -272,7 +270,7 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
             if instead:
                 base[schema.RECORD].insert_one({"_id": name})
 
-        store._link.run_durable(lose)
+        store.link.run_durable(lose)
 
     written(lost, "a")
     store.fail(lost, "its player was killed")
@@ -283,15 +281,15 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
     assert found.count == 2 and found.size > 1000
     assert find_store_leftovers(tmp_path, remove=True) == found and find_store_leftovers(tmp_path) == StoreLeftovers()
     for name in (schema.CALL, schema.DATA):
-        assert {each["record"] for each in store._link.find(name, {})} == {record}
-    assert [end["uuid"] for end in store._positions.name_records(held, there, change)["ends"]] == ["c"]
+        assert {each["record"] for each in store.link.find(name, {})} == {record}
+    assert [end["uuid"] for end in store.positions.name_records(held, there, change)["ends"]] == ["c"]
     there, change, record = written(held, "d")
     without_record(record, "while gc removes what hangs on it")
-    assert len(store._positions.name_records(held, there, change)["ends"]) == 1, "that one is named by nobody"
+    assert len(store.positions.name_records(held, there, change)["ends"]) == 1, "that one is named by nobody"
     assert find_store_leftovers(tmp_path, remove=True).count == 1
     store.put(held, Kept(episode("d")))
     store.close(held)
-    ((c, d),) = (each.kept for each in store.closed())
+    ((c, d),) = (each.attempts for each in store.closed())
     assert_equal(c.episode, episode("c"))
     assert_equal(d.episode, episode("d"))
     monkeypatch.setattr(leftovers, "PATIENCE", 0.1)
@@ -324,13 +322,13 @@ def test_gc_asked_again_removes_no_record_that_a_put_made_meanwhile(
 
         return ask(self, once)
 
-    there._link.run_durable(insert)
+    there.link.run_durable(insert)
     assert there.find_leftovers() == ([], ["a"])
     with monkeypatch.context() as patch:
         patch.setattr(connection.MongoConnection, "run_durable", lost_once)
         there.remove([], ["a"])
-    assert len(asked) == 3 and [each["fence"] for each in there._link.find(schema.RECORD, {})] == [3]
-    assert [each["_id"] for each in there._link.find(schema.CALL, {})] == ["theirs"]
+    assert len(asked) == 3 and [each["fence"] for each in there.link.find(schema.RECORD, {})] == [3]
+    assert [each["_id"] for each in there.link.find(schema.CALL, {})] == ["theirs"]
     there.close()
 
 
@@ -343,7 +341,7 @@ def test_positions_that_a_killed_process_made_are_given_out_and_none_that_was_fo
     trainer = open_shared(address, rolls=True, run="run")
     late, sampler = open_shared(address), open_shared(address)
     assert isinstance(late, MongoStore) and isinstance(sampler, MongoStore)
-    late._positions._insert_positions(range(3))
+    late.positions.insert_positions(range(3))
     assert [lease.order for lease in sampler.lease(2)] == [0, 1] and trainer.depths().next == 2
     leases = [*(Lease(order, 1) for order in (0, 1)), *sampler.lease(2)]
     assert [lease.order for lease in leases] == [0, 1, 2, 3]
@@ -352,12 +350,12 @@ def test_positions_that_a_killed_process_made_are_given_out_and_none_that_was_fo
     trainer.use(range(4), 1)
     trainer.commit()
     trainer.forget(1)
-    assert trainer._link.find(schema.TASK, {"status": changes.OVER}) == []  # type: ignore[attr-defined]
-    late._positions._insert_positions(range(1, 4))
+    assert trainer.link.find(schema.TASK, {"status": changes.OVER}) == []  # type: ignore[attr-defined]
+    late.positions.insert_positions(range(1, 4))
     assert [lease.order for lease in sampler.lease(3)] == [4, 5, 6]
     assert [lease.order for lease in late.lease(1, below=7)] == [] and trainer.begun() == [4, 5, 6]
-    assert {each["_id"] for each in late._link.find(schema.TASK, {})} >= {4, 5, 6}
-    assert not late._link.find(schema.TASK, {"_id": {"$lt": 4}}), "nothing is left of those that came too late"
+    assert {each["_id"] for each in late.link.find(schema.TASK, {})} >= {4, 5, 6}
+    assert not late.link.find(schema.TASK, {"_id": {"$lt": 4}}), "nothing is left of those that came too late"
 
 
 def test_a_floor_does_not_rise_above_what_is_leased_while_it_is_looked_for(
@@ -409,7 +407,7 @@ def test_a_claim_and_a_hand_over_are_one_command_and_a_put_waits_for_two(
 def test_an_address_that_asks_for_no_answers_has_them_all_the_same() -> None:
     link = connection.MongoConnection("mongodb://127.0.0.1:1/?w=0", "none", None, patience=60.0)
     try:
-        assert link._quick.write_concern.acknowledged and link._durable.write_concern.acknowledged
+        assert link.quick.write_concern.acknowledged and link.durable.write_concern.acknowledged
     finally:
         link.close()
 
@@ -425,10 +423,10 @@ def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_a
             unsure = {"code": 91, "errmsg": "it goes down"}
             raise BulkWriteError({"writeErrors": [], "writeConcernErrors": [unsure]})
 
-    link._quick = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
+    link.quick = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
     written: Any = ["a part"]
     try:
-        records.EpisodeRecords(link, Redactor({}))._insert_documents("Blob", written, is_acknowledged=True)
+        records.EpisodeRecords(link, Redactor({})).insert_documents("Blob", written, is_acknowledged=True)
         assert asked == written * 2
     finally:
         link.close()
@@ -461,9 +459,7 @@ def test_the_last_failure_and_a_revival_whose_answers_are_lost_are_known(
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
     store = open_shared(mongod.empty(), rolls=True, max_attempts=1)
     (mine,) = store.lease(1)
-    monkeypatch.setattr(
-        connection.MongoConnection, "_run_operation", cut_once(connection.MongoConnection._run_operation)
-    )
+    monkeypatch.setattr(connection.MongoConnection, "run_operation", cut_once(connection.MongoConnection.run_operation))
     store.fail(mine, "no")
     assert [each.reasons for each in store.dead()] == [("no",)]
     store.revive(0)
@@ -490,8 +486,8 @@ def test_the_documents_are_the_episode(whole: Episode, mongod: Mongod) -> None:
     store.put(lease, Kept(whole, alone=True, ended_by="client"))
     store.give_back([lease])
     (again,) = store.lease_kept()
-    assert_equal(again.kept[0].episode, whole)
-    assert (again.kept[0].alone, again.kept[0].ended_by) == (True, "client")
+    assert_equal(again.attempts[0].episode, whole)
+    assert (again.attempts[0].alone, again.attempts[0].ended_by) == (True, "client")
 
 
 def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,7 +504,7 @@ def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatc
     (lease,) = store.lease(1)
     store.put(lease, Kept(whole))
     store.close(lease)
-    assert_equal(store.closed()[0].kept[0].episode, whole)
+    assert_equal(store.closed()[0].attempts[0].episode, whole)
     assert_equal(parse_documents(parts.record, [], [], parts.blobs, 0).episode, whole)
 
 
@@ -593,7 +589,7 @@ def test_a_position_says_what_agentrls_rows_do(mongod: Mongod) -> None:
         whole = replace(episode(f"e{lease.order}", messages=asked), order=lease.order)
         store.put(lease, Kept(whole))
         store.close(lease)
-        assert_equal(store.closed()[-1].kept[0].episode, replace(whole, messages=[
+        assert_equal(store.closed()[-1].attempts[0].episode, replace(whole, messages=[
             {"role": "system", "content": "[redacted MY_API_KEY] is the key"}, *asked[1:]
         ]))  # fmt: skip
     with MongoClient(mongod.uri) as client:
@@ -626,7 +622,7 @@ def test_records_say_what_updates_gave_them_and_no_more_where_that_is_taken_back
     assert told()["a"] == [(1, 0.5), (2, -0.25)]
     store = open_shared(address, at=saved, rolls=True, run="run")
     assert told()["a"] == [(1, 0.5)], "no checkpoint has the second one"
-    assert_equal(store.closed()[0].kept[0].episode, episode("a"))
+    assert_equal(store.closed()[0].attempts[0].episode, episode("a"))
     store.use([0], 2, advantages={"a": 0.75})
     store.commit()
     assert told()["a"] == [(1, 0.5), (2, 0.75)]

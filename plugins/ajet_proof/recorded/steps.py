@@ -106,7 +106,7 @@ class StepChecker:
         if split != "train" and any(not episode.group for episode, _ in found):
             return []  # clients played them, of no group
         problems = [
-            *self._check_names(step, found),
+            *self.check_names(step, found),
             *self._check_groups(split, found),
             *self._check_positions(split, found),
         ]
@@ -118,7 +118,7 @@ class StepChecker:
             problems += self.validations.check_file(step, [episode for episode, _ in found])
         return [WrongStep(step, split, what) for what in problems]
 
-    def _check_names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def check_names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         times = Counter(episode.uuid for episode, _ in found)
         row, algorithm = self._rows.get(step, {}), self._settings.trainer_common.algorithm
         repeated, bounds = (

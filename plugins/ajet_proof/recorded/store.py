@@ -209,7 +209,7 @@ class _StoreProver:
     def _check_position(self, report: ProofReport, position: StoredPosition, beginning: str) -> None:
         """Check a position's episodes, and their names if the group is complete."""
         report.wrong_steps += [ChangedRecord(0, "train", what) for what in position.altered]
-        meant = [each.episode for each in position.kept if each.episode.uuid.startswith(beginning)]
+        meant = [each.episode for each in position.attempts if each.episode.uuid.startswith(beginning)]
         newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
         for episode in meant:
             report.proof.add(prove_episode(episode, self._experiment.ajet, self._renderer, newest=newest))
@@ -226,10 +226,10 @@ class _StoreProver:
         """Return episodes of another run, and wrong names of a complete group."""
         wrong = [
             WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} belongs to another run")
-            for each in position.kept
+            for each in position.attempts
             if each.episode.run and each.episode.run != self._reading.run
         ]
-        group = [each.episode for each in position.kept if not each.alone]
+        group = [each.episode for each in position.attempts if not each.alone]
         if group and (position.state == "closed" or position.used):
             step = position.used[-1] if position.used else max(episode.step for episode in group)
             wrong += self._steps.check_file(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
@@ -249,7 +249,7 @@ class _StoreProver:
     def _make_reader(self, beginning: str) -> Callable[[PlayedFile], list[Episode]]:
         def read(play: PlayedFile) -> list[Episode]:
             positions = map(self._reading.position, self._orders[play.step, play.split])
-            episodes = [each.episode for position in positions if position is not None for each in position.kept]
+            episodes = [each.episode for position in positions if position is not None for each in position.attempts]
             return [each for each in episodes if each.uuid.startswith(beginning) and each.split == play.split]
 
         return read

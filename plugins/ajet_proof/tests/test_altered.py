@@ -14,7 +14,7 @@ from ajet.store.digest import ALTERED
 from ajet_proof.auditing.altered import list_altered_episodes
 from ajet_proof.auditing.audit import audit_run
 from ajet_proof.auditing.report import encode_audit, print_audit
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its digest does not match (sqlite store.sqlite)"
 

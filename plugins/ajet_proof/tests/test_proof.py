@@ -22,7 +22,7 @@ from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
 from ajet_proof.tokens.proof import Proof, build_full_timelines, build_samples, compare_logprobs, prove
 from ajet_proof.tokens.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
-from tests.chat_templates import made, tokenizer
+from tests.support.chat_templates import made, tokenizer
 from tests.support.context_tracker_fixtures import episodes
 from tests.support.gateways import (
     ADD,

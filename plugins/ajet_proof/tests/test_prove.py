@@ -26,8 +26,8 @@ from ajet_proof.recorded.losses import GONE, NOT_ASKED
 from ajet_proof.recorded.prove import ProofReport, prove_record
 from ajet_proof.recorded.report import encode_report
 from ajet_proof.recorded.steps import REMOVED
-from tests.ajet_command import ajet, metric_rows
 from tests.contract.conftest import TOOL_SETTINGS
+from tests.support.ajet_process import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from ajet.train.runner import LaunchOptions
 from ajet_proof.recorded.draws import NOT_ALL
 from ajet_proof.recorded.losses import OTHERS, SEVERAL
 from ajet_proof.recorded.prove import ProofReport, prove_record
-from tests.ajet_command import metric_rows
+from tests.support.ajet_process import metric_rows
 
 AGENT = """
 import zlib

@@ -25,7 +25,7 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
-from tests.client_fixtures import PATHS, Cell, Plays, all_plays, stage, told_by
+from tests.support.client_fixtures import PATHS, Cell, Plays, all_plays, stage, told_by
 
 PROCESSES = {"mini-swe-agent", "codex"}
 """Clients with prompts of thousands of tokens and starts of many seconds: proven by their ids alone, elsewhere."""

@@ -36,7 +36,7 @@ from ajet.schema.task import Task
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.template_doctor import TOOL, call, own_reply
 from ajet_proof.recorded.prove import prove_episode
-from tests.published_templates import FAMILIES, family
+from tests.support.published_templates import FAMILIES, family
 
 pytestmark = pytest.mark.slow
 

@@ -250,8 +250,8 @@ def test_a_look_at_a_store_ends_no_lease_and_reads_what_nobody_trained_on(addres
     before = content(address)
     assert reading.orders() == [first.order] and reading.begun() == 2 and reading.announced() is None
     found = reading.position(first.order)
-    assert found is not None and found.state == "leased" and found.kept[0].episode.uuid == whole.uuid
-    assert np.array_equal(found.kept[0].episode.calls[0].response_ids, whole.calls[0].response_ids)
+    assert found is not None and found.state == "leased" and found.attempts[0].episode.uuid == whole.uuid
+    assert np.array_equal(found.attempts[0].episode.calls[0].response_ids, whole.calls[0].response_ids)
     assert reading.position(1) is None and content(address) == before
     reading.close()
     store.disconnect()

@@ -16,18 +16,18 @@ BUSY = 0.2
 
 
 class Gpu(NamedTuple):
-    """One GPU; sizes in bytes."""
+    """A GPU of the machine, with sizes in bytes."""
 
     total: int
     used: int
     generation: int
-    """Major number of its compute capability: 8 is Ampere, 9 is Hopper."""
+    """Major number of the compute capability: 8 is Ampere, 9 is Hopper."""
     name: str
-    """The product's name, such as NVIDIA H100 PCIe."""
+    """The product's name, for example NVIDIA H100 PCIe."""
 
 
 def list_gpus() -> list[Gpu]:
-    """List all GPUs of this machine."""
+    """List all GPUs of the current machine."""
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -40,7 +40,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def refuse_busy(wanted: int) -> None:
-    """Raise UserError if fewer than `wanted` GPUs of this machine are free."""
+    """Raise UserError if fewer than `wanted` GPUs of the machine are free."""
     found = list_gpus()
     busy = [number for number, gpu in enumerate(found) if gpu.used > BUSY * gpu.total]
     if not busy or len(found) - len(busy) >= wanted:

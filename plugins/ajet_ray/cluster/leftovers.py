@@ -1,12 +1,12 @@
-"""Leftovers of a run's processes after Ray killed them, and the remover process: temporary files (vLLM's sockets,
-verl's lock files, Ray's session) and shared memory (vLLM's randomly named segments).
+"""Leftovers of a run's processes killed by Ray, and the remover process.
 
-Invariants: the processes share one temporary folder, removed once none of them lives. A segment is removed only if a
-process below this one used it, it is still the same file, and no process maps it. The remover reads both from a pipe
-and acts once the pipe closes, also after a kill of this process. Processes of a joined cluster are not below this one:
-a batch script starts Ray on its nodes through `run_with_leftovers`.
+Leftovers are temporary files (vLLM's sockets, verl's lock files, Ray's session) and shared memory (vLLM's randomly
+named segments). Invariants: the processes share a temporary folder, removed after the end of all processes. A segment
+is removed only if a descendant process used the segment, the file is unchanged, and no process maps it. The remover
+reads both from a pipe and acts once the pipe closes, also after a kill of the run's process. Processes of a joined
+cluster are not descendants: a batch script starts Ray on its nodes through `run_with_leftovers`.
 
-This file is also run as a program, by the remover and by nodes: its top level must import nothing of ajet.
+The file is also run as a program, by the remover and by nodes: the top level must not import ajet.
 """
 
 from __future__ import annotations
@@ -130,8 +130,10 @@ def _mentions_folder(pid: int, folder: Path) -> bool:
 
 
 def run_with_leftovers(command: Sequence[str]) -> int:
-    """Run a command that starts Ray on a node, with its own temporary folder; forward end signals and return the exit
-    code."""
+    """Run a command to start Ray on a node, with a separate temporary folder.
+
+    Forwards end signals and returns the exit code.
+    """
     with contextlib.closing(RunLeftovers()) as leftovers:
         child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

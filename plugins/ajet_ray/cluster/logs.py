@@ -1,7 +1,7 @@
-"""The output of verl's processes, one log file per process, from every node.
+"""The output of verl's processes, with a log file per process, from every node.
 
-Invariant: Ray sends the lines of all nodes to the run's process; they are written to the run's `logs/`, not to its
-screen. Ray has no public hook, so a private one is used, covered by a test.
+Invariant: Ray sends the lines of all nodes to the run's process. The lines are written to the run's `logs/`, not to the
+screen. Ray has no public hook, so a private hook is used, covered by a test.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ajet.record.files import read_tail
 from ajet.record.logs import log_name
 
 HANDLER = "ray_print_logs"
-"""Ray's own handler, which prints to the screen."""
+"""Ray's own handler for printing to the screen."""
 NOISE = re.compile(r"target_num_threads \d+ should not exceed|Task was destroyed but it is pending")
 """Lines repeated hundreds of times by verl's libraries."""
 _LINE = 160
 """Characters of a line on the screen."""
 _TAIL = 1 << 16
-"""Bytes of a log searched for its last line."""
+"""Number of bytes of a log searched for the last line."""
 
 
 def find_last_line(folder: Path) -> tuple[str, str]:
-    """Return the name of the log that was written last, and its last line; twice "" if there is none."""
+    """Return the name of the last written log, and its last line, or twice "" without logs."""
     files = [each for each in folder.glob("*.log") if each.is_file()]
     if not files:
         return "", ""

@@ -17,7 +17,7 @@ PATIENCE_S = 300.0
 
 
 def require_same_plugins() -> None:
-    """Raise UserError for a node of the cluster whose plug-ins differ from this process's."""
+    """Raise UserError for a node of the cluster with plug-ins different from the driver's."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -43,7 +43,7 @@ def require_same_plugins() -> None:
 
 
 def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Return how the versions of a node's plug-ins differ from the driver's, in words; "" if they do not."""
+    """Describe the differences between a node's plug-in versions and the driver's, or return ""."""
     return "; ".join(_list_differences(own, found))
 
 

@@ -1,7 +1,8 @@
 """The package `ajet` of Ray's processes.
 
-Invariant: it is the package of the run's own process. Ray puts the working directory first in `sys.path` with a
-process's first task; if another package of the same name lies there (a clone of AgentJet), ajet is loaded before.
+Invariant: Ray's processes use the package of the run's own process. Ray puts the working directory first in `sys.path`
+with a process's first task. If the directory holds another package of the same name (a clone of AgentJet), ajet is
+loaded before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import ajet
 from ajet.config.programs import holds_other_ajet
 
 ROOT = str(Path(ajet.__file__).resolve().parents[1])
-"""The folder of ajet on this machine; a node with another folder finds ajet by itself."""
+"""The folder of ajet on the machine. A node with another folder finds ajet without help."""
 
 
 def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The Ray cluster of a run: its own one on this machine, or an existing one.
+"""The Ray cluster of a run: a new cluster on the machine, or an existing cluster.
 
-Invariants: a cluster started by the run ends with the run, also after a kill; an existing one stays. Signal handlers
-belong to the run: Ray's are replaced again after its start. verl is never imported here: that takes 15 seconds.
+Invariants: a cluster started by the run ends with the run, also after a kill. An existing cluster stays. Signal
+handlers belong to the run: Ray's handlers are replaced after the start. verl is never imported here, because an import
+takes 15 seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RayNeeds:
     resource: str
     """Ray's name of the accelerators: GPU or NPU."""
     extra: str
-    """The extra of ajet that installs Ray."""
+    """The extra of ajet with the package Ray."""
     needed_for: str
     """The backbone, as the beginning of a sentence."""
     init: Mapping[str, Any]
@@ -60,9 +61,9 @@ class RayNeeds:
     cpus_key: str
     """The key with the number of CPUs of Ray."""
     serving_key: str
-    """The key with the number of accelerators that serve separately from the trainer."""
+    """The key for the number of accelerators serving separately from the trainer."""
     namespace: str | None = None
-    """Namespace of the actors' names; None: one of this run alone."""
+    """Namespace of the actors' names. None: a namespace of the run alone."""
 
 
 def _list_plugin_variables() -> dict[str, str]:
@@ -81,12 +82,17 @@ def connect_to_ray(
     temporary: Path,
     on_wait: Callable[[int, int], None] = lambda found, wanted: None,
 ) -> Iterator[None]:
-    """Connect this process to Ray within the block. Raises UserError.
+    """Connect the process to Ray within the block.
 
-    address: of a cluster, or None for an own one. folder: the YAML's folder, copied to other machines. environment:
-    variables of the run's processes. temporary: their temporary folder in an own cluster. on_wait: called with found
-    and wanted GPUs on each change while nodes are missing. An unreachable cluster, missing GPUs and nodes with other
-    plug-ins are UserErrors.
+    Args:
+        address: of a cluster, or None for a new cluster.
+        folder: the YAML's folder, copied to other machines.
+        environment: variables of the run's processes.
+        temporary: temporary folder of the processes in a new cluster.
+        on_wait: called with found and wanted GPUs on each change while nodes are missing.
+
+    Raises:
+        UserError: the cluster is unreachable, GPUs are missing, or nodes have other plug-ins.
     """
     try:
         import ray
@@ -131,7 +137,7 @@ def connect_to_ray(
         for number, handler in handlers.items():  # else SIGTERM would end the run within a step
             signal.signal(number, handler)
     try:
-        _wait_for_gpus(needs, own=address is None, on_wait=on_wait)
+        wait_for_gpus(needs, own=address is None, on_wait=on_wait)
         if address is not None:
             require_same_plugins()
         yield
@@ -144,7 +150,7 @@ def _find_compile_cache() -> str:
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
-def _wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
     import ray
 
     demand, resource = needs.demand, needs.resource

@@ -1,7 +1,7 @@
-"""Short texts of Ray's errors, without the processes' traces.
+"""Shorten Ray's errors, without the processes' traces.
 
-Invariant: a remote error is reported by its last line, with the error's name; a worker killed for lack of memory by the
-line about memory, since advice follows it.
+Invariant: a remote error is reported by its last line, with the error's name. A worker killed for lack of memory is
+reported by the line about memory, since advice follows from the line.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def read_last_line(problem: Exception) -> str:
 
 
 def make_engine_failure(server: str, problem: Exception) -> EngineFailure:
-    """Return the failure of a request to an actor that serves the model; one to an actor that died cannot be mended.
+    """Return the failure of a request to a serving actor. A request to a dead actor cannot be retried.
 
     Args:
-        server: What failed, such as "verl's server".
+        server: The failed component, for example "verl's server".
     """
     from ray.exceptions import ActorDiedError
 

@@ -1,6 +1,6 @@
-"""A run's demand of a cluster, by verl's config.
+"""A run's resource demand on a cluster, by verl's config.
 
-Invariant: in separate_async the servers have their own accelerators; in the other modes they share the trainer's.
+Invariant: in separate_async the servers have their own accelerators. In the other modes servers share the trainer's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Demand:
     training: tuple[int, int]
     """Nodes, and accelerators on each."""
     serving: tuple[int, int]
-    """The same for separate servers; zeros if there are none."""
+    """The demand of separate servers, all zeros without separate servers."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Demand:

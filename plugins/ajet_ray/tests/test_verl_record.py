@@ -38,8 +38,8 @@ from ajet_ray.mailbox import (
 )
 from ajet_ray.record import DEATHS, HOPELESS, RayRecord
 from ajet_ray.tickets import LaunchTickets, open_verl_store
-from tests import rollout_workflows as flows
-from tests.local_fixtures import episode_of
+from tests.support import rollout_workflows as flows
+from tests.support.local_fixtures import episode_of
 from tests.support.rollouts import renderer, stage
 
 pytestmark = pytest.mark.verl
@@ -133,16 +133,16 @@ def rows(run: RunDirectory) -> list[dict[str, Any]]:
 
 def test_steps_that_train_nothing_end_the_run(made):
     record, _, _ = made
-    record._settings.trainer_common.stop_after_idle_steps = 2
+    record.settings.trainer_common.stop_after_idle_steps = 2
     for step, trained in ((1, 0), (2, 5), (3, 0), (4, 0)):
         groups = [group(2 * step, step=step), group(2 * step + 1, step=step)]
         for each in groups:
             record.handle_notice(closed(each))
-        record._idle *= trained == 0
+        record.idle_steps *= trained == 0
         record.handle_notice(stepped(step, *groups))
-        record._idle *= trained == 0  # no group here has a token to train
+        record.idle_steps *= trained == 0  # no group here has a token to train
         assert record.is_exhausted == (step == 4), step
-    record._settings.trainer_common.stop_after_idle_steps = 0
+    record.settings.trainer_common.stop_after_idle_steps = 0
     assert not record.is_exhausted, "0 goes on whatever happens"
 
 
@@ -372,7 +372,7 @@ def test_samplers_that_say_another_version_than_they_sample_with_are_named(made)
         if step == 1:
             record.handle_notice(letter)
             continue
-        with pytest.raises(UserError, match=r"What samplers say that policy 1 sampled is not") as said:
+        with pytest.raises(UserError, match=r"logprobs do not match policy 1") as said:
             record.handle_notice(letter)
         assert "They were liar." in said.value.what
 

@@ -17,9 +17,9 @@ from ajet.schema.episode import Failure, Group
 from ajet.schema.timeline import SampledSpan
 from ajet_ray.episode_bytes import unpack_episode
 from ajet_ray.rows import FIELDS, NO_TOKEN, build_rows, rebuild_groups
-from tests import record_fixtures as recorded
-from tests.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of
-from tests.record_fixtures import assert_equal
+from tests.support import record_fixtures as recorded
+from tests.support.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of
+from tests.support.record_fixtures import assert_equal
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 

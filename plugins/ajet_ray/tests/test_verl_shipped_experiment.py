@@ -34,7 +34,7 @@ def project(tmp_path, monkeypatch):
     (folder / ".env").write_text("CARRIED_SECRET=a value\n")
     monkeypatch.setenv("CARRIED_SECRET", "a value")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    module._compose_experiment.cache_clear()
+    module.compose_experiment.cache_clear()
     return folder
 
 

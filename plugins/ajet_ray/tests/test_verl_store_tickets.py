@@ -26,8 +26,8 @@ from ajet_ray.mailbox import CreditEntry, TicketGrant
 from ajet_ray.modes import DECOUPLED
 from ajet_ray.store_tickets import StoreTickets, require_model
 from ajet_verl.train import require_store
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 pytestmark = pytest.mark.verl
 
@@ -133,7 +133,7 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
     taken = first.take(1, 0, 1)
     assert ([group.order for group in taken.over], taken.stale, taken.retrained) == ([0, 1], [], [])
     assert first.tickets.list_waiting() == [2] and first.policy.step == 0, "no checkpoint is there yet"
-    assert not first.tickets._groups, "no episode of a step that is over is held in memory"
+    assert not first.tickets.groups, "no episode of a step that is over is held in memory"
     committed = first.tickets.commit()
     first.tickets.forget(1)
     assert first.policy.step == 1 and first.policy.weights.endswith("checkpoints/step-1")
@@ -273,7 +273,7 @@ def test_a_group_that_takes_its_process_down_stays_in_the_store(launch: Any) -> 
     assert [grant.order for grant in made.tickets.list_grants()] == [0]
     made.tickets.give_up(0, 1)
     assert made.granted(1, 1) == [] and made.tickets.list_open() == [] and made.store.depths().closed == 1
-    (late,) = made.tickets._closed_groups.ready(0, 1).groups
+    (late,) = made.tickets.closed_groups.ready(0, 1).groups
     assert not made.tickets.close(late, 1), "its last process told that it had it before it died"
     made.play(1)
     assert made.granted(1, 1) == [1]

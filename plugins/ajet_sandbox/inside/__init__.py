@@ -1,5 +1,5 @@
-"""Programs that run inside a sandbox, with the standard library of its Python alone.
+"""Programs running inside a sandbox with only the standard library of the sandbox's Python.
 
-They are passed as text or bytecode (`ajet_sandbox.bundle`) and import only each other and `ajet.schema.frames`.
-Invariant: no program trusts the sandbox after user code ran; the host trusts none of the programs.
+The programs are passed as text or bytecode (`ajet_sandbox.bundle`) and import only each other and `ajet.schema.frames`.
+Invariant: no program trusts the sandbox after user code ran. The host trusts none of the programs.
 """

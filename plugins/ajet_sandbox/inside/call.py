@@ -1,7 +1,7 @@
-"""A fork of the resident for one call: code or a command.
+"""A fork of the resident for a single call: code or a command.
 
-Invariants: the fork holds only its three descriptors; limits and confinement are set before any user code runs; it
-never returns to the resident's code.
+Invariants: the fork holds only its three descriptors. Limits and confinement are set before any user code runs. The
+fork never returns to the resident's code.
 """
 
 # ruff: noqa: SIM115
@@ -80,7 +80,7 @@ def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> No
 
 
 def _set_limit(name: int, most: int, later: int = 0) -> None:
-    """Set a limit. `later`: the distance of the hard limit, which kills, above the soft one, which signals."""
+    """Set a limit. `later`: the distance between the soft limit (a signal) and the hard limit (a kill)."""
     present = resource.getrlimit(name)[1]
     hard = most + later if present == resource.RLIM_INFINITY else min(most + later, present)
     resource.setrlimit(name, (min(most, hard), hard))

@@ -1,9 +1,9 @@
-"""A sandbox's door: a Unix socket as the only way through its walls, with connections in one direction only.
+"""A sandbox's door: a Unix socket as the only way through the walls, with connections in a single direction.
 
-Out: to the gateway; or in: to the single port of a service. Invariant: neither direction opens the other. Out: a
-forwarder inside listens on loopback, so any client reaches the gateway by an ordinary URL. In: a forwarder accepts at a
-socket made outside, once the program answers at its port. Run by its path, this file is the first program inside (it
-needs no package of ajet) or the second: it sets user and limits if given, forks the forwarder, and becomes the command.
+Out: to the gateway. In: to the single port of a service. Invariant: neither direction opens the other. Out: a forwarder
+inside listens on loopback, so any client reaches the gateway by an ordinary URL. In: a forwarder accepts at a socket
+made outside, once the program answers at its port. The file is run by path, as the first program inside (without any
+package of ajet) or the second. The program sets user and limits if given, forks the forwarder, and becomes the command.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEATH_SIGNAL = 1
 def make_forwarder(
     connect: Callable[[], Coroutine[Any, Any, Streams]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
-    """Return a handler for `asyncio.start_server` that forwards each connection to one made by `connect`."""
+    """Return a handler for `asyncio.start_server`, forwarding each connection to a connection made by `connect`."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

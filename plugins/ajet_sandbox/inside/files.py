@@ -1,7 +1,7 @@
 """Files of a sandbox's working folder, accessed by the host through a descriptor, or by the resident.
 
-Invariant: no path leads out of the folder, whatever concurrent code inside creates: links are refused at every step (by
-openat2 if the kernel has it, else step by step); only regular files are read, up to the requested length.
+Invariant: no path leads out of the folder, whatever concurrent code inside creates. Links are refused at every step (by
+openat2 if supported by the kernel, else step by step). Only regular files are read, up to the requested length.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ _OUTSIDE = {errno.ELOOP, errno.EXDEV, errno.ENOTDIR}
 
 
 class PathEscapeError(Exception):
-    """A path that leads out of the folder, or to no regular file."""
+    """A path leading out of the folder, or to a special file."""
 
 
 class SandboxFolder:
-    """A folder by its descriptor, closed with this object. Raises OSError, PathEscapeError."""
+    """A folder opened by descriptor, closed with the object. Raises OSError, PathEscapeError."""
 
     def __init__(self, number: int, owner: int | None) -> None:
-        """`owner`: user and group of new files, if different from this process."""
+        """Take over the descriptor `number`.
+
+        Args:
+            owner: user and group of new files, if different from the current process.
+        """
         self._number, self._owner = number, owner
 
     def read(self, path: str, longest: int) -> bytes:
@@ -56,7 +60,7 @@ class SandboxFolder:
                 view = view[os.write(number, view) :]
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
+        """Close the folder's descriptor. Calls are idempotent."""
         if self._number >= 0:
             os.close(self._number)
             self._number = -1

@@ -11,7 +11,7 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 """Landlock's system calls, with equal numbers on every architecture."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REFER = 1, 2, 4, 8, 1 << 13
 _FILES_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""All file rights of an ABI; later ABIs add none."""
+"""All file rights of an ABI. Later ABIs add no file right."""
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
 """Rights allowed in a rule for a single file."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,21 +34,21 @@ def prctl(option: int, value: int) -> None:
 
 
 def load_filter(code: bytes) -> None:
-    """Apply a seccomp filter to this process and its children."""
+    """Apply a seccomp filter to the current process and its children."""
     prctl(NO_NEW_PRIVS, 1)
     _check_result(_libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(_Filter(len(code) // 8, code)), 0, 0))
 
 
 def read_landlock_version() -> int:
-    """Return Landlock's ABI; 0 without Landlock."""
+    """Return Landlock's ABI, or 0 without Landlock."""
     found: int = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(found, 0)
 
 
 def apply_landlock(readable: list[str], writable: list[str], devices: list[str]) -> None:
-    """Restrict this process and its children to the paths.
+    """Restrict the current process and its children to the paths.
 
-    `readable`: read and execute; `writable`: everything; `devices`: read and write as existing files. TCP (ABI 4), and
+    `readable`: read and execute; `writable`: all rights; `devices`: read and write as existing files. TCP (ABI 4), and
     signals or abstract sockets to the outside (ABI 6), are denied.
     """
     version = read_landlock_version()
@@ -68,7 +68,7 @@ def apply_landlock(readable: list[str], writable: list[str], devices: list[str])
 
 
 def create_ruleset(files: int, network: int = 0, scopes: int = 0) -> int:
-    """Return the descriptor of a new ruleset that denies the rights unless a rule grants them."""
+    """Return the descriptor of a new ruleset denying the rights unless granted by a rule."""
     attributes = struct.pack("QQQ", files, network, scopes)
     size = 24 if scopes else 16 if network else 8
     return _check_result(_libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
@@ -81,7 +81,7 @@ def add_rule(ruleset: int, place: int, rights: int) -> None:
 
 
 def enforce_ruleset(ruleset: int) -> None:
-    """Apply the ruleset to this process and its children."""
+    """Apply the ruleset to the current process and its children."""
     prctl(NO_NEW_PRIVS, 1)
     _check_result(_libc.syscall(ctypes.c_long(_RESTRICT), ctypes.c_int(ruleset), ctypes.c_uint(0)))
 

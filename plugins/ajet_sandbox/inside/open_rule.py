@@ -21,10 +21,10 @@ LEAST_ABI = 2
 
 
 def restrict_opening(projects: Collection[str]) -> None:
-    """Restrict this process and its children to the existing files. Does nothing without Landlock.
+    """Restrict the current process and its children to existing files. Without Landlock, do not restrict.
 
     Args:
-        projects: Folders with a rule per file, and single files. Everything else can be opened.
+        projects: Folders with a rule per file, and single files. All other files can be opened.
     """
     if not projects or kernel.read_landlock_version() < LEAST_ABI:
         return
@@ -93,7 +93,7 @@ def _allow_cover(ruleset: int, path: str, device: int) -> bool:
 
 
 def _allow_path(ruleset: int, path: str, rights: int) -> None:
-    """Allow a file, or everything below a folder. For a link only the link itself is allowed, which opens nothing."""
+    """Allow a file, or all files below a folder. A link is allowed without its target, and so opens no file."""
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
-"""The resident: a warm Python in the sandbox that forks for each call.
+"""The resident: a warm Python in the sandbox, forked for each call.
 
-Invariants: the resident ends with all child processes when its line to the host closes, whatever user code does: it is
-the first process of its namespace, or the subreaper of its descendants. After a call only the stateful session
-survives. Output is read up to its limit. The host learns why a call ended.
+Invariants: the resident ends with all child processes when the line to the host closes, whatever user code does,
+because the resident is the first process of its namespace, or the subreaper of its descendants. After a call only the
+stateful session survives. Output is read up to its limit. The host learns why a call ended.
 """
 
 # ruff: noqa: SIM105
@@ -55,7 +55,7 @@ def main(settings: Mapping[str, Any]) -> None:
 
 
 class Resident:
-    """Serves the host's calls."""
+    """Serves the calls of the host."""
 
     def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
         from ajet.schema.frames import FrameReader
@@ -96,13 +96,13 @@ class Resident:
         return bool(more)
 
     def end_all(self) -> None:
-        """End all processes, this one included."""
+        """End all processes, including the current process."""
         self._session = None
         self.end_calls()
         os._exit(0)
 
     def run_call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
-        """Run one call and return its answer."""
+        """Run a call and return its answer."""
         stdin = os.memfd_create("stdin")
         _write_all(stdin, blobs[0])
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -133,7 +133,7 @@ class Resident:
         return head, text[0], text[1]
 
     def _start_call(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
-        """Start the call; return its process, or 0 for the session."""
+        """Start the call. Return the process id, or 0 for the session."""
         from ajet_sandbox.inside import call, session
 
         if order["keep"]:
@@ -148,7 +148,7 @@ class Resident:
 
     @property
     def session(self) -> Any:
-        """The stateful session, or None."""
+        """The stateful session, or None before its start."""
         return self._session
 
     def take_session_pid(self) -> int:
@@ -163,13 +163,13 @@ class Resident:
         return self._line
 
     def read_frame(self) -> dict | None:
-        """Return the host's next message during a call, or None; raises EOFError if the host is gone."""
+        """Return the host's next message during a call, or None. Raise EOFError if the host is gone."""
         if not self._receive_bytes():
             raise EOFError
         return self.take_frame()
 
     def take_frame(self) -> dict | None:
-        """Return a message received earlier, or None."""
+        """Return the next message received earlier, or None."""
         found = self._frames.take_frame()
         return found[0] if found is not None else None
 
@@ -201,7 +201,7 @@ class Resident:
                 return
 
     def _reap_processes(self, keeper: int) -> bool:
-        """Reap ended processes; return True if others must still end."""
+        """Reap ended processes. Return True if others must still end."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -215,7 +215,7 @@ class Resident:
 
 
 class RunningCall:
-    """One call while it runs."""
+    """A call in progress, with its pipes."""
 
     def __init__(
         self, resident: Resident, pid: int, order: Mapping[str, Any], ends: tuple[int, int], began: float
@@ -266,7 +266,7 @@ class RunningCall:
         return bool(more)
 
     def _drain_pipes(self) -> None:
-        """Read the pipes' present content; later output of leftover processes is ignored."""
+        """Read the pipes' present content. Later output of leftover processes is ignored."""
         for end in self._ends:
             os.set_blocking(end, False)
             try:

@@ -1,7 +1,7 @@
-"""The process for stateful calls: they run one after the other in one namespace.
+"""The process for stateful calls, run sequentially in a shared namespace.
 
-Invariant: the session is untrusted like any call, under the same limits; the resident trusts only its exit byte.
-Memory, files and processes are limited by the first call's limits; CPU seconds anew for each call.
+Invariant: the session is untrusted like any call, under the same limits. The resident trusts only its exit byte.
+Memory, files and processes are limited by the first call's limits, CPU seconds anew for each call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LINE = 20
-"""The session's descriptor of its line."""
+"""The session's file descriptor for its line."""
 
 
 class SessionProcess:
@@ -41,7 +41,7 @@ class SessionProcess:
         self.line.sendall(pack_frame({"cpu": order["cpu"], "environment": order["environment"]}, code))
 
     def ended(self) -> int | None:
-        """Return the exit code of the current call; None if the process is gone."""
+        """Return the exit code of the current call, or None if the process is gone."""
         try:
             reply = self.line.recv(1)
         except OSError:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 
 _PIPE = 1 << 16
-"""Capacity of a pipe that cannot be enlarged, in bytes."""
+"""Capacity in bytes of a pipe with a fixed size."""
 _QUEUES = ("/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6")
 
 
 def measure_memory(tree: list[int], *, has_own_network: bool) -> int:
-    """Return the bytes of memory of the processes; shared memory counts once (PSS).
+    """Return the bytes of memory of the processes. Shared memory counts once (PSS).
 
     Unmapped memory counts, too: a memfd with its size, a pipe and a socket with their largest capacity, and queued data
-    of connections. A process that hides its files counts with its mapped memory and a socket for each possible file.
+    of connections. A process with hidden files counts with its mapped memory and a socket for each possible file.
 
     Args:
-        has_own_network: True if the processes have a network namespace, so all its connections are theirs.
+        has_own_network: True if the processes have a separate network namespace and own all its connections.
     """
     total = mapped_shared = 0
     files: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _read_file_limit(pid: int) -> int:
 
 
 def _measure_queues() -> int:
-    """Return the queued bytes of connections in this network namespace."""
+    """Return the queued bytes of connections in the current network namespace."""
     total = 0
     for path in _QUEUES:
         try:
@@ -109,7 +109,7 @@ def _measure_queues() -> int:
 
 
 def measure_disk(folder: str, enough: int) -> int:
-    """Return the bytes of all files below `folder`, up to `enough`; links are not followed.
+    """Return the bytes of all files below `folder`, up to `enough`, without following links.
 
     An unreadable folder (closed, or deeper than the longest path) counts as too much.
     """
@@ -133,7 +133,7 @@ _GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
 
 
 def read_memory_limit() -> int:
-    """Return the container's memory limit in bytes; 0 if there is none or it cannot be read."""
+    """Return the container's memory limit in bytes, or 0 if unlimited or unreadable."""
     for path in (f"{_GROUPS[0]}/memory.max", f"{_GROUPS[1]}/memory.limit_in_bytes"):
         try:
             with open(path) as file:

@@ -1,1 +1,1 @@
-"""The scorer `code`: unit tests on a program that a model wrote, which runs in a sandbox."""
+"""The scorer `code`: unit tests on a model's program, run in a sandbox."""

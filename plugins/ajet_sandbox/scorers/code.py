@@ -1,10 +1,9 @@
 """The scorer `code`: the row's unit tests on the model's program, in a sandbox.
 
-Invariants: no part of the answer runs outside the sandbox of `environment.sandbox`; a missing or lost sandbox is a
-sandbox failure, never a 0. A test passes only if it ran to its end: it prints a random word, read after the answer's
-code ran, so an answer that merely exits passes nothing. Outputs, results of calls and comparisons with constants are
-evaluated outside the answer's interpreter. Other statements run inside: a program written to read the word can pass
-them.
+Invariants: no part of the answer runs outside the sandbox of `environment.sandbox`. A missing or lost sandbox is a
+sandbox failure, never a 0. A test passes only if run to the end: the test prints a random word, read after the answer's
+code ran, so an exiting answer passes no test. Outputs, results of calls and comparisons with constants are evaluated
+outside the answer's interpreter. Other statements run inside: a program written to read the word can pass these.
 """
 
 from __future__ import annotations
@@ -99,15 +98,19 @@ SECONDS = 10.0
 
 
 class CodeScorer:
-    """1 if all tests pass, else 0; `partial`: the share of passing tests. timeout: seconds per test."""
+    """Score 1 if all tests pass, else 0. `partial`: the share of passing tests. `timeout`: seconds per test."""
 
     def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
         self._maker = find_sandbox_maker(config)
         self._partial, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
-        """Score a reply; no score for a row without tests. Raises JudgeFailure for tests of unknown shape,
-        SandboxFailure."""
+        """Score a reply. A row without tests has no score.
+
+        Raises:
+            JudgeFailure: the tests have an unknown shape.
+            SandboxFailure: the sandbox is missing or lost.
+        """
         tests = read_tests(metadata)
         if not tests:
             return Verdict(None, None, "no score: the row has no tests")
@@ -128,7 +131,7 @@ class CodeScorer:
     def _find_failed_tests(
         self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits
     ) -> list[str]:
-        """Return the reasons of failed tests; without partial credit only the first."""
+        """Return the reasons of failed tests, without partial credit only the first."""
         failed: list[str] = []
         for each in tests:
             if why := run_test(each, sandbox, program, limits):
@@ -139,11 +142,11 @@ class CodeScorer:
 
 
 def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
-    """Return why a program does not pass a test; "" if it does.
+    """Return why a program fails a test, or "" on success.
 
     Raises:
         SandboxFailure: The sandbox was lost.
-        JudgeFailure: The test imports what the sandbox does not have.
+        JudgeFailure: The test imports a module missing from the sandbox.
     """
     if isinstance(test, InputOutputTest):
         return _run_program(test, sandbox, program, limits)
@@ -181,7 +184,7 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
 
 
 def is_same_value(given: Any, wanted: Any) -> bool:
-    """Return True if two JSON values are equal; decimal fractions may differ by a millionth of their size."""
+    """Return True if two JSON values are equal. Decimal fractions may differ by a millionth of their size."""
     if isinstance(given, (list, tuple)) and isinstance(wanted, (list, tuple)):
         return len(given) == len(wanted) and all(map(is_same_value, given, wanted))
     if isinstance(given, Mapping) and isinstance(wanted, Mapping):
@@ -233,7 +236,7 @@ def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result
 
 
 def _write_integer(value: Any) -> dict[str, str]:
-    """Encode an integer that JSON's writer refuses for its length."""
+    """Encode an integer too long for JSON's writer."""
     if isinstance(value, Decimal):
         return {"\0int": str(value)}
     raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,8 +1,8 @@
-"""Assertions that compare with a constant: `assert add(1, 2) == 3`, `self.assertEqual(add(1, 2), 3)`.
+"""Assertions with a comparison to a constant: `assert add(1, 2) == 3`, `self.assertEqual(add(1, 2), 3)`.
 
-Invariant: the constant never enters the interpreter that runs the answer. The test reports the value that it would have
-compared, and the comparison is done here, on plain values. A program can then neither read what is wanted nor return an
-object that equals everything.
+Invariant: the constant never enters the answer's interpreter. The test reports the compared value, and the comparison
+runs on the host, on plain values. A program can then neither read the expected value nor return an object equal to
+everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ajet.schema.fenced import has_huge_number, parse_python
 
 REPORT = "__ajet_report__"
-"""Name under which a rewritten test finds the function that reports a value."""
+"""Name of the reporting function in a rewritten test."""
 DEFINE_REPORT = """\
 def _plain(value):
     if value is None or isinstance(value, (bool, str, float)):
@@ -52,16 +52,16 @@ _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConstantAssertion:
-    """One comparison that a test made with a constant."""
+    """A comparison with a constant in a test."""
 
     compare: Callable[[Any, Any], bool]
     wanted: Any
     is_always_run: bool
-    """True if a test that runs to its end has to report it."""
+    """True if a test run to the end must report the value."""
 
 
 def split_assertions(code: str) -> tuple[str, list[ConstantAssertion]]:
-    """Return a test that reports values by their number, and the assertions about them in that order."""
+    """Return a test reporting values by number, and the assertions on the values in the same order."""
     tree = None if has_huge_number(code) else parse_python(code)
     if tree is None:
         return code, []
@@ -71,11 +71,11 @@ def split_assertions(code: str) -> tuple[str, list[ConstantAssertion]]:
 
 
 def find_failed(assertions: list[ConstantAssertion], reports: Iterable[Any]) -> str:
-    """Return which assertion fails, or "" if none does.
+    """Return the failed assertion, or "" on success.
 
     Args:
-        assertions: Those of the test.
-        reports: `[number, value]` for each that was run, as the sandbox wrote them.
+        assertions: The assertions of the test.
+        reports: `[number, value]` of each executed assertion, as written by the sandbox.
     """
     missing = {number for number, each in enumerate(assertions) if each.is_always_run}
     for report in reports:
@@ -165,7 +165,7 @@ def _read_report(report: Any) -> tuple[int, Any]:
 
 
 def _read_plain(value: Any) -> Any:
-    """Return what `_plain` of the sandbox wrote."""
+    """Return the value written by `_plain` in the sandbox."""
     if not isinstance(value, dict):
         return value
     if not value:

@@ -1,7 +1,7 @@
-"""Tests of programs, as published data sets have them.
+"""Parse tests of programs in the formats of published data sets.
 
-Invariant: what has no known shape is refused, with its field, and is never run: an expression such as a list of texts
-would pass for every program. The same holds for statements that cannot fail, or that nothing calls.
+Invariant: tests of unknown shape are refused with their field, and never run: an expression, for example a list of
+texts, would pass for every program. Statements that cannot fail, or without a call, are refused for the same reason.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("verification_info",), "SYNTHETIC-1 and PrimeIntellect's verifiable-coding-problems"),
     (("test",), "HumanEval, LeetCodeDataset (entry_point), KodCode (pytest), BigCodeBench (unittest)"),
 )
-"""Fields of a row that hold tests, and who publishes them so. The first that is not empty counts."""
+"""Fields of a row with tests, and their publishers. The first non-empty field counts."""
 LARGEST = 1 << 29
-"""Characters of a row's tests when they are decompressed."""
+"""Limit on the characters of a row's decompressed tests."""
 _ENTRY = re.compile(r"[A-Za-z_]\w*(?:\(\))?(?:\.[A-Za-z_]\w*)*")
 _CHECK_NAME = re.compile("assert|check|test|expect|raises", re.IGNORECASE)
 _CATCH_ALL = ("AssertionError", "Exception", "BaseException")
@@ -43,14 +43,14 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import,
 
 @dataclass(frozen=True, slots=True)
 class StatementTest:
-    """Statements that raise if the program is wrong, run after it in the same interpreter."""
+    """Statements raising an error for a wrong program, run after the program in the same interpreter."""
 
     code: str
 
 
 @dataclass(frozen=True, slots=True)
 class InputOutputTest:
-    """A program's standard input, and what it must print."""
+    """A program's standard input, and the expected output."""
 
     given: str
     wanted: str
@@ -58,13 +58,13 @@ class InputOutputTest:
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """A call of a function, or of a method of the class Solution, and what it must return."""
+    """A call of a function, or of a method of the class Solution, and the expected result."""
 
     function: str
     arguments: list[Any]
     wanted: Any
     is_wrapped: bool
-    """True if `wanted` may be a list of the one result (APPS)."""
+    """True if `wanted` may be a list with the single result (APPS)."""
 
 
 CodeTest = StatementTest | InputOutputTest | CallTest
@@ -86,10 +86,10 @@ def read_tests(row: Mapping[str, Any]) -> list[CodeTest]:
 
 
 def load_json(text: str) -> Any:
-    """Return JSON text as a value. Integers of any length are read; those over 4,300 digits as Decimal.
+    """Return JSON text as a value. Integers of any length are read, over 4,300 digits as Decimal.
 
     Raises:
-        ValueError: It is not JSON, or is nested too deeply.
+        ValueError: The text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 4300 else Decimal(digits))
@@ -112,7 +112,7 @@ def _read_field(row: Mapping[str, Any], field: str, value: Any) -> Iterator[Code
 
 
 class _FieldReader:
-    """Reads one field of a row."""
+    """Read the tests in a field of a row."""
 
     def __init__(self, row: Mapping[str, Any], field: str) -> None:
         self._row, self._field = row, field
@@ -136,7 +136,7 @@ class _FieldReader:
             self._raise_failure(f"they are {value!r:.80}")
 
     def _decode_text(self, text: str) -> Any:
-        """JSON text, Python text of a list, or LiveCodeBench's compressed form; None for statements."""
+        """Decode JSON text, Python text of a list, or LiveCodeBench's compressed form. Return None for statements."""
         start = text.lstrip()[:1]
         if start in "[{" and start:
             try:
@@ -215,7 +215,7 @@ class _FieldReader:
             self._raise_failure(f"arguments or result of {function} are not JSON: {error}")
 
     def _function_of(self, value: Mapping[str, Any]) -> str:
-        """Name of the function that cases call; "" for standard input."""
+        """Return the name of the function called by cases, or "" for standard input."""
         kind = str(value.get("testtype") or value.get("type") or "").lower()
         name = value.get("fn_name") or value.get("func_name") or ""
         if kind in ("stdin", "stdin_stdout") or not (name or kind in ("functional", "function_call")):
@@ -234,7 +234,7 @@ class _FieldReader:
         return name
 
     def _join_lines(self, value: Any) -> str:
-        """Standard input or output; a list is its lines."""
+        """Return standard input or output as text. A list holds lines."""
         if isinstance(value, (list, tuple)):
             return "\n".join(self._join_lines(each) for each in value)
         if isinstance(value, (str, int, float, Decimal)) and not isinstance(value, bool):
@@ -251,7 +251,7 @@ class _FieldReader:
         return found
 
     def _add_calls(self, code: str) -> str:
-        """The statements, with the calls that run their checks. Refuses those that cannot fail."""
+        """Return the statements, with the calls to run their checks. Refuse statements that cannot fail."""
         tree = parse_python(code)
         if tree is None:
             self._raise_failure(f"they are no Python: {code.strip()[:80]!r}")
@@ -272,7 +272,7 @@ class _FieldReader:
         return "\n".join([code, *calls])
 
     def _calls_of(self, node: ast.stmt, called: set[str]) -> list[str]:
-        """Calls of what pytest or unittest would collect."""
+        """Return calls of all tests collected by pytest or unittest."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test"):
             if node.name in called:
                 return []
@@ -320,21 +320,21 @@ if not _result.wasSuccessful() or len(_result.skipped) >= _result.testsRun:
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Unpickles texts and numbers; a pickle that names a class is refused."""
+    """Unpickle texts and numbers, and refuse a pickle with a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    """True for `if __name__ == …`, which does not run: tests are no program."""
+    """Return True for `if __name__ == …`. The guard does not run, because tests are not the main program."""
     return isinstance(node, ast.If) and any(
         isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
     )
 
 
 def _has_check(node: ast.AST) -> bool:
-    """True if it can raise because of what the program does."""
+    """Return True if the node can raise depending on the program's behaviour."""
     if isinstance(node, ast.Assert):
         always = isinstance(node.test, ast.Constant) and bool(node.test.value)
         return not always and not (isinstance(node.test, ast.Tuple) and node.test.elts)

@@ -16,7 +16,7 @@ import pytest
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge import Judge
-from tests.scorer_calls import ask_scorer, open_scorer
+from tests.support.scorer_calls import ask_scorer, open_scorer
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import open_sandbox
-from tests.sandbox_fixtures import require
+from tests.support.sandbox_fixtures import require
 
 CLOSED = """
 import os, time

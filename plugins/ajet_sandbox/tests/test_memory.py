@@ -12,7 +12,7 @@ from ajet.schema.sandbox import Limits
 from ajet_sandbox.cgroup import ControlGroup
 from ajet_sandbox.choose import open_sandbox
 from ajet_sandbox.warm import WarmSandbox
-from tests.sandbox_fixtures import require
+from tests.support.sandbox_fixtures import require
 
 MIB = 1 << 20
 LIMITS = Limits(wall=20, cpu=10, memory=96 * MIB, processes=24, files=64, disk=16 * MIB)

@@ -22,8 +22,8 @@ from ajet_sandbox.isolation import GatewayDoor, WorkerSandbox
 from ajet_sandbox.program import Walls, wall_program
 from ajet_sandbox.tests.attack_targets import targets
 from ajet_sandbox.tests.sandbox_attacks import ATTACKS, REACHES, reached, verdicts
-from tests.container_fixtures import IMAGE
-from tests.sandbox_fixtures import require, run_as_nobody
+from tests.support.container_fixtures import IMAGE
+from tests.support.sandbox_fixtures import require, run_as_nobody
 
 pytestmark = pytest.mark.slow
 

@@ -28,9 +28,9 @@ from ajet.schema.sandbox import Limits
 from ajet_sandbox import isolation as sandbox
 from ajet_sandbox import walls
 from ajet_sandbox.identity import choose_uid
-from tests.sandbox_fixtures import require
 from tests.support.rollouts import stage, time_is_up
-from tests.waiting import until
+from tests.support.sandbox_fixtures import require
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

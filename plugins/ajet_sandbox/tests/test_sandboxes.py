@@ -30,8 +30,8 @@ from ajet_sandbox.choose import ENGINES, ExperimentSandboxMaker, open_sandbox, t
 from ajet_sandbox.engine import LABEL, remove_dead_containers
 from ajet_sandbox.landlock import LandlockSandbox, UnconfinedSandbox
 from ajet_sandbox.warm import WarmSandbox
-from tests.container_fixtures import IMAGE, PACKAGE
-from tests.sandbox_fixtures import require
+from tests.support.container_fixtures import IMAGE, PACKAGE
+from tests.support.sandbox_fixtures import require
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,7 @@ def test_files_go_in_and_out_and_never_over_links(box: WarmSandbox) -> None:
 
 
 def test_a_call_can_be_stopped_from_another_thread(box: WarmSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, sent = box._send_frame, threading.Event()
+    send, sent = box.send_frame, threading.Event()
 
     def sending(frame: bytes) -> None:
         send(frame)
@@ -139,15 +139,15 @@ def test_a_call_can_be_stopped_from_another_thread(box: WarmSandbox, monkeypatch
         time.sleep(0.3)  # well into it
         box.stop()
 
-    monkeypatch.setattr(box, "_send_frame", sending)
+    monkeypatch.setattr(box, "send_frame", sending)
     threading.Thread(target=stop).start()
     assert box.python("import time; time.sleep(60)").ended == "stopped"
     assert box.python("print(1)").good
 
 
 def test_a_stop_that_comes_with_its_call_is_heard(box: WarmSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = box._send_frame
-    monkeypatch.setattr(box, "_send_frame", lambda frame: send(frame + pack_frame({"do": "stop"})))
+    send = box.send_frame
+    monkeypatch.setattr(box, "send_frame", lambda frame: send(frame + pack_frame({"do": "stop"})))
     assert box.python("import time; time.sleep(60)", limits=Limits(wall=60)).ended == "stopped"
     monkeypatch.undo()
     assert box.python("print(1)").good

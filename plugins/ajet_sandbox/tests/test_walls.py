@@ -21,7 +21,7 @@ from ajet_sandbox.interpreter import find_system_interpreter
 from ajet_sandbox.isolation import WorkerSandbox
 from ajet_sandbox.tests.wall_attacks import ATTACKS
 from ajet_sandbox.walls import ShownFolders
-from tests.sandbox_fixtures import require, run_as_nobody
+from tests.support.sandbox_fixtures import require, run_as_nobody
 
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])

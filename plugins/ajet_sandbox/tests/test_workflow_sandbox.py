@@ -10,9 +10,9 @@ import pytest
 from loguru import logger
 
 from ajet import Workflow, WorkflowOutput, WorkflowTask
-from tests.sandbox_fixtures import require
 from tests.support.rollouts import flows, stage
 from tests.support.runs import begin_record
+from tests.support.sandbox_fixtures import require
 
 
 class RunsCode(Workflow):

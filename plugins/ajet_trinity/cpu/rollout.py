@@ -1,7 +1,7 @@
 """The engine's side: vLLM's plug-in, called in the actor with the engine and in each of its processes.
 
-Invariants: weights stay as loaded, so new ones can be loaded over them; new ones arrive without NCCL (`weights`);
-vLLM's methods accept the arguments of Trinity 0.6.0, written for vLLM 0.23.
+Invariants: weights stay as loaded, so that new weights can be loaded in place. New weights arrive without NCCL
+(`weights`). vLLM's methods accept the arguments of Trinity 0.6.0, written for vLLM 0.23.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:
-    """Called by vLLM when it loads its plug-ins."""
+    """Patch vLLM, called by vLLM's plug-in loader."""
     keep_weights_plain()
     if "trinity.common.models.vllm_model" in sys.modules:
         _patch_engine_actor()
@@ -40,7 +40,7 @@ def _patch_engine_actor() -> None:
 
 
 def _patch_worker() -> None:
-    """Replace the worker class that vLLM looks up by name afterwards."""
+    """Replace the worker class, looked up by name in vLLM afterwards."""
     import trinity.common.models.vllm_worker as names
 
     from ajet_trinity.cpu.worker import CpuWorker

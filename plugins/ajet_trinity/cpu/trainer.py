@@ -1,7 +1,8 @@
-"""The trainer's side: verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
+"""The trainer's side: verl imports the module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
 
-Trinity 0.6.0 is written for verl 0.8. Invariant: two of its modules are changed, each right after its import: one
-patches verl's engine with a query of CUDA's version, unnecessary in 0.9.1; the other writes keys unknown to verl 0.9.1.
+Trinity 0.6.0 is written for verl 0.8. Invariant: two modules of Trinity are changed, each right after its import. The
+first patches verl's engine with a query of CUDA's version, unnecessary in 0.9.1. The second writes keys unknown to verl
+0.9.1.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ class SynchronizersWeights(WeightTransferEngine):
     update_info_cls = CheckpointWeightTransferUpdateInfo
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Store the synchronizer's address."""
+        """Store the address of the synchronizer."""
         self._info = init_info
 
     def start_weight_update(self) -> None:
-        """Does nothing: nothing is prepared."""
+        """Do nothing: the update needs no preparation."""
 
     def update_weights(self, update_info: Any) -> None:
-        """Receive the weights; vLLM's method also waits for an accelerator."""
+        """Receive the weights. Unlike vLLM's method, do not wait for an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Any) -> None:
@@ -43,7 +43,7 @@ class SynchronizersWeights(WeightTransferEngine):
         self.model.load_weights(ray.get(each) for each in found)
 
     def finish_weight_update(self) -> None:
-        """Does nothing: all weights are loaded by now."""
+        """Do nothing, because all weights are already loaded."""
 
     def shutdown(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing, because no resource is open."""

@@ -1,6 +1,6 @@
 """Trinity's algorithm types: credit before the trainer, no critic, a reference model for a KL term.
 
-Invariant: credit and loss are ajet's; nothing of an algorithm is here.
+Invariant: ajet computes credit and loss. The types contain no algorithm.
 """
 
 from __future__ import annotations

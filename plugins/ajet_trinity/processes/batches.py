@@ -20,7 +20,7 @@ from ajet_trinity.processes.workflow import build_experiences
 
 
 class ExplorerSteps(DefaultSampleStrategy):
-    """`algorithm.sample_strategy` with an explorer."""
+    """Implements Trinity's `algorithm.sample_strategy` with an explorer."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
         """Return the step's rows; the first row has their number."""

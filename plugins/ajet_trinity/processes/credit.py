@@ -23,7 +23,7 @@ from ajet_trinity.processes.workflow import build_blank
 
 
 class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
-    """`algorithm.advantage_fn`."""
+    """Assign ajet's credit as Trinity's `algorithm.advantage_fn`."""
 
     def __init__(self) -> None:
         experiment = load_context().experiment
@@ -32,7 +32,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         self._sender = Sender()
 
     async def prepare(self) -> None:
-        """Called by Trinity in the process that makes the runners; their class is replaced here, too."""
+        """Replace the class of the runners in the process that makes them. Called by Trinity."""
         from ajet_trinity.processes.runners import replace_dead_runners
 
         replace_dead_runners()
@@ -57,7 +57,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """Return False: a step's episodes are together here."""
+        """Return False: a step's episodes are complete before the trainer."""
         return False
 
     @classmethod

@@ -1,8 +1,8 @@
-"""RolloutEngine: one of Trinity's inference engines as a TokenEngine, called over Ray.
+"""RolloutEngine: an inference engine of Trinity as a TokenEngine, called over Ray.
 
 Invariants: exact ids in, exact ids and logprobs out, without a server in between (`enable_openai_api` is off, since
 Trinity's server checks no key). Only Trinity changes weights, and each reply has the version of its weights.
-`_generate_internal` is private in Trinity 0.6.0, covered by a test: its public methods take text.
+`_generate_internal` is private in Trinity 0.6.0 and covered by a test, because the public methods take text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RolloutEngine:
         self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Sample one reply, in one chunk. Raises EngineFailure."""
+        """Sample a reply, in a single chunk. Raises EngineFailure."""
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         sampling = request.sampling
         if self._is_closed:
@@ -69,13 +69,13 @@ class RolloutEngine:
         yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
-        """Note a new version. Raises ValueError if `version` is older than the present one."""
+        """Note a new version. Raise ValueError if `version` is older than the present version."""
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         self.version = version
 
     def close(self) -> None:
-        """Refuse further requests. Idempotent."""
+        """Refuse all further requests. Calls are idempotent."""
         self._is_closed = True
 
     async def _score_at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
@@ -96,16 +96,16 @@ class RolloutEngine:
 
 
 class _VersionReader:
-    """Reads the version of the serving weights over Ray, once for all waiting calls.
+    """Read the version of the serving weights over Ray, once for all waiting calls.
 
-    Invariant: an answer goes only to callers that waited before its request, so it is never outdated.
+    Invariant: an answer goes only to callers already waiting before the request, so answers are never outdated.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._next: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
         self._last_request: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
-        """By event loop: the next request, and the last one sent."""
+        """By event loop: the next request, and the last sent request."""
 
     async def read_version(self) -> int:
         """Return the version. Raises EngineFailure."""

@@ -1,7 +1,7 @@
 """The run's context in its processes: the experiment and its first step.
 
-Invariant: the context travels in one environment variable, inherited by all processes of the run; secrets do not
-(`shipped_experiment`).
+Invariant: the context travels in an environment variable, inherited by all processes of the run. Secrets are not part
+of the context (`shipped_experiment`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ VARIABLE = "AJET_TRINITY"
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The run of this process."""
+    """The run of the current process."""
 
     experiment: Experiment
     run_id: str
     begun: int
     """The step before the launch's first step."""
     total: int
-    """The last step."""
+    """The last step of the run."""
     ranks: int
-    """Processes that share a batch."""
+    """Number of processes sharing a batch."""
 
 
 def build_variable(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
@@ -42,6 +42,6 @@ def build_variable(experiment: Experiment, *, run_id: str, begun: int, total: in
 
 @lru_cache(maxsize=1)
 def load_context() -> RunContext:
-    """Load the context of this process's run."""
+    """Load the context of the current process's run."""
     about = json.loads(os.environ[VARIABLE])
     return RunContext(restore_experiment(about), about["run_id"], about["begun"], about["total"], about["ranks"])

@@ -25,17 +25,17 @@ PLAYED, HANDED_OVER = "rollout/finished_task_count", "experience_pipeline/experi
 
 
 class Letters(Monitor):
-    """`monitor.monitor_type`."""
+    """Implements Trinity's `monitor.monitor_type` with reports to the run."""
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project, name, role, config)
-        self._is_trainer = role == config.trainer.name
+        self.is_trainer = role == config.trainer.name
         self._sender = Sender()
         self._began = time.monotonic()
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
         """Report an ended step. Raises RuntimeError if no row of the step is left."""
-        if not self._is_trainer:
+        if not self.is_trainer:
             if PLAYED in data and HANDED_OVER not in data:
                 raise RuntimeError(f"step {step}: no group came back; the logs of the runners say why")
             return
@@ -52,4 +52,4 @@ class Letters(Monitor):
         self._sender.post_and_wait(StepNotice(step, found | numbers))
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing, because no resource is open."""

@@ -1,8 +1,8 @@
-"""LastingRunner: a process of Trinity's that plays groups, replaced after its death, with its group played again.
+"""LastingRunner: a process of Trinity for playing groups, replaced after its death, with its group played once more.
 
 Invariant: each requested group is returned, or the run ends. Trinity replaces a runner for later tasks, but waits
-forever for the task that died (its scheduler's `task_done_callback`). The mailbox repeats its answer for a repeated
-ticket and hands over a group already closed; after several deaths the run's own process ends the run
+forever for the dead runner's task (its scheduler's `task_done_callback`). The mailbox repeats the answer for a repeated
+ticket and hands over an already finished group. After several deaths the run's own process ends the run
 (`ajet_ray.record.DEATHS`).
 """
 
@@ -21,7 +21,7 @@ ROLE = "explorer's runner"
 
 
 class LastingRunner(RunnerWrapper):
-    """Replaces `RunnerWrapper`."""
+    """Replacement of Trinity's class `RunnerWrapper`."""
 
     async def run_with_retry(self, *args: Any, **kwargs: Any) -> Any:
         """Return Trinity's answer of a task, from a live process."""
@@ -44,5 +44,5 @@ class LastingRunner(RunnerWrapper):
 
 
 def replace_dead_runners() -> None:
-    """Replace the runner class in the process that makes the runners: its scheduler looks the class up by name."""
+    """Replace the runner class in the process of the scheduler, because the scheduler looks up the class by name."""
     scheduler.RunnerWrapper = LastingRunner

@@ -1,7 +1,7 @@
 """Trinity's explorer and trainer, with reports to the run and a requested stop.
 
-Invariants: an error that ends either loop is returned to its caller; a checkpoint is reported once complete; a trainer
-asked to stop ends after its present step, with a checkpoint.
+Invariants: an error in either loop is returned to its caller. A checkpoint is reported once complete. A trainer
+requested to stop ends after its present step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trinity.trainer.trainer import Trainer
 from ajet_ray.mailbox import CheckpointNotice, PhaseNotice, Sender
 
 STEP_FILE = "latest_checkpointed_iteration.txt"
-"""Written by Trinity with the step once its checkpoint is complete."""
+"""Step file written by Trinity after a complete checkpoint."""
 PATIENCE_S = 600.0
 """Seconds to wait for the file."""
 

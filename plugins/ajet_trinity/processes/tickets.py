@@ -1,7 +1,7 @@
-"""The tasks read by Trinity's explorer: tickets, one each.
+"""The tasks read by Trinity's explorer: tickets, with a task each.
 
-Invariant: a ticket is only a number, counted from 0 in each launch; the run's own process assigns its task when it is
-played. There are as many as the remaining steps need.
+Invariant: a ticket is only a number, counted from 0 in each launch. The run's own process assigns the task at play
+time. The number of tickets equals the need of the remaining steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ajet_trinity.processes.workflow import Episodes
 
 
 class Tickets(BufferReader):
-    """`storage_type` of the task set."""
+    """Implements Trinity's `storage_type` of the task set."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -24,7 +24,7 @@ class Tickets(BufferReader):
         self._end = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
-        """Return the tickets of one step. Raises StopAsyncIteration after the last."""
+        """Return the tickets of a step. Raises StopAsyncIteration after the last."""
         if self._next >= self._end:
             raise StopAsyncIteration
         first = self._next

@@ -1,8 +1,8 @@
-"""Episodes: Trinity's workflow, which plays one task's group behind ajet's gateway.
+"""Episodes: Trinity's workflow for playing a task's group behind ajet's gateway.
 
-Invariants: an episode's failure never raises: a failed or unscored one is recorded, the others of its group are
-trained. A group always returns a row, since Trinity treats an empty answer as a failure: an unscored group returns a
-row that trains nothing.
+Invariants: an episode's failure never raises: failed or unscored episodes are recorded, and the others of the group are
+trained. A group always returns a row, since Trinity treats an empty answer as a failure: an unscored group returns an
+untrained row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _host: Host | None = None
 
 
 class Episodes(Workflow):
-    """`default_workflow_type`."""
+    """Implements Trinity's `default_workflow_type` with ajet's groups."""
 
     is_async = True
     can_repeat = True
@@ -38,7 +38,7 @@ class Episodes(Workflow):
         self._repeats = repeat_times
 
     async def run_async(self) -> list[Experience]:
-        """Return the group's timelines, one Experience each."""
+        """Return the group's timelines, with an Experience each."""
         host = _open_host(self.model)
         ticket, step = int(self.task.raw_task["ticket"]), int(self.task.batch_id)
         group = await host.play_ticket(ticket, step=step, sessions=self._repeats)
@@ -46,7 +46,11 @@ class Episodes(Workflow):
 
 
 def build_experiences(group: Group, version: int) -> list[Experience]:
-    """Return the timelines of scored episodes; other episodes travel with the first. `version`: the newest policy's."""
+    """Return the timelines of scored episodes. Other episodes travel with the first.
+
+    Args:
+        version: the newest policy's version.
+    """
     others = [each for each in group.episodes if not each.scored]
     made: list[Experience] = []
     for place, episode in enumerate(group.scored):
@@ -58,7 +62,7 @@ def build_experiences(group: Group, version: int) -> list[Experience]:
 
 
 def build_blank() -> Experience:
-    """Return a row that trains nothing."""
+    """Return an untrained row for a group."""
     return Experience(
         eid=EID(), tokens=[NO_TOKEN, NO_TOKEN], prompt_length=1, action_mask=[0], logprobs=[0.0], reward=0.0
     )
@@ -78,7 +82,7 @@ def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience
 
 
 def _open_host(model: Any) -> Host:
-    """Return this process's host. `model`: Trinity's wrapper of its engine."""
+    """Return the host of the current process. `model`: Trinity's wrapper of its engine."""
     global _host
     with _lock:
         if _host is None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.trained_apart import Apart, trained_apart
-from tests.trinity_here import skip_without_trinity
+from tests.support.trained_apart import Apart, trained_apart
+from tests.support.trinity_here import skip_without_trinity
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

@@ -22,10 +22,10 @@ from ajet.config import load_experiment
 from ajet.engine.embedded import shipped_folder
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Group
-from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
-from tests.trinity_here import skip_without_trinity
-from tests.verl_runs import Life, accounted, all_gone, tool_project
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.trinity_here import skip_without_trinity
+from tests.support.verl_runs import Life, accounted, all_gone, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS, TASKS, REPEATS = 3, 4, 4

@@ -18,8 +18,8 @@ import torch
 from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet_trinity.package import DISTRIBUTION, require_trinity
-from tests.local_fixtures import config_of, episode_of, group_of
-from tests.trinity_here import import_trinity, skip_without_trinity
+from tests.support.local_fixtures import config_of, episode_of, group_of
+from tests.support.trinity_here import import_trinity, skip_without_trinity
 
 pytestmark = pytest.mark.extra_slow
 RANKS = 4
@@ -119,7 +119,7 @@ def test_a_step_of_which_nothing_came_ends_the_explorer(settings, monkeypatch):
     from ajet_trinity.processes.monitor import HANDED_OVER, PLAYED, Letters
 
     explorers = Letters.__new__(Letters)
-    explorers._is_trainer = False
+    explorers.is_trainer = False
     explorers.log({PLAYED: 3.0, HANDED_OVER: 6.0}, 7)
     explorers.log({"rollout/model_version": 6.0}, 7)
     with pytest.raises(RuntimeError, match="step 7: no group came back"):

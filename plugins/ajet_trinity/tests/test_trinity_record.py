@@ -95,7 +95,7 @@ def test_fewer_steps_than_were_asked_for_are_a_failure_whatever_trinity_says(
             record.step = step
         return stopped
 
-    monkeypatch.setattr(train, "_prepare_config", lambda *asked: (config, ORDER, None, None))
+    monkeypatch.setattr(train, "prepare_config", lambda *asked: (config, ORDER, None, None))
     monkeypatch.setattr(train, "require_trinity", lambda: None)
     monkeypatch.setattr(train, "choose_device", lambda experiment: "cpu")
     monkeypatch.setattr(train, "open_verl_store", lambda *asked, **more: verls._tickets._store)

@@ -26,9 +26,9 @@ from ajet_verifiers.bridge import BOUNDARIES, SETUP, build_result, lock_preparat
 from ajet_verifiers.settings import VerifiersSettings
 from ajet_verifiers.tasks import VerifiersTasks
 from ajet_verifiers.workflow import VerifiersWorkflow
-from tests.command_agents import agent, shell
-from tests.mcp_fixtures import lives
-from tests.workflow_fixtures import scene
+from tests.support.command_agents import agent, shell
+from tests.support.mcp_fixtures import lives
+from tests.support.workflow_fixtures import scene
 
 TUTORIAL = Path(__file__).resolve().parents[3] / "tutorial" / "example_verifiers"
 TASKSET = """

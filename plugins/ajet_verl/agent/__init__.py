@@ -1,6 +1,5 @@
-"""What verl's agent-loop processes run: the loop that verl calls, the host of gateway, workflow and judge behind it,
-and the manager that replaces a process which has died.
+"""Code of verl's agent-loop processes: the agent loop, its host, and the manager of the processes.
 
-In: verl's rows, each with a ticket. Out: rows of tokens for its trainer, and letters to the record. Invariant: an
-episode is played here as on every backbone (`host`).
+The host runs gateway, workflow and judge. The manager replaces a dead process. Rows of verl, each with a ticket, become
+rows of tokens for the trainer and messages for the record. Invariant: episodes run as on every backbone (`Host`).
 """

@@ -1,8 +1,8 @@
-"""EarlyAgentLoop: verl's agent-loop worker in a process that begins before verl asks for one.
+"""EarlyAgentLoop: verl's agent-loop worker in a process started before verl requests the worker.
 
-verl starts its agent loops once engine and servers are there, one after the other; their imports take as long as any
-of these, and all that while most cores wait. Invariant: nothing but imports is done before `begin`, which is verl's
-own constructor; tasks that are handed over while it is at work wait for it.
+verl starts its agent loops one after the other, after engine and servers, while most cores are idle, and their imports
+take as long as any other part of the start. Invariants: before `begin`, verl's own constructor, only imports run. Tasks
+received during the constructor wait for its end.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class EarlyAgentLoop:
-    """Made a Ray actor, before and where a worker of verl's would be one."""
+    """Ray actor started early in place of verl's agent-loop worker."""
 
     def __init__(self) -> None:
-        import openai  # noqa: F401 - most agents', and as long in coming as the gateway
+        import openai  # noqa: F401 - used by most agents, and as slow to import as the gateway
         import verl.trainer.ppo.v1  # noqa: F401
 
         import ajet_verl.agent.loop  # noqa: F401
@@ -24,28 +24,28 @@ class EarlyAgentLoop:
         self._is_built = asyncio.Event()
 
     async def begin(self, *parts: Any) -> None:
-        """verl's constructor. Raises what it raises."""
+        """Run verl's constructor, and raise its exceptions."""
         from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
         worker: Any = AgentLoopWorkerTQ
-        try:  # in a thread, as it was in no event loop either
+        try:  # in a thread: verl also runs the constructor outside an event loop
             self._worker = await asyncio.to_thread(worker.__ray_metadata__.modified_class, *parts)
         finally:
             self._is_built.set()
 
     async def generate_sequences(self, batch: Any) -> None:
-        """verl's. Ray may call it before `begin`, whose arguments are the larger ones."""
+        """Run tasks as verl's worker. Waits for `begin`, since Ray may deliver its larger arguments later."""
         await self._is_built.wait()
         await self._worker.generate_sequences(batch)
 
 
 def start_agent_loops(count: int) -> list[Any]:
-    """So many, spread over the nodes."""
+    """Start `count` agent loops, spread over the nodes."""
     return [start_agent_loop(f"agent_loop_{number}") for number in range(count)]
 
 
 def start_agent_loop(name: str) -> Any:
-    """Start an agent loop, whose name says what it is in logs."""
+    """Start an agent loop; logs show its name."""
     import ray
 
     actor: Any = ray.remote(EarlyAgentLoop)

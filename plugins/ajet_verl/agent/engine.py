@@ -1,9 +1,9 @@
 """ServerEngine: verl's inference servers as a TokenEngine.
 
-verl's client balances over the servers of all nodes and keeps an episode's calls on one of them, so that its cached
-prefix is used. Invariant: exact ids in, exact ids and logprobs out; nobody here changes weights, verl does, and each
-reply says which training step's weights sampled it. A reply comes as one chunk: verl's client does not stream. A server
-that has died is not waited for.
+verl's client balances over the servers of all nodes, and keeps the calls of an episode on one server to use the prefix
+cache. Invariants: exact token ids in, exact ids and log-probabilities out. verl alone changes weights, and each reply
+carries the training step of its weights. A reply is one chunk, since verl's client does not stream. Calls to a dead
+server fail without waiting.
 """
 
 from __future__ import annotations
@@ -23,30 +23,39 @@ from ajet_ray.cluster.ray_errors import make_engine_failure
 
 
 class ServerEngine:
-    """Samples through `client`, verl's `LLMServerClient`. May be used from any event loop."""
+    """Samples through `client`, verl's `LLMServerClient`. Safe to use from any event loop."""
 
     constrains = False
 
     def __init__(
         self, client: Any, *, max_model_len: int, vocabulary: int, server: str, images: ImageTokens | None = None
     ) -> None:
-        """`server`: vllm or sglang. `images`: of a model that sees them."""
+        """Create the engine over verl's client.
+
+        Args:
+            server: vllm or sglang.
+            images: image tokens of a vision model; None for a text model.
+        """
         self.version = 0
         self.max_model_len = max_model_len
         self._client, self._vocabulary, self._server, self._images = client, vocabulary, server, images
         self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Sample one reply, in one chunk. Raises EngineFailure."""
+        """Sample one reply, in one chunk.
+
+        Raises:
+            EngineFailure: the request cannot be answered.
+        """
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if self._is_closed:
             raise EngineFailure("the engine is closed", retryable=False)
         if request.sampling.top_logprobs:
-            raise EngineFailure("verl's servers tell no alternatives (top_logprobs)", retryable=False)
+            raise EngineFailure("verl's servers return no top_logprobs", retryable=False)
         output = await self._request_tokens(request, request.prompt_ids, self._build_params(request, limit))
         ids, logprobs = list(output.token_ids), [min(value, 0.0) for value in output.log_probs or ()]
         if output.stop_reason == "aborted" or not ids:
-            raise EngineFailure("verl's server gave the request up")
+            raise EngineFailure("verl's server aborted the request")
         if len(ids) != len(logprobs):
             raise EngineFailure(f"verl's server sent {len(ids)} tokens with {len(logprobs)} logprobs", retryable=False)
         steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
@@ -58,13 +67,17 @@ class ServerEngine:
         yield TokenChunk(ids, _zero_if_greedy(request, logprobs), unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
-        """verl has changed them. Raises ValueError when `version` is older than the present one."""
+        """Note new weights in the servers.
+
+        Raises:
+            ValueError: `version` is older than the current version.
+        """
         if version < self.version:
-            raise ValueError(f"the servers have policy version {self.version}, which {version} is older than")
+            raise ValueError(f"policy version {version} is older than the servers' version {self.version}")
         self.version = version
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Refuse all further requests. Idempotent."""
         self._is_closed = True
 
     def _build_params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
@@ -84,11 +97,14 @@ class ServerEngine:
         return params
 
     async def _score_at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
-        """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
+        """Return the reply's log-probabilities at temperature 1, shape [R].
+
+        The reply is scored as part of a prompt, with the current weights.
+        """
         from verl.workers.rollout.llm_server import LLMServerClient
 
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
-        # the client of the asynchronous modes goes on with aborted replies and loses what is said of the prompt
+        # the client of the asynchronous modes resumes aborted replies and drops the prompt's log-probabilities
         output = await self._request_tokens(
             request, np.append(request.prompt_ids, ids), params, LLMServerClient.generate
         )
@@ -106,9 +122,11 @@ class ServerEngine:
         key, shown = request.key, {}
         if request.images:
             assert self._images is not None, "a text model's renderer refuses images"
-            pictures = [await asyncio.to_thread(picture, url) for url in request.images]  # others go on meanwhile
+            pictures = [
+                await asyncio.to_thread(picture, url) for url in request.images
+            ]  # in a thread: other episodes continue meanwhile
             shown = {"image_data": pictures}
-            if self._server == "vllm":  # it has a processor of its own, that writes each image's tokens
+            if self._server == "vllm":  # vLLM's own processor expands each image to its tokens
                 prompt = self._images.folded(prompt)
         try:
             ask = self._client.generate if generate is None else partial(generate, self._client)
@@ -118,12 +136,12 @@ class ServerEngine:
 
 
 def _has_unit_logprobs(request: TokenRequest) -> bool:
-    """Whether the logprob that the server says is the one at temperature 1 (for a greedy draw it says that one)."""
+    """Return True if the server's log-probability is at temperature 1; for greedy sampling it is."""
     sampling = request.sampling
     plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
     return plain or sampling.temperature == 0.0
 
 
 def _zero_if_greedy(request: TokenRequest, logprobs: list[float]) -> list[float]:
-    """A greedy draw is certain."""
+    """Return zeros for greedy sampling, since a greedy token has probability 1."""
     return [0.0] * len(logprobs) if request.sampling.temperature == 0.0 else logprobs

@@ -1,8 +1,8 @@
-"""WorkflowLoop: verl's agent loop, which plays the workflow and hands its timelines over.
+"""WorkflowLoop: verl's agent loop; runs the workflow and returns its timelines.
 
-Invariants: it never raises for what happens in an episode: a failed or unscored one is recorded and gives no row, the
-others of its group are trained. Only a group that gave no row at all raises, once, for then verl has to be told to
-fetch another task in its place. Validation gives no rows: its numbers come from the recorded episodes.
+Invariants: a failure within an episode never raises. A failed or unscored episode is recorded and gives no row, and the
+other episodes of its group are trained. A group without any row raises once, as the signal for verl to fetch another
+task. Validation gives no rows: its metrics come from the recorded episodes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from ajet_verl.agent.process import open_host
 
 
 class NothingToTrainError(AjetError):
-    """No episode of a group was scored: verl fetches another task."""
+    """No episode of a group was scored, so verl fetches another task."""
 
 
 class WorkflowLoop(AgentLoopBase):
-    """Plays one session: one repeat of one task."""
+    """Runs one session: one repeat of one task."""
 
     async def run(  # type: ignore[override] # verl's workers take a list, its base class does not say so
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[AgentLoopOutput]:
-        """The episode's timelines. `kwargs`: the data set's row, and verl's uid, session_id and global_steps."""
+        """Return the timelines of an episode.
+
+        Args:
+            kwargs: a row of the data set, with verl's uid, session_id and global_steps.
+        """
         host = open_host(self.config, self.server_manager, self.tokenizer, self.processor)
         session, index, step = int(kwargs["session_id"]), int(kwargs["index"]), int(kwargs["global_steps"])
         settings = self.rollout_config
@@ -38,7 +42,7 @@ class WorkflowLoop(AgentLoopBase):
             return []
         if not group.scored and session == sessions - 1:
             raise NothingToTrainError(f"task {group.task.task_id}: none of {sessions} episodes was scored")
-        if session >= len(group.episodes):  # a sampler's group that closed at its deadline
+        if session >= len(group.episodes):  # a sampler's group closed at its deadline
             return []
         episode = group.episodes[session]
         first = bool(group.scored) and episode is group.scored[0]

@@ -1,11 +1,11 @@
-"""Agents in a verl that ajet did not launch: what its agent-loop processes do when they call a workflow of ours.
+"""Agents in a verl run not launched by ajet: code of verl's agent-loop processes for a workflow of ajet.
 
-verl makes the class that agent.yaml names as `_target_` for each session and asks it for the session's outputs.
-Invariants: an episode is played by the rollout of every backbone, behind a gateway in this process, and recorded
-whatever became of it; what is handed over are its timelines' exact tokens. Steps, rewards and checkpoints are verl's:
-nothing here accounts for a token, proves a step or resumes a run, and the first line of the run says so. A failed
-episode raises, which is how verl is told: in its mode `sync` it trains the others of the group. A held-out one is an
-output without a word instead, which verl's reward judges: it cannot validate a batch of which nothing came.
+verl creates the `_target_` class of agent.yaml for each session and requests the session's outputs. Invariants: an
+episode runs in the rollout of every backbone, behind a gateway in this process, and is recorded with any outcome. The
+outputs are the exact tokens of its timelines. Steps, rewards and checkpoints belong to verl: ajet does not account for
+tokens, prove steps or resume the run, and the first log line says so. A failed training episode raises; in mode `sync`
+verl then trains the rest of the group. A failed validation episode gives an empty output for verl's reward, since verl
+cannot validate an empty batch.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ VERL_ARGUMENTS = (
     *("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config"),
     *("hf_model_type", "tools"),
 )
-"""What verl makes a `_target_` with; what else stands beside it in agent.yaml is the workflow's own."""
+"""Arguments passed by verl to a `_target_`; further keys of agent.yaml belong to the workflow."""
 _ROW = ("data_source", "ability", "reward_model", "extra_info")
-"""Columns of verl's data set that a task keeps."""
+"""Columns of verl's data set copied into the task."""
 _HELD_OUT = ("validation", "val", "test")
-"""What a row's `extra_info.split` says where verl validates by it; verl itself says it to no agent loop."""
+"""Values of a row's `extra_info.split` for validation; verl does not pass the split to agent loops."""
 
 _lock = threading.Lock()
 _sessions: dict[str, PlainSessions] = {}
@@ -49,11 +49,16 @@ _sessions: dict[str, PlainSessions] = {}
 async def play_session(
     workflow: type[Any], made_with: Mapping[str, Any], drawn: Mapping[str, Any], row: Mapping[str, Any]
 ) -> list[Any]:
-    """verl's `AgentLoopOutput`s of one session, a timeline each. `made_with`: all that verl made the workflow with;
-    `drawn`: how replies are, in verl's words; `row`: of the data set, with verl's uid, session_id and global_steps.
+    """Run one session and return its `AgentLoopOutput`s, one per timeline.
 
-    Raises RunFailed for an episode to train on that failed or in which nothing was sampled, once it is recorded;
-    UserError for a verl that cannot call it so.
+    Args:
+        made_with: all arguments passed by verl to the workflow.
+        drawn: sampling parameters, in verl's names.
+        row: a row of the data set, with verl's uid, session_id and global_steps.
+
+    Raises:
+        RunFailed: a training episode failed or sampled nothing; it is recorded before.
+        UserError: this version of verl cannot run the workflow.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
@@ -64,7 +69,9 @@ async def play_session(
             where=f"agent.yaml: {name}",
             expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
         )
-    sessions = await asyncio.to_thread(_open_sessions, name, workflow, made_with)  # it waits for the record
+    sessions = await asyncio.to_thread(
+        _open_sessions, name, workflow, made_with
+    )  # in a thread: it waits for the record
     episode = await sessions.play_episode(drawn, row)
     failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
     made = [] if failed else build_unscored_rows(episode, policy_version=sessions.version)
@@ -77,10 +84,10 @@ async def play_session(
 
 
 class PlainSessions:
-    """This process's sessions of one workflow. Made once, ended with the process."""
+    """Sessions of one workflow in this process. Created once, closed with the process."""
 
     def __init__(self, experiment: Experiment, workflow: type[Any], config: Any, made_with: Mapping[str, Any]) -> None:
-        """`config`: verl's."""
+        """Open the record, engine, gateway and rollout; `config` is verl's."""
         self._record = open_record(experiment)
         self._tokenizer = made_with["tokenizer"]
         parts = made_with["server_manager"], self._tokenizer, made_with.get("processor")
@@ -94,16 +101,20 @@ class PlainSessions:
 
     @property
     def version(self) -> int:
-        """The newest weights that answered here."""
+        """The newest policy version seen in a reply."""
         return self._engine.version
 
     def close(self) -> None:
-        """End the rollout and the gateway. For tests: a process of verl is ended from outside."""
+        """Close the rollout and the gateway. Used by tests; verl's processes are killed instead."""
         self._rollout.close()
         self._gateway.close()
 
     async def play_episode(self, drawn: Mapping[str, Any], row: Mapping[str, Any]) -> Episode:
-        """Play one session, and record it. Raises UserError for a row that makes no task."""
+        """Run and record one session.
+
+        Raises:
+            UserError: the row makes no task.
+        """
         repeat, task = int(row["session_id"]), build_task(row)
         about = row.get("extra_info") or {}
         split: Split = "validation" if str(about.get("split")) in _HELD_OUT else "train"
@@ -123,7 +134,7 @@ class PlainSessions:
         return episode
 
     async def _find_place(self, uid: str) -> int:
-        """The number of verl's group, the same for all its sessions."""
+        """Return the number of verl's group, equal for all its sessions."""
         async with self._lock:
             if uid not in self._places:
                 self._places[uid] = await self._record.place(uid)
@@ -134,7 +145,11 @@ class PlainSessions:
 
 
 def build_task(row: Mapping[str, Any]) -> Task:
-    """A row of verl's data set as a task. Raises UserError."""
+    """Convert a row of verl's data set to a task.
+
+    Raises:
+        UserError: the row makes no task.
+    """
     about = row.get("extra_info") or {}
     columns = {name: row[name] for name in _ROW if row.get(name) is not None}
     truth = (row.get("reward_model") or {}).get("ground_truth")
@@ -153,7 +168,7 @@ def build_task(row: Mapping[str, Any]) -> Task:
 
 
 def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
-    """What of verl's whole config a rollout reads, as an experiment whose runs lie beside verl's checkpoints."""
+    """Return the experiment with the rollout settings of verl's config; its runs lie next to verl's checkpoints."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     held_out = rollout.val_kwargs
     longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
@@ -172,7 +187,7 @@ def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
         },
         "max_model_len": longest,
         "max_response_length_in_one_turn": min(int(rollout.response_length), longest),
-        "max_retries": 0,  # verl fetches another task, where it is told to
+        "max_retries": 0,  # verl fetches another task, if configured
         "compute_madness_checklist": [],
     }
     lengths = {"max_prompt_length": int(rollout.prompt_length), "max_response_length": int(rollout.response_length)}
@@ -205,7 +220,7 @@ def _open_sessions(name: str, workflow: type[Any], made_with: Mapping[str, Any])
 
 
 def _bind_arguments(workflow: type[Any], own: Mapping[str, Any], number: int) -> type[Any]:
-    """The workflow, each instance of which has these, too."""
+    """Return a subclass of the workflow with these constructor arguments."""
     if not own:
         return workflow
 

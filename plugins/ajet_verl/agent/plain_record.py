@@ -1,7 +1,7 @@
-"""The record of a verl that ajet did not launch: one process of the run writes it, the agent-loop processes hand in.
+"""The record of a verl run not launched by ajet: one actor writes, the agent-loop processes send.
 
-Invariants: what a session awaited is on the disk; one writer a run (a named actor of the job, which ends with it), so
-that groups have the same number in all processes; the first line says what ajet does not promise here.
+Invariants: an awaited episode is on disk. A run has one writer, a named actor with the lifetime of the job, so all
+processes use the same group numbers. The first log line lists the guarantees of ajet missing in such a run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 NAME = "ajet-plain-record"
 FIRST = (
-    "verl was not launched by ajet and owns the steps: tokens are exact and each episode is recorded in {}; there is "
-    "no accounting of tokens, no proof of a step, and no resume by ajet, and rewards stand in verl's own log. "
+    "verl was not launched by ajet and controls the steps: tokens are exact and each episode is recorded in {}; there "
+    "is no accounting of tokens, no proof of a step, and no resume by ajet, and rewards stand in verl's own log. "
     "`ajet --backbone verl` has them."
 )
 
 
 class PlainRecord:
-    """Lives in an actor."""
+    """Writes the record, as a Ray actor."""
 
     def __init__(self, yaml: str, base: Path, root: Path) -> None:
         experiment = Experiment.from_text(yaml, base, root=root)
@@ -36,43 +36,43 @@ class PlainRecord:
         logger.warning(FIRST, self._run.path)
 
     def run_id(self) -> str:
-        """The id of this run."""
+        """Return the id of this run."""
         return self._run.run_id
 
     def place(self, uid: str) -> int:
-        """The number of verl's group."""
+        """Return the number of verl's group, assigned at the first call."""
         return self._places.setdefault(uid, len(self._places))
 
     def keep(self, group: Group) -> None:
-        """Write its episodes. On return they are on the disk."""
+        """Write the episodes of a group to disk."""
         first = group.episodes[0]
         self._run.episodes.write(first.step, first.split, group.episodes)
         self._run.status.set(step=first.step)
 
 
 class RecordClient:
-    """The actor that keeps the record, from any process of the run."""
+    """Calls the record's actor from any process of the run."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def run_id(self) -> str:
-        """See PlainRecord."""
+        """Return the id of this run."""
         import ray
 
         return str(ray.get(self._actor.run_id.remote()))
 
     async def place(self, uid: str) -> int:
-        """See PlainRecord."""
+        """Return the number of verl's group, equal in all processes."""
         return int(await self._actor.place.remote(uid))
 
     async def keep(self, group: Group) -> None:
-        """See PlainRecord."""
+        """Write the episodes of a group; they are on disk on return."""
         await self._actor.keep.remote(group)
 
 
 def open_record(experiment: Experiment) -> RecordClient:
-    """The run's, made by whoever asks first."""
+    """Return the run's record; the first caller creates the actor."""
     import ray
 
     actor: Any = ray.remote(PlainRecord)

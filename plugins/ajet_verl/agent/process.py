@@ -1,6 +1,6 @@
-"""The one host of an agent-loop process, behind verl's servers.
+"""The host of an agent-loop process, in front of verl's servers.
 
-Invariant: it is made by the first session that comes, and ends with the process.
+Invariant: the first session creates the host, and the host lives until the process ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ _host: Host | None = None
 
 
 def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
-    """This process's host. `config`: verl's whole config; `client`: its client for its servers; `processor`: of a model
-    that sees images."""
+    """Return the host of this process.
+
+    Args:
+        config: verl's complete config.
+        client: verl's client for its inference servers.
+        processor: the processor of a vision model; None for a text model.
+    """
     global _host
     with _lock:
         if _host is None:
@@ -42,7 +47,7 @@ def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -
 def build_engine(
     config: Any, client: Any, tokenizer: Any, processor: Any = None
 ) -> tuple[ServerEngine, ImageTokens | None]:
-    """verl's servers as this process's engine, and how their model is shown images. The arguments are `host_of`'s."""
+    """Return verl's servers as an engine, and the model's image tokens. Arguments as in `open_host`."""
     rollout = config.actor_rollout_ref.rollout
     longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
     images = ImageTokens(processor) if processor is not None else None
@@ -51,6 +56,6 @@ def build_engine(
 
 
 def freeze_garbage() -> None:
-    """Else each full collection of garbage looks through verl's half a million objects while nobody answers."""
+    """Exclude verl's half a million objects from garbage collection, which would block replies."""
     gc.collect()
     gc.freeze()

@@ -1,9 +1,8 @@
-"""AgentWorkers: verl's manager of agent-loop processes, which notices that one has died.
+"""AgentWorkers: verl's manager of agent-loop processes, extended to replace dead processes.
 
-verl hands its tasks out and never asks again, so what a dead process had would be waited for without end. Invariant: a
-task whose process died, or came in another's place and could not begin, is played again, whole, by a new one (its
-episodes have the same names, and what the old one had handed over is taken back first); a task that takes its process
-down each time is given up and counts as failed.
+verl distributes its tasks once, so it would wait forever for the tasks of a dead process. Invariants: a task is run
+again completely in a new process if its process died or its replacement could not begin. The episodes keep their names,
+and rows of the dead process are removed first. A task whose process dies each time is given up and counts as failed.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from ajet_ray.mailbox import DeathNotice, Sender, TicketFailure
 from ajet_verl.agent.early import start_agent_loop, start_agent_loops
 
 POLL_S = 3.0
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 MAX_TRIES = 2
-"""How often a task is played whose process dies."""
+"""Attempts at a task whose process dies."""
 
 
 class AgentWorkers(AgentLoopManagerTQ):
-    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
+    """Replaces verl's manager, as `actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
 
     agent_loop_workers: list[Any]
 
     def __init__(self, *args: Any, early: Sequence[Any] = (), **kwargs: Any) -> None:
-        """`early`: processes that were started before; without them they are started now."""
+        """Create the manager; `early` are processes started before, none if empty."""
         super().__init__(*args, **kwargs)
         self._early = early
         self._first_begins: list[Any] = []
-        """What `begin` of the first processes answers, until tasks are handed out."""
-        self._later_begins: dict[int, Any] = {}
-        """What `begin` answers of those in another's place, until it has."""
+        """Results of `begin` of the first processes, until tasks are distributed."""
+        self.later_begins: dict[int, Any] = {}
+        """Pending results of `begin` of replacement processes, by place."""
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
-        """Per process: uid -> the task's row."""
+        """Per process: uid -> row of the task."""
         self._tries = Counter[str]()
         self._sender = Sender()
 
@@ -57,9 +56,9 @@ class AgentWorkers(AgentLoopManagerTQ):
         return worker.begin.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Hand the tasks out; returns when the processes have them."""
+        """Distribute the tasks; returns after the processes received them."""
         for each in self._first_begins:
-            with suppress(ray.exceptions.RayActorError):  # one that died is replaced
+            with suppress(ray.exceptions.RayActorError):  # a dead process is replaced later
                 ray.get(each)
         self._first_begins = []
         if not self._sent:
@@ -67,20 +66,22 @@ class AgentWorkers(AgentLoopManagerTQ):
             threading.Thread(target=self._watch_workers, name="ajet-agent-workers", daemon=True).start()
         size = -(-len(prompts) // len(self.agent_loop_workers))
         rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
-        # by verl's own selection: rows that a resumed run hands out again come from the queue with nested tensors
+        # verl's own selection, since rows of a resumed run come from the queue with nested tensors
         chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
         with self._lock:
             self._forget_ended_tasks()
             for place, part in enumerate(rows):
                 for row in part:
                     self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
-            pairs = zip(self.agent_loop_workers, chunks, strict=False)  # fewer tasks than processes, fewer chunks
+            pairs = zip(
+                self.agent_loop_workers, chunks, strict=False
+            )  # with fewer tasks than processes there are fewer chunks
             handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
         for each in handed:
             try:
                 ray.get(each)
             except ray.exceptions.RayActorError:
-                logger.warning("an agent-loop process died while it was given tasks")
+                logger.warning("an agent-loop process died while receiving tasks; another process will run them")
 
     def _watch_workers(self) -> None:
         while True:
@@ -95,30 +96,31 @@ class AgentWorkers(AgentLoopManagerTQ):
                     continue
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
-                        self._replace_worker(place, str(death).strip().splitlines()[0])
-            self._kill_failed_workers()
+                        self.replace_worker(place, str(death).strip().splitlines()[0])
+            self.kill_failed_workers()
             threading.Event().wait(POLL_S)
 
-    def _kill_failed_workers(self) -> None:
-        """The next look finds them dead, and replaces them: alive they would hold their tasks for ever."""
-        for place, begun in list(self._later_begins.items()):
+    def kill_failed_workers(self) -> None:
+        """Kill replacements with a failed `begin`, so that the next check replaces them; alive they would hold their
+        tasks."""
+        for place, begun in list(self.later_begins.items()):
             if not ray.wait([begun], timeout=0)[0]:
                 continue
-            del self._later_begins[place]
+            del self.later_begins[place]
             try:
                 ray.get(begun)
             except ray.exceptions.RayTaskError as failure:
-                logger.warning("an agent-loop process could not begin: {}", failure.cause)
+                logger.warning("an agent-loop process failed to start and is replaced: {}", failure.cause)
                 ray.kill(self.agent_loop_workers[place])
             except ray.exceptions.RayActorError:
-                continue  # it died
+                continue  # the process died, and the next check replaces it
 
-    def _replace_worker(self, place: int, why: str) -> None:
+    def replace_worker(self, place: int, why: str) -> None:
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
         self._sender.post(DeathNotice("agent loop", why))
         self._forget_ended_tasks()
         self.agent_loop_workers[place] = worker = start_agent_loop(f"agent_loop_{place}_{uuid4().hex[:8]}")
-        self._later_begins[place] = self._begin_worker(worker)
+        self.later_begins[place] = self._begin_worker(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]

@@ -1,10 +1,10 @@
-"""The layer of the verl backbone: a typed experiment in, the whole config of verl's trainer out.
+"""Config layer of the verl backbone: a typed experiment in, verl's complete config out.
 
-What enters: an `Experiment`, and what is known of its model (`ModelLimits`). What leaves: plain values under verl's own
-root names, every interpolation resolved. Invariants: each `ajet.*` key that has a meaning in verl reaches it by
-`layers/` and nothing else; the user's `verl:` section and `actor_rollout_ref`, `critic`, `trainer`,
-`algorithm` win; what verl would refuse minutes later is refused here, in the user's names and with the place, before
-verl or ray is imported (verl's YAML files are read where they lie; its package is not run).
+It takes an `Experiment` and the facts known about its model (`ModelLimits`), and returns plain values under verl's root
+names, with all interpolations resolved. Invariants: each `ajet.*` key with a meaning in verl reaches verl through
+`layers/` only. The user's sections `verl:`, `actor_rollout_ref`, `critic`, `trainer` and `algorithm` take precedence.
+Settings refused by verl minutes later are refused here, with the user's names and places, before verl or ray is
+imported. verl's YAML files are read from its folder, without running the package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The rules of `refusals` about batches: tasks, mini-batches of them, and the rows of one pass.
+"""Rules of `refusals` for batches: tasks, mini-batches, and rows per pass.
 
-Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of whole tasks. Its rows need not divide by
-the number of copies of the model, since our trainers fill each copy's part up (`trainer.mini_batches`); only
-where micro batches are counted in rows verl's own validation wants it.
+Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of complete groups. Its rows need not be
+divisible by the number of model copies, since `trainer.mini_batches` pads the part of each copy. Only for micro-batches
+counted in rows verl's own validation requires divisibility.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ajet_verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Effecti
 
 
 def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: ActorConfig.validate."""
+    """Check that the tasks divide into mini-batches (verl: ActorConfig.validate)."""
     batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
     key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
     ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
     own = s.name(key) != ""
     if not own and batch % trainer.mini_batch_num:
         yield s.make_error(
-            f"{batch} tasks ({batch_name}) can't be dealt out to {trainer.mini_batch_num} mini-batches "
+            f"{batch} tasks ({batch_name}) cannot be divided into {trainer.mini_batch_num} mini-batches "
             "(ajet.trainer_common.mini_batch_num).",
             "data.train_batch_size",
             *ours,
@@ -31,7 +31,7 @@ def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     mini = s.count(key)
     if mini < 1 or batch % mini:
         yield s.make_error(
-            f"{batch} tasks ({batch_name}) can't be dealt out to mini-batches of {mini} ({s.name(key, *ours)}).",
+            f"{batch} tasks ({batch_name}) cannot be divided into mini-batches of {mini} ({s.name(key, *ours)}).",
             key,
             *ours,
             expected="a multiple",
@@ -40,7 +40,7 @@ def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: ActorConfig.__post_init__ and .validate, validate_config. Only without micro-batches by tokens."""
+    """Check micro-batches counted in rows (verl: ActorConfig.__post_init__, .validate, validate_config)."""
     if s.value(f"{ACTOR}.use_dynamic_bsz", True):
         return
     needed = [

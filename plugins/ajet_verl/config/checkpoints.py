@@ -1,6 +1,6 @@
-"""The rules of `refusals` about checkpoints: what a run takes over from verl, and what it goes on from.
+"""Rules of `refusals` for checkpoints: how a run adopts verl's checkpoints and resumes from them.
 
-Invariant: when verl says that a checkpoint is saved, all of it lies on disk, and the run's own process is told.
+Invariant: when verl reports a saved checkpoint, the checkpoint is complete on disk, and the run's process is notified.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ CALLBACK = "ajet_verl.trainer.process.SavedCallback"
 
 
 def check_checkpoints(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: PPOTrainer._save_checkpoint (which refuses neither of the first two) and ._load_checkpoint."""
+    """Check saving and resuming (verl: PPOTrainer._load_checkpoint; ._save_checkpoint lacks the first two checks)."""
     late = f"{ACTOR}.checkpoint.async_save"
     if s.value(late):
         yield s.make_error(
-            "A checkpoint is taken over into the run once it is complete, and with async_save verl writes on after it "
-            "has said that it saved.",
+            "The run adopts a checkpoint when verl reports it saved, and with async_save verl still writes after it "
+            "has reported.",
             late,
             f"{TRAINER}.save_freq",
             expected="false",
@@ -27,7 +27,7 @@ def check_checkpoints(s: EffectiveSettings) -> Iterator[ConfigError]:
     callback = s.value("trainer.checkpoint_callback_class")
     if callback != CALLBACK:
         yield s.make_error(
-            f"With the callback {callback} the run would not learn that verl has saved a checkpoint.",
+            f"With the callback {callback} the run is not notified of verl's checkpoints.",
             "trainer.checkpoint_callback_class",
             f"{TRAINER}.save_freq",
             expected=CALLBACK,

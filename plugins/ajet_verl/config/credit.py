@@ -1,8 +1,8 @@
-"""Credit and loss as verl's config says them, in our terms: what the layer wrote, read back.
+"""Settings of credit and loss, read back from verl's config.
 
-Invariant: verl's keys are the only source, so that a user's `verl:` section wins here, too. Our trainers assign credit
-and compute the loss themselves, on every backbone alike; a setting of verl that they do not have is refused
-(`unsupported`), never passed over.
+Invariants: verl's keys are the only source, so the user's `verl:` section takes precedence here too. ajet's trainers
+assign credit and compute the loss themselves, equally on every backbone. A verl setting without an equivalent is
+refused (`find_unsupported`), never ignored.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ AGGREGATIONS = {
     "seq-mean-token-mean": "sequence",
     "seq-mean-token-sum-norm": "sequence-sum",
 }
-"""verl's names of ours."""
+"""Maps verl's loss aggregations to ajet's."""
 ESTIMATOR = "algorithm.adv_estimator"
-"""One of ours, which verl has by the same names, or a reference to one of the user's: verl itself reads the key only
-where we replace it."""
+"""verl's key for the estimator: a name shared with ajet, or a reference to custom code.
+
+verl reads the key only in code replaced by ajet.
+"""
 KL_TYPES = ("low_var_kl", "k1", "k2", "k3", "kl", "abs", "mse")
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -57,12 +59,12 @@ _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("reward_model.enable", (False, None)),
     ("reward_model.reward_manager", ("naive", None)),
 )
-"""verl's keys and the values that our credit and loss have; None where nobody sets one."""
+"""verl's keys and the values supported by ajet's credit and loss; None for an unset key."""
 _FILTERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("algorithm.filter_groups.metric", ("reward", "score", "seq_reward", "seq_final_reward", None)),
     ("algorithm.filter_groups.max_num_gen_batches", (0, None)),
 )
-"""The same where groups are filtered at all: by the reward, the only number that our episodes are compared by."""
+"""Further keys while groups are filtered: episodes are compared by reward only."""
 
 
 def _load_algorithms() -> dict[str, type[Algorithm]]:
@@ -70,8 +72,11 @@ def _load_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
-    """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
-    the effective value of a key, None where there is none."""
+    """Yield (key, value, expected) for each unsupported value.
+
+    Args:
+        value: returns the effective value of a key, or None.
+    """
     filters = value("algorithm.filter_groups.enable")
     ours = tuple(name for name, each in _load_algorithms().items() if not each.needs & {"teacher", "critic"})
     for key, taken in ((ESTIMATOR, ours), *_TAKEN, *(_FILTERED if filters else ())):
@@ -88,9 +93,11 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
 
 
 def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
-    """Our settings of credit and loss from verl's whole config; what bears on neither keeps its default.
+    """Read the credit and loss settings from verl's complete config; unrelated settings keep their defaults.
 
-    Raises ValueError for a value that `unsupported` names."""
+    Raises:
+        ValueError: `find_unsupported` yields a key.
+    """
     for key, found, expected in find_unsupported(lambda key: _find_value(verl, key)):
         raise ValueError(f"{key} is {found!r}, expected {expected}")
     algorithm, correction = verl["algorithm"], verl["algorithm"]["rollout_correction"]
@@ -133,8 +140,10 @@ def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
 
 
 def _should_leave_out(verl: Mapping[str, Any]) -> bool:
-    """Whether groups without a difference are left out of the batch that verl has made: where samplers elsewhere play,
-    who play ahead only so far, its own filter would wait for more groups than a step is made of."""
+    """Return True if groups with equal rewards are dropped from a complete batch, for remote samplers.
+
+    verl's own filter would wait for more groups than samplers may run ahead.
+    """
     return bool(verl["trainer"]["v1"]["trainer_mode"] == DECOUPLED and verl["trainer"]["ajet_left_out"])
 
 

@@ -1,7 +1,7 @@
-"""verl's defaults that ajet replaces by its own.
+"""Defaults of verl replaced by ajet's defaults.
 
-Invariant: `verls.DEFAULTS` is the only list of them; a test compares it with the installed verl. What ajet's default
-comes to in verl's words is composed from `layers/`.
+Invariant: `verls.DEFAULTS` is the only list of them, and a test compares the list with the installed verl. ajet's
+defaults are converted to verl's keys by `layers/`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 _UNBOUNDED = 1e9
-"""What the layers write for a bound that is off or a step that never comes."""
+"""Value written by the layers for a disabled bound or a step never reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacedDefault:
-    """A key of verl's that the user sets nowhere."""
+    """A key of verl not set by the user."""
 
     key: str
     verl: Any
-    """verl's own default."""
+    """The default value in verl itself."""
     ajet: Any
-    """The default that verl gets instead."""
+    """The default that ajet passes to verl."""
     ours: str
-    """The key below `ajet` that holds it; "" if there is none."""
+    """The corresponding key below `ajet`; "" if none exists."""
 
 
 def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
-    """Return the keys for which verl gets ajet's default instead of its own, in the order of `DEFAULTS`."""
+    """Return the unset keys with ajet's default instead of verl's, in the order of `DEFAULTS`."""
     users, known = list_user_layers(experiment.layers), compose_sections(experiment)[0]
     found = []
     for key, verls in DEFAULTS.items():
@@ -50,7 +50,7 @@ def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
 
 
 def describe_replaced_defaults(experiment: Experiment) -> str:
-    """Return the lines for a screen; "" unless the YAML has sections of verl's own."""
+    """Return the lines for a screen; "" if the YAML has no sections of verl."""
     users = list_user_layers(experiment.layers)
     if not any(layer.get_value((root,)) is not ABSENT for layer in users for root in VERL.roots):
         return ""
@@ -62,7 +62,7 @@ def describe_replaced_defaults(experiment: Experiment) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """Return a value as YAML has it; a bound that nothing reaches is `off`."""
+    """Return a value in YAML syntax; an unreachable bound is `off`."""
     if isinstance(value, list):
         return f"[{', '.join(map(spell_value, value))}]"
     if isinstance(value, float) and value >= _UNBOUNDED:

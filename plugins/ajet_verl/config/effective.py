@@ -1,7 +1,7 @@
-"""What verl will read, and what to call it.
+"""Effective settings of verl, with the names known to the user.
 
-Invariant: a setting has one effective value (the user's `verl:` section over what our keys were mapped to), one name
-that the user knows, and one place.
+Invariant: a setting has one effective value (the user's `verl:` section before values mapped from ajet's keys), one
+name known to the user, and one place.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 ACTOR, ROLLOUT, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
-"""Two sections of verl, and one of ours."""
+"""Two sections of verl, and one of ajet."""
 Pairs = tuple[tuple[str, str], ...]
-"""Each: verl's key, and ours that it is made from."""
+"""Pairs of a verl key and its source key below `ajet`."""
 MACHINES: Pairs = (
     ("trainer.nnodes", f"{TRAINER}.nnodes"),
     ("trainer.n_gpus_per_node", f"{TRAINER}.n_gpus_per_node"),
@@ -39,11 +39,11 @@ MEGATRON_SIZES: Pairs = tuple(
         "expert_model_parallel_size",
     )
 )
-"""The first three make up one copy of the model."""
+"""Megatron's parallel sizes; the first three form one copy of the model."""
 
 
 def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
-    """Return the last layer that sets a key of verl's, and the key's path there; None if the user does not set it."""
+    """Return the last layer with a user's value for a verl key, and the key's path; None if unset."""
     places = [("verl", *verl)]
     if verl[0] in VERL.roots:
         places.insert(0, verl)
@@ -55,7 +55,7 @@ def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
 
 
 class EffectiveSettings:
-    """Effective values, and what to call them: a key below `ajet` that was mapped, or verl's own where it is set."""
+    """Holds effective values and their names: a mapped key below `ajet`, or verl's own key if set."""
 
     def __init__(
         self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
@@ -65,28 +65,36 @@ class EffectiveSettings:
         self.gpu_bytes = gpu_bytes
 
     def value(self, verl: str, default: Any = None) -> Any:
-        """The effective value of a verl key; `default` where nobody sets it."""
+        """Return the effective value of a verl key, or `default` if unset."""
         from omegaconf import OmegaConf
 
         found = OmegaConf.select(self._tree, verl)
         return default if found is None else found
 
     def count(self, verl: str, default: int = 1) -> int:
-        """The value of a key that counts things. Raises ConfigError for anything else."""
+        """Return the value of an integer key.
+
+        Raises:
+            ConfigError: the value is no integer.
+        """
         found = self.value(verl, default)
         if isinstance(found, int) and not isinstance(found, bool):
             return found
         raise self.make_error(f"{self.name(verl)} is {found!r}.", verl, expected="a whole number")
 
     def name(self, verl: str, *ajet: str) -> str:
-        """verl's key if the user sets it, else those of ours that it is made from."""
+        """Return verl's key if set by the user, else its source keys below `ajet`."""
         own = self._find_own_path(verl)
         return ".".join(own) if own else " and ".join(f"ajet.{key}" for key in ajet)
 
     def make_error(
         self, what: str, verl: str, *ajet: str, also: Pairs = (), expected: str = "", do: str = ""
     ) -> ConfigError:
-        """A refusal; its place is that of the value that was set last, `also` those that it depends on besides."""
+        """Build a refusal with the place of the last value set.
+
+        Args:
+            also: further settings involved in the problem.
+        """
         own = self._find_own_path(verl) if verl else None
         paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
         paths += [self._find_own_path(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
@@ -98,7 +106,9 @@ class EffectiveSettings:
         ]
         do = "; ".join([*([do] if do else []), *unread])
         where = self.layers.locate(last, value=True)
-        if self.layers.find_winner(last) not in list_user_layers(self.layers):  # a default: nobody edits its file
+        if self.layers.find_winner(last) not in list_user_layers(
+            self.layers
+        ):  # a default: users do not edit the file of defaults
             where = f"{self._yaml}, which does not set {'.'.join(last)}"
         return ConfigError(what, where=where, expected=expected, do=do)
 
@@ -112,17 +122,17 @@ class EffectiveSettings:
 
     @property
     def gpus(self) -> int:
-        """The number of all GPUs that train."""
+        """The number of all training GPUs."""
         return self.count("trainer.nnodes") * self.count("trainer.n_gpus_per_node")
 
     @property
     def is_megatron(self) -> bool:
-        """Whether Megatron trains; FSDP otherwise."""
+        """True if Megatron trains, False for FSDP."""
         return self.value("actor_rollout_ref.actor.strategy") == "megatron"
 
     @property
     def model_parallel(self) -> int:
-        """GPUs that hold one copy of the model's computation together."""
+        """GPUs sharing one copy of the model's computation."""
         sizes = MEGATRON_SIZES[:3] if self.is_megatron else (ULYSSES,)
         product = 1
         for verl, _ in sizes:

@@ -1,8 +1,8 @@
-"""Composition of verl's config: verl's own defaults, our layers, the user's sections.
+"""Composes verl's config from verl's defaults, ajet's layers and the user's sections.
 
-Invariant: later layers win; the answer is fully resolved and holds nothing but verl's root names; neither verl nor ray
-is imported: `pkg://verl.trainer.config` is read at the place where the package lies, since importing the package to
-find its YAML files takes a quarter of a minute.
+Invariants: later layers take precedence. The result is fully resolved and has verl's root names only. Neither verl nor
+ray is imported: `pkg://verl.trainer.config` is read from the package's folder, since importing the package to find its
+YAML files takes 15 seconds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 VERL_VERSION = "0.9.1"
-"""The version whose config files the layers fit."""
+"""The verl version supported by the layers."""
 ROOTS = VERL.sections
-"""The root names of verl's config."""
+"""Root names of verl's config."""
 TOP_LEVEL = tuple(root for root in VERL.roots if root != VERL.name)
-"""Those that may also stand at the top level of a YAML."""
+"""Root names also allowed at the top level of a YAML."""
 
 
 def compose_verl_config(
@@ -49,12 +49,19 @@ def compose_verl_config(
     run_folder: Path | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """The config that verl's trainer gets.
+    """Return the config of verl's trainer.
 
-    model: what is known of the model. gpu_bytes: the memory of one GPU, where known. model_folder: where the model
-    lies, if `model.path` is no path or name that verl could load. run_folder: the run directory; without it, the one
-    that a first run would have. device: what `trainer_common.device: auto` comes to. Raises ConfigError for settings
-    that verl would refuse, MissingExtraError without verl, UserError for another version of it.
+    Args:
+        model: facts known about the model.
+        gpu_bytes: memory of one GPU, if known.
+        model_folder: folder of the model, if verl cannot load `model.path` itself.
+        run_folder: the run directory; by default the directory of a first run.
+        device: the value of `trainer_common.device: auto`.
+
+    Raises:
+        ConfigError: verl would refuse a setting.
+        MissingExtraError: verl is not installed.
+        UserError: another version of verl is installed.
     """
     from omegaconf import OmegaConf
 
@@ -62,7 +69,7 @@ def compose_verl_config(
     model = model or ModelLimits()
     ajet = _ajet_node(experiment, model_folder, run_folder, device) | {"sees_images": model.images}
     extra = find_extra(ajet["trainer_common"]["device"])
-    folder = _config_folder(extra)
+    folder = find_config_folder(extra)
     with _explain_errors(experiment):
         known, tree = _lay_sections(experiment, ajet, folder)
         if model_folder is not None and experiment.ajet.model.path == tree.actor_rollout_ref.model.path:
@@ -78,20 +85,20 @@ def compose_verl_config(
 
 
 def compose_sections(experiment: Experiment) -> tuple[DictConfig, DictConfig, dict[str, Any]]:
-    """Compose verl's config and check nothing.
+    """Compose verl's config without checks.
 
     Returns:
-        The config without the user's sections, the config with them, and these sections as one tree.
+        The config without the user's sections, the config with them, and the sections as one tree.
     """
     register_resolvers()
     ajet = _ajet_node(experiment, None, None, None) | {"sees_images": False}
-    folder = _config_folder(find_extra(ajet["trainer_common"]["device"]))
+    folder = find_config_folder(find_extra(ajet["trainer_common"]["device"]))
     with _explain_errors(experiment):
         return *_lay_sections(experiment, ajet, folder), _merged_sections(experiment)
 
 
 def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | None) -> tuple[DictConfig, DictConfig]:
-    """Return the layers filled from the node `ajet`, and the same with the user's sections over them; unresolved."""
+    """Return the layers filled from the node `ajet`, without and with the user's sections; unresolved."""
     from omegaconf import OmegaConf
 
     trainer = ajet["trainer_common"]
@@ -103,29 +110,29 @@ def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | N
 
 
 def find_extra(device: str) -> str:
-    """The extra that brings verl where it trains on `device`."""
+    """Return the extra that installs verl for `device`."""
     return "verl-cpu" if device == "cpu" else "verl"
 
 
 def make_printable_config(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `verl_config`'s answer that may be printed: without values of secret names or of the environment."""
+    """Return a printable copy of verl's config, without secrets and environment values."""
     return make_printable(tree, _merged_sections(experiment))
 
 
 def _ajet_node(
     experiment: Experiment, model_folder: Path | None, run_folder: Path | None, device: str | None
 ) -> dict[str, Any]:
-    """The typed node with nothing left that depends on the YAML's name or place, and what our layers ask of it."""
+    """Return the typed settings independent of the YAML's name and place, plus the values used by the layers."""
     node = experiment.settle_values()
     node["verl_layers"] = str(LAYERS)
     node["val_repeats"] = experiment.ajet.validation_repeats
     trainer = node["trainer_common"]
     algorithm = experiment.ajet.trainer_common.algorithm
     if algorithm.old_policy != "behaviour":
-        trainer["algorithm"]["is_cap"] = algorithm.is_cap  # `auto` is settled by verl's mode
+        trainer["algorithm"]["is_cap"] = algorithm.is_cap  # verl's mode decides the value of `auto`
     if trainer["device"] == "auto" and device is not None:
         trainer["device"] = device
-    # relative: a node without the project's folder has a copy of it as its working directory
+    # relative: on a node without the project's folder the working directory is a copy of the folder
     rounded = experiment.ajet.model.dtype != "float32"
     trainer["algorithm"]["mismatch_alarm"] = experiment.ajet.trainer_common.mismatch_alarm(rounded=rounded)
     for key in ("adv_estimator", "policy_loss"):
@@ -144,13 +151,17 @@ def _ajet_node(
 
 
 def _collect_sections(experiment: Experiment) -> dict[str, Any]:
-    """The user's own sections (for interpolations alone, and where verl has no such root) below verl's own."""
+    """Return the user's own sections (for interpolations) merged below verl's sections."""
     sections = {name: value for name, value in experiment.sections.items() if name not in ROOTS}
     return {**sections, **_merged_sections(experiment)}
 
 
 def _merged_sections(experiment: Experiment) -> dict[str, Any]:
-    """`verl:` and the top-level names as one tree. Raises ConfigError for a key that both set, to different values."""
+    """Return `verl:` and the top-level names as one tree.
+
+    Raises:
+        ConfigError: both set a key to different values.
+    """
     over = experiment.backbone_overrides
     verl = over.get("verl", {})
     for name in ("verl", *TOP_LEVEL):
@@ -193,30 +204,39 @@ def _join_sections(one: Any, other: Any, path: tuple[str, ...], experiment: Expe
 
 
 def read_verls_defaults() -> DictConfig:
-    """Return the defaults of the installed verl for FSDP, unresolved. Raises MissingExtraError without verl, UserError
-    for another version."""
-    folder = _config_folder(find_extra("auto"))
+    """Return the unresolved defaults of the installed verl for FSDP.
+
+    Raises:
+        MissingExtraError: verl is not installed.
+        UserError: another version is installed.
+    """
+    folder = find_config_folder(find_extra("auto"))
     if folder is None:
         raise MissingExtraError("verl", find_extra("auto"), needed_for="The verl backbone")
-    defaults: DictConfig = _compose_verls_defaults(folder, False)
+    defaults: DictConfig = compose_verls_defaults(folder, False)
     return defaults
 
 
 @lru_cache(maxsize=8)
 def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
-    """verl's `ppo_trainer` for the chosen engine (`folder`: where it lies), and our layers over it, with their
-    interpolations; pickled: a copy is had from it ten times faster than from a mapping."""
+    """Return verl's `ppo_trainer` for the engine with ajet's layers merged, pickled with interpolations.
+
+    Unpickling a copy is ten times faster than building the config from a mapping.
+
+    Args:
+        folder: folder of verl's YAML files.
+    """
     from omegaconf import OmegaConf
 
     names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
-    verls = [] if folder is None else [_compose_verls_defaults(folder, megatron)]
+    verls = [] if folder is None else [compose_verls_defaults(folder, megatron)]
     ours = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
     return pickle.dumps(OmegaConf.merge(*verls, *ours))
 
 
 @lru_cache(maxsize=4)
-def _compose_verls_defaults(folder: Path, megatron: bool) -> Any:
-    """verl's defaults, as Hydra composes them."""
+def compose_verls_defaults(folder: Path, megatron: bool) -> Any:
+    """Compose verl's defaults with Hydra."""
     import hydra
     from omegaconf import OmegaConf
 
@@ -225,8 +245,12 @@ def _compose_verls_defaults(folder: Path, megatron: bool) -> Any:
     return OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
 
 
-def _config_folder(extra: str) -> Path | None:
-    """`verl/trainer/config`; None where verl is not installed. Raises UserError for another version."""
+def find_config_folder(extra: str) -> Path | None:
+    """Return `verl/trainer/config`, or None without verl.
+
+    Raises:
+        UserError: another version is installed.
+    """
     spec = util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -255,7 +279,7 @@ def _isolate_hydra() -> Iterator[None]:
 
 @contextmanager
 def _explain_errors(experiment: Experiment) -> Iterator[None]:
-    """What OmegaConf refuses within, as a ConfigError that names the place where the key is one of the user's."""
+    """Convert OmegaConf errors within the block to a ConfigError with the place of the user's key."""
     from omegaconf.errors import OmegaConfBaseException
 
     try:

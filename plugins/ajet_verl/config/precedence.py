@@ -1,7 +1,7 @@
-"""verl's own sections over keys below `ajet`: which keys they override, and the experiment as verl gets it.
+"""Keys below `ajet` overridden by verl's own sections, and the experiment with the values effective in verl.
 
-The files in `layers/` are the only mapping: a key of verl's is related to the keys of ours that it is
-filled from, directly or through other keys of verl's. Nothing is refused here, and verl need not be installed.
+The files in `layers/` are the only mapping: a verl key is related to its source keys below `ajet`, directly or through
+other verl keys. This module refuses nothing and works without verl installed.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 _DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 _PICKED = re.compile(r"\$\{ajet\.pick:\$\{[\w.]+\},\{([^{}]*)\}(,)?")
-"""A value of ours that a table translates."""
+"""Matches a layer's value translated by a table."""
 _PASS = f"{ACTOR}.ppo_max_token_len_per_gpu"
-"""A bound in tokens, as ours is, where verl's own section sets it."""
+"""A bound in tokens, as in ajet, in verl's own section."""
 _MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
-"""Tasks of a mini batch, where ours counts the mini batches."""
+"""verl counts tasks per mini-batch, ajet counts mini-batches."""
 _NAME = "ajet.experiment_name"
-"""The run's folder has this name whatever verl calls the experiment."""
+"""Names the run's folder, independent of verl's experiment name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverriddenKey:
-    """A key below `ajet` that the user set and that does not reach verl."""
+    """A key below `ajet` set by the user without reaching verl."""
 
     key: str
     where: str
-    """file:line, or which override."""
+    """Place as file:line, or the name of an override."""
     verl_key: str
     verl_where: str
     value: Any
-    """The value that verl gets; one of the environment as it is written."""
+    """The value effective in verl; environment values as written."""
     own: Any
-    """The value below `ajet`, which it does not get."""
+    """The overridden value below `ajet`."""
 
 
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
-    """Return the user's keys below `ajet` for which a section of verl's sets another value."""
+    """Return the user's keys below `ajet` overridden by a verl section."""
     users = list_user_layers(experiment.layers)
     found = []
     for verl, mapped, given, key in _list_set_keys(experiment):
@@ -78,9 +78,9 @@ def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
 
 
 def apply_sections(experiment: Experiment) -> Experiment:
-    """Return the experiment whose keys below `ajet` have the values that verl gets from its own sections.
+    """Return the experiment with the values effective in verl.
 
-    A value that no key of ours can hold is verl's alone: its key below `ajet` stays as it is.
+    A verl value without an equivalent below `ajet` leaves the ajet key unchanged.
     """
     values: dict[str, tuple[str, list[Any]]] = {}
     batch = None
@@ -112,8 +112,10 @@ def apply_sections(experiment: Experiment) -> Experiment:
 
 
 def _list_candidates(given: Any, raw: str) -> list[Any]:
-    """Return the values of ours that may stand for one of verl's: itself, and what a table of the layer translates to
-    it; itself not where the table has one value for all that it lacks."""
+    """Return the ajet values for a verl value: the value itself, and its translations by the layer's table.
+
+    The value itself is no candidate if the table has a default.
+    """
     found = _PICKED.match(raw)
     if found is None:
         return [given]
@@ -123,7 +125,7 @@ def _list_candidates(given: Any, raw: str) -> list[Any]:
 
 
 def _find_fill(verl: str) -> str:
-    """Return how a layer fills a key of verl's."""
+    """Return a layer's expression for a verl key."""
     return next((raw for layer in find_backbone("verl").filled if (raw := _read_fill(layer, verl))), "")
 
 
@@ -135,7 +137,7 @@ def _read_fill(layer: Path, verl: str) -> str:
 
 
 def describe_overridden(found: list[OverriddenKey]) -> str:
-    """Return the lines for a screen or a log; "" for none."""
+    """Return the lines for a screen or a log, or "" without overridden keys."""
     if not found:
         return ""
     rows = [
@@ -147,12 +149,11 @@ def describe_overridden(found: list[OverriddenKey]) -> str:
 
 
 def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, str]]:
-    """Yield each key that the user's sections set: its path, the value mapped from ours, the value that verl gets, and
-    the key of ours that it is mapped from."""
+    """Yield (path, mapped value, effective value, source key) for each key in the user's verl sections."""
     if not experiment.backbone_overrides:
         return
     known, tree, merged = compose_sections(experiment)
-    # A list is one value: its places are no keys.
+    # A list is one value: its positions are no keys.
     for path in dict.fromkeys(
         tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(merged)
     ):
@@ -162,7 +163,7 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
 
 
 def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()) -> str | None:
-    """Return the key of ours that a key of verl's is filled from; of several `LIKE`'s, or the first."""
+    """Return the source key below `ajet` of a verl key: the entry in `LIKE`, else the first source."""
     from omegaconf import OmegaConf
 
     *parents, name = dotted.split(".")
@@ -182,12 +183,12 @@ def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()
 
 
 def select_value(tree: Any, dotted: str) -> Any:
-    """Return the value at a dotted key of a composed config; None if there is none."""
+    """Return the value at a dotted key of a composed config, or None."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         found = OmegaConf.select(tree, dotted)
-    except OmegaConfBaseException:  # an interpolation into verl's own files where verl is not installed
+    except OmegaConfBaseException:  # an interpolation into verl's files without verl installed
         return None
     return found if not OmegaConf.is_list(found) else OmegaConf.to_container(found, resolve=True)

@@ -1,8 +1,8 @@
-"""What verl would refuse after minutes of starting, refused at once, in the user's names.
+"""Refuses at once the settings that verl would refuse after minutes of starting.
 
-Invariant: a rule reads effective values (the user's `verl:` section included) and answers every problem it sees, each
-with the keys that the user knows and the place where they were set; all are reported together. Nothing of verl is
-needed: each rule says where verl has its own check, and a test holds the two against each other.
+Invariants: rules read effective values, including the user's `verl:` section. They return every problem, with the keys
+known to the user and their places, and all problems are reported together. verl need not be installed. Each rule names
+verl's own check, and a test compares both.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ if TYPE_CHECKING:
 
 VLLM_LARGEST_LORA_RANK = 512
 TREES = "actor_rollout_ref.ajet_trees"
-"""What rows share is computed once."""
+"""verl key: compute shared prefixes of rows once."""
 MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
-"""The names of `ajet_verl.trainer.trainers`."""
+"""Trainer names registered by `ajet_verl.trainer.trainers`."""
 
 
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
-    """Raises ConfigError that names every setting that verl would not take. `tree`: our layers and the user's, over
-    verl's own where that is installed. `gpu_bytes`: the memory of one GPU, where known."""
+    """Raise one ConfigError with all settings not accepted by verl.
+
+    Args:
+        tree: ajet's layers and the user's sections, over verl's defaults if verl is installed.
+        gpu_bytes: memory of one GPU, if known.
+    """
     settings = EffectiveSettings(experiment, tree, model, gpu_bytes)
     problems = [problem for rule in RULES for problem in rule(settings)]
     if problems:
@@ -90,14 +94,14 @@ def _is_device_open(s: EffectiveSettings) -> bool:
 
 
 def _advise_gpus(s: EffectiveSettings) -> str:
-    """Return how a configuration for other machines is checked on one without GPUs."""
+    """Return advice for checking a GPU configuration on a machine without GPUs."""
     if not _is_device_open(s):
         return f"or ajet.{TRAINER}.device: cuda, on a machine with GPUs"
     return f"to check it for machines with GPUs: ajet.{TRAINER}.device=cuda, or `ajet plan --gpu`"
 
 
 def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: `EngineRegistry`, FSDPEngineConfig, McoreEngineConfig."""
+    """Check the training strategy (verl: `EngineRegistry`, FSDPEngineConfig, McoreEngineConfig)."""
     chosen, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
     if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (chosen == "megatron"):
         yield s.make_error(
@@ -133,13 +137,14 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config (Megatron); Megatron's own checks."""
+    """Check parallel sizes (verl: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config; Megatron's
+    checks)."""
     sizes = MEGATRON_SIZES[:3] if s.is_megatron else (ULYSSES,)
     names = " × ".join(s.name(verl, ours) for verl, ours in sizes)
     if s.gpus % s.model_parallel:
         verl, ours = next(size for size in sizes if s.count(size[0]) > 1)
         yield s.make_error(
-            f"{s.gpus} GPUs can't be dealt out to groups of {s.model_parallel} ({names}).",
+            f"{s.gpus} GPUs cannot be divided into groups of {s.model_parallel} ({names}).",
             verl,
             ours,
             also=MACHINES,
@@ -151,7 +156,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
         tensor = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
         if s.gpus % (experts * tensor * pipeline):
             yield s.make_error(
-                f"{s.gpus} GPUs can't be dealt out to groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
+                f"{s.gpus} GPUs cannot be divided into groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
                 "tensor × pipeline parallel).",
                 verl,
                 ours,
@@ -160,7 +165,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
             )
         if s.model.positions is not None and (not s.model.experts or s.model.experts % experts):
             yield s.make_error(
-                f"The model has {s.model.experts or 'no'} experts, which can't be dealt out to {experts} GPUs.",
+                f"The model has {s.model.experts or 'no'} experts, which cannot be divided among {experts} GPUs.",
                 verl,
                 ours,
             )
@@ -179,7 +184,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """What `ajet_verl.trainer.trees` does not compute."""
+    """Check the limits of `ajet_verl.trainer.trees`."""
     attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     if not s.value(TREES, False):
         where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
@@ -213,7 +218,8 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model; vLLM's SchedulerConfig."""
+    """Check the engine (verl: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model; vLLM's
+    SchedulerConfig)."""
     tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
     key, one = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
     if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
@@ -226,7 +232,7 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     per_node = s.count("trainer.n_gpus_per_node")
     if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % one:
         yield s.make_error(
-            f"{s.gpus} GPUs can't be dealt out to engines of {one} GPUs ({s.name(key, _TP)}).",
+            f"{s.gpus} GPUs cannot be divided into engines of {one} GPUs ({s.name(key, _TP)}).",
             key,
             _TP,
             also=MACHINES,
@@ -259,7 +265,10 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """vLLM, after it loaded the weights: the cache must hold one sequence. The least that it needs is counted."""
+    """Check that the engine's memory holds weights and the cache of one sequence, a lower bound.
+
+    vLLM checks the same after loading the weights.
+    """
     if s.gpu_bytes is None or s.model.parameters is None or s.value("trainer.device") == "cpu":
         return
     tensor, longest = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.max_model_len")
@@ -279,7 +288,7 @@ def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: vLLMHttpServer._validate_configs and .generate, rearrange_micro_batches."""
+    """Check lengths (verl: vLLMHttpServer._validate_configs, .generate, rearrange_micro_batches)."""
     prompt, longest = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
     key, ours = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
     if s.model.positions is not None and longest > s.model.positions:
@@ -321,7 +330,7 @@ def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_sampling(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl divides the logits by the temperature (and validate_config refuses 0 with val_kwargs.do_sample)."""
+    """Check the temperature: verl divides logits by it, and validate_config refuses 0 for sampled validation."""
     if float(s.value(f"{ROLLOUT}.temperature", 1.0)) <= 0:
         yield s.make_error(
             "Replies that are drawn at temperature 0 have no probabilities to train on.",
@@ -332,7 +341,8 @@ def _check_sampling(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: FSDPOptimizerConfig, FSDPEngine._build_lr_scheduler, get_vllm_max_lora_rank."""
+    """Check the optimizer and LoRA (verl: FSDPOptimizerConfig, FSDPEngine._build_lr_scheduler,
+    get_vllm_max_lora_rank)."""
     schedule = s.value(f"{ACTOR}.optim.lr_scheduler_type")
     if not s.is_megatron and schedule not in (None, "constant", "cosine"):
         yield s.make_error(
@@ -343,7 +353,7 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
         )
     key = "actor_rollout_ref.model." + ("lora.rank" if s.is_megatron else "lora_rank")
     rank = s.count(key, 0)
-    adapters = not s.value("actor_rollout_ref.model.lora.merge")  # as our layer has it, the servers get whole weights
+    adapters = not s.value("actor_rollout_ref.model.lora.merge")  # by ajet's layer the servers get merged weights
     if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
         yield s.make_error(
             f"vLLM takes no adapters of rank {rank}.",
@@ -368,7 +378,7 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: PPOTrainerSeparateAsync.__init__."""
+    """Check the training mode (verl: PPOTrainerSeparateAsync.__init__)."""
     mode = s.value("trainer.v1.trainer_mode")
     if mode not in MODES:
         yield s.make_error(
@@ -405,7 +415,7 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """What `ajet_verl.trainer.trainers` computes in verl's place, it computes as the local backbone does."""
+    """Check settings of credit and loss, computed by `ajet_verl.trainer.trainers` as on the local backbone."""
     for key, found, expected in find_unsupported(lambda key: s.value(key)):
         yield s.make_error(
             f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's credit and loss, the "
@@ -418,7 +428,7 @@ def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_agent_loop(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """verl: AgentLoopWorkerTQ, which plays by the loop of this name."""
+    """Check the agent loop's name, used by verl's AgentLoopWorkerTQ."""
     key = f"{ROLLOUT}.agent.default_agent_loop"
     if (name := s.value(key, "ajet")) != "ajet":
         yield s.make_error(

@@ -1,8 +1,8 @@
-"""Keys below verl's own sections that verl does not know.
+"""Finds keys in verl's sections unknown to verl.
 
-Invariant: a key is accepted by its full path only. Verl's composed config has it, or the dataclass that the section is
-made into has such a field, or, in a section without a dataclass, verl's source reads it from a section of that name.
-What verl hands on to other libraries (engine_kwargs, override_config, ray_init) may hold anything.
+Invariant: a key is accepted by its full path only. It is in verl's composed config, or a field of the section's
+dataclass, or, in a section without a dataclass, verl's source reads it from a section of the same name. Sections passed
+to other libraries (engine_kwargs, override_config, ray_init) accept any key.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
 
 _HANDED_ON = re.compile(r"override_.*|.*kwargs|ray_init|runtime_env|custom|env_vars")
 _DATA = "data"
-"""The section that verl hands to its datasets as their whole `config`."""
+"""The section passed to datasets as their complete `config`."""
 
 
 _UNUSED = ("ajet", "critic", "distillation", "reward", "reward_model")
-"""Roots that are ours, or that verl's trainer does not read here: no key of theirs is suggested."""
+"""Roots of ajet, or roots not read by verl's trainer: their keys are never suggested."""
 
 
 @dataclass(frozen=True, slots=True)
 class _UnlistedKey:
-    """A key of the user's that verl's composed config does not have."""
+    """A user's key missing in verl's composed config."""
 
     path: tuple[str, ...]
     siblings: tuple[str, ...]
     target: str
-    """The dataclass that its section is made into; "" if there is none."""
+    """The dataclass of its section, or ""."""
 
 
 @dataclass(slots=True)
 class VerlSource:
-    """verl's source, read as text and never imported."""
+    """Searches verl's source as text, without importing."""
 
     package: Path
-    """The folder of the package `verl`."""
+    """Folder of the package `verl`."""
     _bases: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
-    """Name of a class -> its bases and its own fields."""
+    """Maps a class name to its bases and own fields."""
     _scanned: set[Path] = field(default_factory=set)
     _texts: list[str] = field(default_factory=list)
-    """All files of the package, once one has been asked for."""
+    """Texts of all files of the package, read at the first search."""
 
     def list_fields(self, target: str) -> set[str]:
-        """Return the fields of the dataclass at a dotted name, those of its bases too; empty if it is not found."""
+        """Return the fields of the dataclass at a dotted name, with its bases; empty if not found."""
         module, _, name = target.rpartition(".")
         self._scan_package(self.package / "base_config.py")
         self._scan_package(self.package.joinpath(*module.split(".")[1:]))
         return self._collect_fields(name)
 
     def is_read(self, path: tuple[str, ...]) -> bool:
-        """True if a line reads the last name of `path` from a section of the name before it."""
+        """Return True if a line reads the last name of `path` from a section with the previous name."""
         *_, section, name = path
         get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
         from_config = rf"|\bconfig{get}" if section == _DATA else ""
@@ -96,10 +96,10 @@ class VerlSource:
 def refuse_unknown(
     experiment: Experiment, users: Mapping[str, Any], known: Mapping[str, Any], source: VerlSource
 ) -> None:
-    """Raise ConfigError that names the keys of `users` that verl does not know.
+    """Raise ConfigError with the keys of `users` unknown to verl.
 
     Args:
-        known: verl's own config with our layers over it.
+        known: verl's own config with ajet's layers.
     """
     refused = []
     for key in _list_unlisted(users, known, ()):
@@ -147,8 +147,10 @@ def _build_error(
 
 
 def find_nearest(path: tuple[str, ...], siblings: tuple[str, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the path of the key that an unknown one most likely means: a sibling with a similar name, or a key of the
-    same name in another section; () if there is none."""
+    """Return the path of the most similar known key, or ().
+
+    Candidates are siblings with a similar name, then keys of the same name in other sections.
+    """
     if near := get_close_matches(path[-1], siblings, 1):
         return (*path[:-1], near[0])
     sections = {name: node for name, node in known.items() if name not in _UNUSED}

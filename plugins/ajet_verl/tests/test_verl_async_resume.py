@@ -6,7 +6,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
-from tests.verl_runs import Life, skip_without_verl, tool_project
+from tests.support.verl_runs import Life, skip_without_verl, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

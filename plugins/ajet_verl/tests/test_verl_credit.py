@@ -24,9 +24,9 @@ from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
 from ajet_verl.config import compose_verl_config
-from tests.local_fixtures import calls_of, episode_of, timeline_of
-from tests.tiny_models import tiny
-from tests.verl_fixtures import experiment, through_verl, without_verl
+from tests.support.local_fixtures import calls_of, episode_of, timeline_of
+from tests.support.tiny_models import tiny
+from tests.support.verl_fixtures import experiment, through_verl, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 
@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kl in the reward": {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.1},
     "two mini batches of tokens, with everything": TWO | KL | CAP | {AGGREGATION: "token"},
     "a rate that falls, for an algorithm of one's own": {
-        f"{TC}.algorithm.adv_estimator": "tests.own_algorithms->AgainstTheMedian",
+        f"{TC}.algorithm.adv_estimator": "tests.support.own_algorithms->AgainstTheMedian",
         f"{TC}.optim.lr_schedule": "linear",
         f"{TC}.optim.lr_warmup_steps": 1,
         f"{TC}.optim.min_lr_ratio": 0.2,

@@ -18,8 +18,8 @@ from ajet_verl.config import compose_verl_config
 from ajet_verl.config.credit import read_credit_settings
 from ajet_verl.train import require_store
 from ajet_verl.trainer.losses import WeightedSum
-from tests.local_fixtures import episode_of, group_of
-from tests.verl_fixtures import experiment, nested, without_verl
+from tests.support.local_fixtures import episode_of, group_of
+from tests.support.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 TC = "trainer_common"

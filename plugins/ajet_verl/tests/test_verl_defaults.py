@@ -13,7 +13,7 @@ from ajet_verl.config.layer import compose_sections, read_verls_defaults
 from ajet_verl.config.precedence import select_value
 from ajet_verl.descriptor import VERL
 from ajet_verl.verls import DEFAULTS, LIKE
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.verl_fixtures import experiment, without_verl
 
 NAMES_AND_PLACES = {
     *("actor_rollout_ref.model.path", "actor_rollout_ref.rollout.agent.agent_loop_config_path"),

@@ -11,7 +11,7 @@ from ajet_ray.cluster import ray_cluster as cluster
 from ajet_ray.cluster.resources import Demand
 from ajet_verl.config import compose_verl_config
 from ajet_verl.settings import build_needs
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -52,12 +52,12 @@ def test_a_cluster_that_has_the_trainers_alone_is_refused(monkeypatch):
     ray = pytest.importorskip("ray")
     has = {"GPU": 8.0, "CPU": 64.0}
     monkeypatch.setattr(ray, "cluster_resources", lambda: has)
-    cluster._wait_for_gpus(build_needs(config("sync")), own=True, on_wait=print)
+    cluster.wait_for_gpus(build_needs(config("sync")), own=True, on_wait=print)
     with pytest.raises(UserError, match=r"wants 10 GPUs \(2 × 4 to train, 1 × 2 to serve\), Ray has 8") as caught:
-        cluster._wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=lambda found, wanted: None)
+        cluster.wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=lambda found, wanted: None)
     assert "rollout.nnodes" in caught.value.where
     has["GPU"] = 10.0
-    cluster._wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=print)
+    cluster.wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=print)
     has["CPU"] = 31.0
     with pytest.raises(UserError, match="take 32 of Ray's CPUs, and it has 31"):
-        cluster._wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=print)
+        cluster.wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=print)

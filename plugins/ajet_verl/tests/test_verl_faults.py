@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.ajet_command import ajet
-from tests.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
+from tests.support.ajet_process import ajet
+from tests.support.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_a_wrong_configuration_is_said_before_ray_starts(tmp_path):
     yaml = tool_project(tmp_path)
     done = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray", "data.train_batch_size=5",
                 "trainer_common.mini_batch_num=2", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 2 and "can't be dealt out to 2 mini-batches" in done.stdout
+    assert done.returncode == 2 and "cannot be divided into 2 mini-batches" in done.stdout
     assert "Ray" not in done.stdout and not (tmp_path / "launcher_record").exists()
     missing = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray-cluster", cwd=tmp_path, RAY_ADDRESS="")
     assert missing.returncode == 2 and "RAY_ADDRESS" in missing.stdout

@@ -16,12 +16,12 @@ from ajet.config.schema.trainer_common import CANARY_ROUNDED
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
-from tests.ajet_command import start
-from tests.mongod import Mongod
-from tests.sample_fixtures import HELD_FROM, kept_of, project_in
-from tests.sglang_server import SglangProcess
-from tests.trained_apart import GROUPS, SETTINGS, Apart, trained_apart
-from tests.verl_runs import Life, skip_without_verl
+from tests.support.ajet_process import start
+from tests.support.mongod import Mongod
+from tests.support.sample_fixtures import HELD_FROM, kept_of, project_in
+from tests.support.sglang_server import SglangProcess
+from tests.support.trained_apart import GROUPS, SETTINGS, Apart, trained_apart
+from tests.support.verl_runs import Life, skip_without_verl
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 

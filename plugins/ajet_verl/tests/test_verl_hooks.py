@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.local_fixtures import config_of, episode_of
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.local_fixtures import config_of, episode_of
+from tests.support.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 MODES = ("sync", "colocate_async", "separate_async")
@@ -202,7 +202,7 @@ def test_a_batch_is_one_of_several_until_the_next_hand_over(between, steps):
 
     batch: Any = SimpleNamespace(samples=[of(group) for group in range(4)])
     trainer = hooked("separate_async", parameter_sync_step=between)
-    parts = trainer._optimizer_steps(batch)
+    parts = trainer.split_optimizer_steps(batch)
     assert len(parts) == steps
 
     from transfer_queue import KVBatchMeta
@@ -230,7 +230,7 @@ def test_the_canary_takes_tokens_of_the_weights_that_the_trainer_has(monkeypatch
 
     asked: list[int] = []
     monkeypatch.setattr(hooks, "measure_canary_gap", lambda *_, at_least: asked.append(at_least))
-    hooked(mode)._measure_canary([], [np.zeros(0, np.float32)], [])
+    hooked(mode).measure_canary([], [np.zeros(0, np.float32)], [])
     assert asked == [at_least]
 
 
@@ -398,7 +398,7 @@ def servers(monkeypatch):
 
     pytest.importorskip("vllm")
     monkeypatch.setattr(metadata, "version", metadata.version)
-    platform._name_vllm()
+    platform.name_vllm()
     from ajet_verl.trainer import servers
 
     return servers
@@ -541,21 +541,21 @@ def test_an_agent_loop_in_anothers_place_that_cannot_begin_is_ended(monkeypatch)
 
     manager = object.__new__(workers.AgentWorkers)
     process = SimpleNamespace(begin=SimpleNamespace(remote=lambda *parts: "begun"))
-    manager.agent_loop_workers, manager._sent, manager._later_begins = [None], [{}], {}
+    manager.agent_loop_workers, manager._sent, manager.later_begins = [None], [{}], {}
     manager.config = manager.llm_client = manager.teacher_client = manager.reward_loop_worker_handles = None
     manager._sender = SimpleNamespace(post=lambda word: None)
     monkeypatch.setattr(workers, "start_agent_loop", lambda name: process)
     monkeypatch.setattr(workers.transfer_queue, "kv_list", dict)
-    manager._replace_worker(0, "killed")
+    manager.replace_worker(0, "killed")
     ready, ended = [], []
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: (ready, refs))
     monkeypatch.setattr(ray, "kill", ended.append)
     monkeypatch.setattr(
         ray, "get", lambda ref: (_ for _ in ()).throw(ray.exceptions.RayTaskError("begin", "", OSError()))
     )
-    manager._kill_failed_workers()
-    assert not ended and manager._later_begins == {0: "begun"}, "it is still at work"
+    manager.kill_failed_workers()
+    assert not ended and manager.later_begins == {0: "begun"}, "it is still at work"
     ready.append("begun")
-    manager._kill_failed_workers()
-    manager._kill_failed_workers()
+    manager.kill_failed_workers()
+    manager.kill_failed_workers()
     assert ended == [process]

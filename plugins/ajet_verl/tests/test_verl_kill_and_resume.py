@@ -11,8 +11,8 @@ from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet_proof.auditing.audit import audit_run
 from ajet_ray.cluster.leftovers import list_segments
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import Life, accounted, all_gone, skip_without_verl, tool_project
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_runs import Life, accounted, all_gone, skip_without_verl, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 

@@ -26,7 +26,7 @@ from ajet_verl import cpu
 from ajet_verl.launch import VerlRunner
 from ajet_verl.trainer import reporting
 from ajet_verl.trainer.reporting import ReportingHooks, RunStoppedError
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = pytest.mark.verl
 
@@ -313,7 +313,7 @@ def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp
     with interrupts.install():
         for address in (None, "127.0.0.1:1"):
             with connect_to_ray(needs, address=address, folder=tmp_path, environment={}, temporary=tmp_path):
-                assert signal.getsignal(signal.SIGTERM) == interrupts._handle_signal
+                assert signal.getsignal(signal.SIGTERM) == interrupts.handle_signal
 
 
 def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_samplers_without_a_store_are_refused_before_there_is_a_folder(tmp_path:
         "trainer_common": {"device": "cpu", "n_gpus_per_node": 1, "mode": "async"},
     }
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path, exp_dir=tmp_path / "record")
-    with pytest.raises(ConfigError, match="none is named"):
+    with pytest.raises(ConfigError, match="no store is given"):
         launch(experiment, LaunchOptions())
     assert not (tmp_path / "record").exists()
 

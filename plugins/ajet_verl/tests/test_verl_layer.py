@@ -19,7 +19,7 @@ from ajet_verl.descriptor import LAYERS
 from ajet_verl.settings import build_settings
 from ajet_verl.train import require_one_sampling
 from scripts.reference.configuration import defaults_yaml
-from tests.verl_fixtures import experiment, nested, without_verl
+from tests.support.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 
@@ -246,8 +246,8 @@ def test_the_users_sections_win_and_may_refer_to_everything():
 
 def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
     for strategy in ("fsdp", "megatron"):
-        folder = layer._config_folder("verl")
-        assert folder is not None and set(layer._compose_verls_defaults(folder, strategy == "megatron")) == set(
+        folder = layer.find_config_folder("verl")
+        assert folder is not None and set(layer.compose_verls_defaults(folder, strategy == "megatron")) == set(
             layer.ROOTS
         )
         tree = compose_verl_config(experiment({"trainer_common.strategy": strategy}))
@@ -375,18 +375,18 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     code, out, _ = run("validate", "trainer_common.mode=colocate_async")
     assert code == 0 and "x.yaml is valid" in out
     code, _, err = run("validate", *eight, "trainer_common.nnodes=3")
-    assert code == 2 and "24 GPUs can't be dealt out" in err and "override trainer_common.nnodes=3" in err
+    assert code == 2 and "24 GPUs cannot be divided" in err and "override trainer_common.nnodes=3" in err
     with pytest.raises(SystemExit):
         launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", *eight, "trainer_common.nnodes=3"])
-    assert "24 GPUs can't be dealt out" in capsys.readouterr().err
+    assert "24 GPUs cannot be divided" in capsys.readouterr().err
     code, _, err = run("validate", *eight, "verl.trainer.nnodes=3")
-    assert code == 2 and "24 GPUs can't be dealt out" in err
+    assert code == 2 and "24 GPUs cannot be divided" in err
 
 
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
     code = (
         "import sys; from ajet_verl.settings import build_settings; "
-        "from tests.verl_fixtures import experiment; build_settings(experiment()); "
+        "from tests.support.verl_fixtures import experiment; build_settings(experiment()); "
         "print([name for name in ('verl', 'ray', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -410,4 +410,4 @@ def test_samplers_play_what_verl_trains_on_whoever_says_so(ours, verls):
     other = experiment({f"{TC}.mode": "async"}, verl={"actor_rollout_ref": {"rollout": {verls: 3}}})
     with pytest.raises(ConfigError, match=f"verl would train with {verls} 3") as refused:
         require_one_sampling(other.ajet, compose_verl_config(other))
-    assert refused.value.do == f"say it as ajet.rollout.{ours}, which both sides read"
+    assert f"ajet.rollout.{ours}" in refused.value.do

@@ -6,8 +6,8 @@ What a run's noise is, is measured: the local backbone's curves from several see
 import numpy as np
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import skip_without_verl
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_runs import skip_without_verl
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS = 8

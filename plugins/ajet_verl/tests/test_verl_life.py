@@ -16,8 +16,8 @@ from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet_proof.auditing.audit import audit_run
 from ajet_ray.cluster.leftovers import list_segments
-from tests.ajet_command import ajet
-from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
+from tests.support.ajet_process import ajet
+from tests.support.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 REPEATS, BATCH = 8, 4
@@ -108,7 +108,7 @@ def test_each_step_is_a_link_of_the_chain_and_all_of_it_is_as_it_was_committed(l
     run, _ = life
     audited = audit_run(run.run)
     assert audited.ok and audited.state is not None, audited.changes
-    assert {row["step"] for row in run.rows()} == audited.state.steps.keys() and audited.state.saved
+    assert {row["step"] for row in run.rows()} == audited.state.steps.keys() and audited.state.required
 
 
 def test_no_process_and_no_shared_memory_outlives_the_run(life):

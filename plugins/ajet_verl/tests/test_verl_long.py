@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 

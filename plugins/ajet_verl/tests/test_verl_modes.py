@@ -4,8 +4,8 @@ import pytest
 
 from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import skip_without_verl, tool_project
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_runs import skip_without_verl, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS = 4

@@ -13,7 +13,7 @@ from ajet.config import Experiment, load_experiment
 from ajet.config.readiness import get_setting
 from ajet.train.runner import LaunchOptions
 from ajet_verl.config.precedence import apply_sections, describe_overridden, find_overridden
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 

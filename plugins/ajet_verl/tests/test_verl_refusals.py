@@ -11,7 +11,7 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.resolvers import as_list, div, mul, pick, room, versions
 from ajet_verl.config import ModelLimits, compose_verl_config, layer, read_limits
-from tests.verl_fixtures import experiment, nested
+from tests.support.verl_fixtures import experiment, nested
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ SIX = {"trainer_common.nnodes": 3, "rollout.tensor_model_parallel_size": 6, "dat
 @pytest.fixture(autouse=True)
 def no_verl(monkeypatch):
     """As on a machine without verl: what passes the refusals ends in MissingExtraError."""
-    monkeypatch.setattr(layer, "_config_folder", lambda _: None)
+    monkeypatch.setattr(layer, "find_config_folder", lambda _: None)
 
 
 def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:
@@ -69,7 +69,7 @@ def test_episodes_need_not_divide_by_the_copies_of_the_model():
     ("ajet", "said"),
     [
         ({"data.train_batch_size": 6, "trainer_common.mini_batch_num": 4}, "6 tasks .* 4 mini-batches"),
-        ({"trainer_common.ulysses_sequence_parallel_size": 3}, "8 GPUs can't be dealt out to groups of 3"),
+        ({"trainer_common.ulysses_sequence_parallel_size": 3}, "8 GPUs cannot be divided into groups of 3"),
         ({"trainer_common.n_gpus_per_node": 0}, "no GPU to train on"),
         ({"rollout.tensor_model_parallel_size": 3}, "engines of 3 GPUs"),
         ({"rollout.tensor_model_parallel_size": 16, "trainer_common.nnodes": 1}, "engines of 16 GPUs"),
@@ -287,8 +287,8 @@ def test_the_resolvers_are_plain_functions():
             {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}}},
             "rollout_is_threshold is 0.5_2.*a number",
         ),
-        (nested(f"{ACTOR}.checkpoint.async_save", True), "complete, and with async_save .*false"),
-        (nested("trainer.checkpoint_callback_class", "my.Callback"), "my.Callback the run would not.*SavedCallback"),
+        (nested(f"{ACTOR}.checkpoint.async_save", True), "async_save .*false"),
+        (nested("trainer.checkpoint_callback_class", "my.Callback"), "my.Callback .*SavedCallback"),
         (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not know our credit and loss"),
     ],
 )

@@ -18,8 +18,8 @@ from ajet.schema.timeline import SampledSpan
 from ajet_verl.config import compose_verl_config
 from ajet_verl.tests.test_verl_credit import CAP, KL, PLAIN, TC, TWO, assert_alike, local
 from tests.contract.verl_random_trees import FEW_LOGITS
-from tests.local_fixtures import calls_of, episode_of, timeline_of
-from tests.verl_fixtures import experiment, through_verl, without_verl
+from tests.support.local_fixtures import calls_of, episode_of, timeline_of
+from tests.support.verl_fixtures import experiment, through_verl, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import skip_without_verl
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_runs import skip_without_verl
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS, SAMPLES = 8, 8
@@ -98,7 +98,7 @@ def test_trees_have_the_curve_of_rows(tmp_path: Path) -> None:
     model = model_in(tmp_path / "model")
     (rows, said_of_rows), (trees, said) = (trained(tmp_path, model, each) for each in (False, True))
     assert len(rows) == len(trees) == STEPS
-    assert "what rows share is computed once" in said and "what rows share" not in said_of_rows
+    assert "shared prefixes of rows" in said and "shared prefixes" not in said_of_rows
     curves = {name: [(a[name], b[name]) for a, b in zip(rows, trees, strict=True)] for name in CURVES}
     for name, pairs in curves.items():
         assert [b for _, b in pairs] == pytest.approx([a for a, _ in pairs], rel=1e-5, abs=1e-6), (name, curves)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import skip_without_verl
+from tests.support.ajet_process import ajet, metric_rows
+from tests.support.verl_runs import skip_without_verl
 from tests.vision.vision_fixtures import FOLDER, made_model, vision_environment
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots, pytest.mark.timeout(2400)]

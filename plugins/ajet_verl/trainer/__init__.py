@@ -1,5 +1,5 @@
-"""verl's trainer with what is ours in it: the process that it runs in, our credit and loss, and what it tells the run.
+"""verl's trainer with ajet's parts: its process, credit and loss, and its messages to the run.
 
-In: rows of episodes. Out: new weights in verl's servers, and letters. Invariant: what verl keeps private and we replace
-is in `hooks` alone, for one version of verl, held by a test.
+Rows of episodes come in, new weights in verl's servers and messages go out. Invariant: only `hooks` replaces private
+methods of verl, for one version of verl, checked by a test.
 """

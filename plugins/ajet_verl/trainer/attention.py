@@ -1,8 +1,9 @@
-"""Whose attention verl's engines compute by where torch's fused one is asked for (`attn_implementation: sdpa`).
+"""Chooses the attention of verl's engines for `attn_implementation: sdpa`.
 
-Invariant: what is trained is the model that transformers' eager pass defines. Its fused attention leaves out, without a
-word, what the kernel cannot do (Gemma 2's soft caps: logprobs are off by whole nats); and there are models that it
-cannot be built for. Both attend by the eager one, and a line says so. Every other is held to it before the first step.
+Invariant: the trained model is the model of transformers' eager pass. torch's fused attention silently omits features
+missing in the kernel (Gemma 2's soft caps: log-probabilities are off by whole nats), and some models cannot be built
+with it. Both kinds of models use eager attention, with a log line. All other models are compared with the eager pass
+before the first step.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ajet.engine.same_model import EAGER, logits_match, set_attention, use_atten
 
 FUSED = "sdpa"
 LENGTHS = (29, 40, 3)
-"""Tokens of the sequences of a probe, which are padded to one length as verl's rows are."""
+"""Token counts of the probe's sequences, padded to one length as in verl's rows."""
 
 
 def is_fused_requested(config: DictConfig) -> bool:
-    """Whether an FSDP engine is to attend by it. `config`: verl's `actor_rollout_ref`."""
+    """Return True if an FSDP engine shall use fused attention; `config` is verl's `actor_rollout_ref`."""
     chosen = (config.model.get("override_config") or {}).get("attn_implementation")
     return bool(chosen == FUSED and str(config.actor.strategy).startswith("fsdp"))
 
 
 def replace_unsupported(config: DictConfig) -> None:
-    """Have the eager attention asked for, where the model cannot be built with this one. `config` as above."""
+    """Select eager attention if the model cannot be built with fused attention; `config` as above."""
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import get_hf_auto_model_class
@@ -43,16 +44,18 @@ def replace_unsupported(config: DictConfig) -> None:
         return
     with open_dict(model.override_config):
         model.override_config.attn_implementation = EAGER
-    logger.info("{} has no fused attention: it attends as transformers' eager pass", kind.__name__)
+    logger.info("{} has no fused attention: using transformers' eager attention", kind.__name__)
 
 
 def check_attention(engine: Any) -> None:
-    """Hold an engine's model to its eager pass over a few rows; where they differ it attends by that one. For each
-    rank, once the weights are there."""
+    """Compare an engine's model with its eager pass over a few rows; use eager attention if they differ.
+
+    Called on each rank after the weights are loaded.
+    """
     model = getattr(engine.module, "module", engine.module)
     packed = bool(getattr(engine, "packed", False))
     if engine.use_ulysses_sp or not (packed or model.config._attn_implementation == FUSED):
-        return  # rows that are split go no other way than by trees
+        return  # split rows are computed by trees only
     with torch.no_grad(), engine.eval_mode():
         with use_attention(engine.module, EAGER):
             wanted = _compute_logits(engine)
@@ -63,8 +66,8 @@ def check_attention(engine: Any) -> None:
     if not int(differs):
         return
     logger.warning(
-        "torch's fused attention is not {}'s: it attends as transformers' eager pass, in memory that grows with the "
-        "square of the length",
+        "torch's fused attention differs from {}'s own: using transformers' eager attention, with memory growing "
+        "with the square of the length",
         type(model).__name__,
     )
     if packed:
@@ -74,7 +77,7 @@ def check_attention(engine: Any) -> None:
 
 
 def _compute_logits(engine: Any) -> Tensor:
-    """[N, V] of the probe's tokens."""
+    """Return the probe's logits, [N, V]."""
     from verl.utils.device import get_device_id
 
     config = engine.module.config
@@ -86,7 +89,7 @@ def _compute_logits(engine: Any) -> Tensor:
         own[row, :length] = True
     places = torch.arange(ids.shape[1]).expand(ids.shape) * own
     if hasattr(config, "vision_config"):
-        places = places.expand(4, *places.shape)  # of text, the same in each of its dimensions
+        places = places.expand(4, *places.shape)  # text positions are equal in each dimension
     device = get_device_id()
     given = {"input_ids": ids, "attention_mask": own, "position_ids": places}
     output = engine.module(**{name: value.to(device) for name, value in given.items()}, use_cache=False)

@@ -1,10 +1,9 @@
-"""What a pass reads off its logits, read in the model's head, chunk by chunk.
+"""Computes log-probabilities inside the model's head, chunk by chunk.
 
-FSDP needs the forward pass of the module as a whole, its head included, so that the logits of all trained tokens would
-exist at once: 39 GB for 64,000 tokens and a vocabulary of 150,000. Invariant: no more than a chunk's logits exist at a
-time, and the backward pass computes each chunk again; what is read is what the whole would give, row by row. Only for a
-model whose logits are its head's output as it is, and whose head is gathered with the rest of the model;
-`TreeEngine.initialize` looks.
+FSDP needs one forward pass of the complete module with its head, so the logits of all trained tokens would exist at
+once: 39 GB for 64,000 tokens and a vocabulary of 150,000. Invariants: only one chunk's logits exist at a time, and the
+backward pass recomputes each chunk. The results equal those of the full logits, row by row. Limited to models with the
+head's output as logits and a head gathered with the rest of the model; `TreeEngine.initialize` checks both.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 Read = Callable[[Tensor, Tensor], Tensor]
-"""Logits [C, V] and their targets [C] to what is read of each target, [C, R]."""
+"""Maps logits [C, V] and their targets [C] to results [C, R]."""
 
 
 @contextmanager
 def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read) -> Iterator[None]:
-    """Within the block the head gives, for hidden states [1, K, H], what `read` makes of its logits, [1, K, R], `rows`
-    at a time. targets: [K]."""
+    """Within the block, the head maps hidden states [1, K, H] to results of `read`, [1, K, R], `rows` at a time.
+
+    Args:
+        targets: token ids, [K].
+    """
     logits, own, draws = head.forward, vars(head).get("forward"), _draws_random_numbers(head)
 
     def of(states: Tensor, tokens: Tensor) -> Tensor:
@@ -43,24 +45,26 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
     finally:
         if own is None:
             del head.forward
-        else:  # somebody else's, put there before
+        else:  # restore a replacement made earlier
             head.forward = own
 
 
 def _draws_random_numbers(head: torch.nn.Module) -> bool:
-    """Whether it draws random numbers, as an adapter with dropout does: computed again they must be the same."""
+    """Return True for a head with random numbers, such as dropout in an adapter: recomputation must repeat them."""
     return any(isinstance(each, torch.nn.Dropout) and each.p > 0 and each.training for each in head.modules())
 
 
 def is_gathered_alone(head: torch.nn.Module | None) -> bool:
-    """Whether the ranks gather weights of the head at each of its passes (a unit of FSDP's own; FSDP1 makes one of each
-    matrix of an adapter). Ranks with different numbers of chunks would wait for each other for ever."""
+    """Return True if the ranks gather weights of the head at each pass, as a separate FSDP unit.
+
+    FSDP1 makes a unit of each matrix of an adapter. Ranks with different numbers of chunks would wait forever.
+    """
     units = (FullyShardedDataParallel, FSDPModule)
     return head is not None and any(isinstance(each, units) for each in head.modules())
 
 
 class HeadOutput:
-    """The last output of a head, while it is looked at; of a model that names none (None) there is none."""
+    """Records the last output of a head; None if the model names no head."""
 
     def __init__(self, head: torch.nn.Module | None) -> None:
         self.found: Tensor | None = None
@@ -74,5 +78,5 @@ class HeadOutput:
             self._hook.remove()
 
     def is_all(self, logits: Tensor) -> bool:
-        """Whether nothing was done to it to make these."""
+        """Return True if the logits are the head's output, unchanged."""
         return self.found is not None and self.found.shape == logits.shape and torch.equal(self.found, logits)

@@ -1,6 +1,6 @@
-"""The canary on verl: the step's own tokens, which engine and trainer have both scored.
+"""The canary on verl: compares engine and trainer on the step's own tokens.
 
-Invariant: only tokens that the engine sampled with the weights that the trainer scores them with are compared.
+Invariant: only tokens sampled with the trainer's current weights are compared.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from ajet.schema.call import Floats
 def measure_canary_gap(
     samples: Sequence[Sample], trainer: Sequence[Floats], rows: Sequence[Mapping[str, Any]], *, at_least: int
 ) -> float | None:
-    """Nats a token between the logprobs of `samples` and the trainer's [T] of each; None without a fresh token.
+    """Return the gap in nats per token between engine and trainer, or None without a fresh token.
 
-    `rows`: verl's extra fields of each sample's row. `at_least`: the policy version that fresh ones have, where
-    the trainer may have moved on since the last hand-over; else 0, and the newest there are will do.
+    Args:
+        trainer: the trainer's log-probabilities of each sample, [T].
+        rows: verl's extra fields of each sample's row.
+        at_least: minimum policy version of fresh tokens, if the trainer may be ahead of the servers; 0 accepts the
+            newest version present.
     """
     newest = max((int(row["max_global_steps"]) for row in rows), default=-1)
     fresh = [

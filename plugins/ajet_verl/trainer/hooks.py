@@ -1,10 +1,10 @@
-"""All methods of verl's trainer that verl keeps private and we replace: for verl 0.9.1, held by a test.
+"""The private methods of verl's trainer replaced by ajet, for verl 0.9.1, checked by a test.
 
-One is called once, `_init_resource_pool_mgr` (which workers train). The others stand between verl's own steps, in this
-order: `_balance_batch` (which rank computes a row, where rows share tokens), in it `_get_required_batch_multiple` (how
-many rows the forward passes need), `_compute_advantage` (credit) and `_update_actor` (optimizer steps). Invariant:
-episodes are credited and mini batches are formed as on the local backbone; rows exist only so that verl can move
-tokens. Whatever verl adds to make numbers divisible trains nothing, and nothing is dropped for it.
+`_init_resource_pool_mgr` runs once and selects the training workers. The others run between verl's own steps, in this
+order: `_balance_batch` (the rank of a row, for rows with shared tokens), within it `_get_required_batch_multiple`
+(number of rows for the forward passes), `_compute_advantage` (credit), `_update_actor` (optimizer steps). Invariants:
+credit and mini-batches are formed from episodes as on the local backbone, and rows only carry tokens for verl. Rows
+added by verl for divisibility train nothing, and no row is dropped for divisibility.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from ajet_verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
 from ajet_verl.trainer.mini_batches import TREES, deal_rows
 
 LR_SCHEDULE = "ajet_lr_schedule"
-"""The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""
+"""Key of ajet under verl's `trainer`: a schedule missing in verl's own key."""
 SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs")
-"""Fields of an update's rows that hold tokens and what belongs to them."""
+"""Fields of an update's rows with tokens and their attributes."""
 PER_TOKEN = (
     "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages", WEIGHTS, AGES,
 )  # fmt: skip
-"""Those with a number for each token of the response."""
+"""Fields with a number for each response token."""
 
 
 class CreditHooks(PPOTrainer):
-    """A mix-in for verl's trainers. The class that uses it sets `settings` and `algorithm` before verl's `__init__`."""
+    """Mix-in for verl's trainers. A subclass sets `settings` and `algorithm` before verl's `__init__`."""
 
     settings: AjetConfig
-    """What `credit_settings` reads from verl's config."""
+    """Credit and loss settings read from verl's config."""
     algorithm: Algorithm
-    """The one that they name."""
+    """The algorithm named in `settings`."""
     is_decoupled: ClassVar[bool] = False
-    """Whether other engines than verl's play, and one may be behind the others."""
+    """True if samplers outside verl play, possibly with different policy versions."""
     _ranks: int
     _gap: float = 0.0
-    """Nats a token between engine and trainer, of the step's fresh tokens; 0 where there are none."""
+    """Nats per token between engine and trainer for the step's fresh tokens; 0 without fresh tokens."""
     _parts: list[list[int]]
-    """Rows of each optimizer step, as indices into the batch; silent groups are in none."""
+    """Rows of each optimizer step, as indices into the batch; groups without signal are in no step."""
 
     def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
-        """Called once the episodes of a batch carry their advantage and what of them is not trained."""
+        """Called after the episodes of a batch have their advantages and exclusions from training."""
 
     def _init_resource_pool_mgr(self) -> None:
-        """Workers of ours in the places of verl's."""
+        """Replace verl's workers by ajet's."""
         super()._init_resource_pool_mgr()
         optim = self.config.actor_rollout_ref.actor.optim
         linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
@@ -82,22 +82,24 @@ class CreditHooks(PPOTrainer):
 
     @property
     def _has_trees(self) -> bool:
-        """Whether the workers compute once what rows share."""
+        """True if the workers compute shared tokens once."""
         return bool(self.config.actor_rollout_ref.get(TREES))
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:  # fmt: skip
-        """verl deals rows out by their lengths; where workers make trees of them, a task's rows stay together."""
+        """Distribute rows by length as verl does; with trees, the rows of a task stay together."""
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         if self._has_trees:
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_read_task(batch.keys[row]), row)))
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """verl would pad to whole mini batches of rows, so that one timeline more becomes another optimizer step; the
-        forward passes need equal parts for the ranks only."""
+        """Return the multiple of rows for the forward passes: equal parts for the ranks.
+
+        verl would pad to full mini-batches of rows, so one more timeline could add an optimizer step.
+        """
         self._ranks = dp_size
         rollout, reference = self.config.actor_rollout_ref.rollout, self.config.actor_rollout_ref.ref
         sizes = [(rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu)]
@@ -106,7 +108,10 @@ class CreditHooks(PPOTrainer):
         return dp_size * math.lcm(*(int(size) for dynamic, size in sizes if not dynamic and size))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's estimators see rows without their episodes; ours see episodes, and say each token's weight."""
+        """Assign credit to complete episodes, and write advantage and weight of each token to verl's rows.
+
+        verl's estimators see rows without their episodes.
+        """
         own = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys = [batch.keys[row] for row in own]
         names = [*FIELDS, "old_log_probs"] + ["ref_log_prob"] * self.settings.trainer_common.algorithm.use_kl_in_reward
@@ -116,7 +121,7 @@ class CreditHooks(PPOTrainer):
         place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
 
         def spread(name: str, samples: list[Sample]) -> list[Floats]:
-            """[T] of a field that has the response only."""
+            """Expand a response field to complete timelines, [T] each."""
             found = []
             for sample in samples:
                 values = np.zeros(sample.timeline.ids.size, np.float32)
@@ -133,11 +138,11 @@ class CreditHooks(PPOTrainer):
             reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
         )
         metrics.update(credited.metrics)
-        parts = self._optimizer_steps(credited)
+        parts = self.split_optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
         metrics.update(self._measure_mismatch(credited.samples, trainers))
         extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
-        metrics.update(self._measure_canary(credited.samples, trainers, extra))
+        metrics.update(self.measure_canary(credited.samples, trainers, extra))
         self._gap = float(metrics.get("canary_gap", 0.0))
         correction, tightened = self._choose_correction()
         metrics.update(tightened)
@@ -173,8 +178,11 @@ class CreditHooks(PPOTrainer):
         )
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl would cut the rows into mini batches of a fixed number; these are whole groups, as many optimizer steps
-        as `mini_batch_num` says. A batch of silent groups alone makes none, but has its place in the schedule."""
+        """Run the optimizer steps over mini-batches of complete groups, in number `mini_batch_num`.
+
+        verl would cut the rows into mini-batches of fixed size. A batch without signal makes no step, but still
+        advances the schedule.
+        """
         if not self._parts:
             self.actor_rollout_wg.pass_step()
             return batch
@@ -214,8 +222,8 @@ class CreditHooks(PPOTrainer):
         metrics.update(reduce_metrics(output))
         return batch
 
-    def _optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
-        """Indices of each one's samples, whose weights become those of their step."""
+    def split_optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
+        """Return the sample indices of each optimizer step, and scale the sample weights to their step."""
         count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
         parts = split_mini_batches(batch.samples, count)
         aggregation = self.settings.trainer_common.algorithm.loss_aggregation
@@ -228,7 +236,7 @@ class CreditHooks(PPOTrainer):
         return parts
 
     def _add_padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
-        """Keys of `count` new rows of two tokens that train nothing."""
+        """Add `count` rows of two tokens without training effect, and return their keys."""
         if not count:
             return []
         end = int(self.tokenizer.eos_token_id or 0)
@@ -250,7 +258,7 @@ class CreditHooks(PPOTrainer):
         return keys
 
     def _measure_mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
-        """The gaps between the engine's logprobs and the trainer's, where both mean the same."""
+        """Return the gaps between the engine's and the trainer's log-probabilities, if both are comparable."""
         if not samples or self.settings.rollout.truncates_sampling:
             return {}
         gaps = [
@@ -264,7 +272,7 @@ class CreditHooks(PPOTrainer):
     def _measure_staleness(
         self, samples: list[Sample], trainer: list[Floats], correction: ImportanceCorrection | None
     ) -> dict[str, float]:
-        """The importance weights of tokens that earlier weights sampled, as metrics."""
+        """Return metrics of the importance weights of stale tokens."""
         tokens = stale = capped = 0
         weight = 0.0
         for sample, own in zip(samples, trainer, strict=True):
@@ -279,7 +287,7 @@ class CreditHooks(PPOTrainer):
         return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
 
     def _choose_correction(self) -> tuple[ImportanceCorrection | None, dict[str, float]]:
-        """What importance weights the update has, and what is to be told where the gap is above the alarm."""
+        """Return the importance correction of the update, and metrics if the gap exceeds the alarm."""
         correction = ImportanceCorrection.from_settings(self.settings.trainer_common)
         alarm = self.settings.trainer_common.algorithm.mismatch_alarm
         if correction is None or isinstance(alarm, str):
@@ -287,7 +295,7 @@ class CreditHooks(PPOTrainer):
         found = correction.tighten(self._gap, alarm)
         return found, build_tightened_metrics(self._gap, found.cap) if found is not correction else {}
 
-    def _measure_canary(
+    def measure_canary(
         self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]
     ) -> dict[str, float]:
         if self.settings.rollout.truncates_sampling:
@@ -298,18 +306,18 @@ class CreditHooks(PPOTrainer):
 
 
 def _read_task(key: str) -> str:
-    """The part of a row's key that the rows of its task share."""
+    """Return the part of a row's key shared by the rows of its task."""
     return key.rsplit("_", 2)[0]
 
 
 def _unbind_rows(data: TensorDict, name: str) -> list[Any]:
-    """The rows of a field, however the queue hands them over."""
+    """Return the rows of a field, for each tensor type used by the queue."""
     values = data[name]
     return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
 
 
 def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
-    """Return the local backbone's metrics (docs/metrics.md): means over the trained tokens of all optimizer steps."""
+    """Return the local backbone's metrics: means over the trained tokens of all optimizer steps."""
     tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
     norms = np.atleast_1d(output["grad_norm"]).astype(float)
     taken = norms[np.isfinite(norms)]

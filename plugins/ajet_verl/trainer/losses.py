@@ -1,9 +1,9 @@
-"""The loss of verl's rows: a sum over trained tokens, each with its own weight (DESIGN decision 8).
+"""The loss of verl's rows: a weighted sum over trained tokens (DESIGN decision 8).
 
-Invariant: loss and gradient of an optimizer step depend on its trained tokens alone, not on how they are cut into
-rows, micro batches and ranks, nor on padding. verl's engines average gradients over the data-parallel ranks (Megatron
-also over micro batches, which its engine takes back by itself), so the sum of a rank is multiplied by their number.
-The loss of a token is `ajet.algorithm.token_loss`, as on the local backbone.
+Invariant: loss and gradient of an optimizer step depend on its trained tokens only, not on the division into rows,
+micro-batches and ranks, nor on padding. verl's engines average gradients over the data-parallel ranks, so a rank's sum
+is multiplied by the number of ranks. Megatron also averages over micro-batches, corrected by its engine. The loss of a
+token is `ajet.algorithm.token_loss`, as on the local backbone.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ajet.algorithm.loss_terms import number_replies
 from ajet.algorithm.token_loss import TokenLoss
 
 WEIGHTS = "ajet_weights"
-"""The rows' field of each token's weight; 0 where it is not trained."""
+"""Row field: weight of each token, 0 for tokens not trained."""
 AGES = "ajet_ages"
-"""That of each token's age in policy versions, where bounds narrow with it."""
+"""Row field: age of each token in policy versions, for bounds depending on age."""
 ON_POLICY = "ajet_on_policy"
-"""Whether the whole update is one optimizer step: then the policy before it is the present one."""
+"""True if the update is one optimizer step: the old policy then is the current policy."""
 GAP = "ajet_gap"
-"""Nats a token between the logprobs of engine and trainer of the same weights; 0 where that was not measured."""
+"""Nats per token between engine and trainer with equal weights; 0 if not measured."""
 TALLIES = ("ajet_tokens", "ajet_kl", "ajet_clipped", "ajet_capped")
-"""Sums over the trained tokens of an optimizer step, as verl's workers answer them."""
+"""Sums over the trained tokens of an optimizer step, returned by verl's workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """A loss function for `set_loss_fn` of verl's workers: called with each micro batch."""
+    """Loss function for `set_loss_fn` of verl's workers, called with each micro-batch."""
 
     tokens: TokenLoss
     entropy_coeff: float = 0.0
-    """verl's own key: the policy's entropy is added to what is maximised, weighed like the loss."""
+    """verl's own key: weight of the policy's entropy in the objective, weighted like the loss."""
 
     @property
     def alarm(self) -> float | None:
-        """Beyond which gap importance weights are bounded more tightly."""
+        """Gap above which importance weights are bounded more tightly."""
         alarm = self.tokens.policy.settings.mismatch_alarm
         assert not isinstance(alarm, str), "the layer settles what `auto` is"
         return alarm
@@ -48,8 +48,12 @@ class WeightedSum:
     def __call__(
         self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The loss, and `TALLIES`. `data`: rows with `advantages`, `old_log_probs`, `rollout_log_probs` and `WEIGHTS`,
-        [response] each, nested; with a KL term also `ref_log_prob`."""
+        """Return the loss and `TALLIES`.
+
+        Args:
+            data: nested rows with `advantages`, `old_log_probs`, `rollout_log_probs` and `WEIGHTS`, [response] each;
+                with a KL term also `ref_log_prob`.
+        """
         from verl.utils.metric import AggregationType, Metric
         from verl.workers.utils.padding import no_padding_2_padding
 

@@ -1,8 +1,8 @@
-"""Where each row lies in a batch that verl cuts into ranks, and each rank's part into mini batches.
+"""Places each row in a batch that verl divides into ranks, and each rank's part into mini-batches.
 
-verl cuts by counting: equal numbers of rows for each rank, and of those equal numbers for each optimizer step.
-Invariant: each part of the plan is one optimizer step, none of its rows is left out, and no rank lacks one; what is
-missing for equal numbers is padding, which trains nothing.
+verl divides by count: equal numbers of rows per rank, and equal numbers per optimizer step. Invariants: each part of
+the plan is one optimizer step, with all of its rows, and every rank has rows for it. Padding rows, without training
+effect, fill up to equal numbers.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 TREES = "ajet_trees"
-"""The key of ours under verl's `actor_rollout_ref`: engines that compute what rows share once."""
+"""Key of ajet under verl's `actor_rollout_ref`: engines compute shared prefixes of rows once."""
 ATTENTION = 24576
-"""At this length attention costs as much as the rest of a layer: six times the width of a model of seven billion
-parameters, the size at which dealing evenly begins to matter."""
+"""Length at which attention costs as much as the rest of a layer.
+
+Six times the width of a model with seven billion parameters, the size at which even work begins to matter.
+"""
 
 
 def deal_rows(
@@ -24,11 +26,14 @@ def deal_rows(
     multiple: int = 1,
     kin: Sequence[str] | None = None,
 ) -> list[int | None]:
-    """Indices of rows in the order of the batch: rank by rank, and of each rank part by part; None is padding.
+    """Return row indices in batch order: by rank, and within a rank by part; None is padding.
 
-    parts: the rows of each optimizer step. lengths: [row] tokens; the ranks get about the same work. multiple: each
-    rank's rows of a part are a multiple of it (verl's fixed micro batches). kin: [row] whom a row shares tokens with,
-    where those are computed once: such rows go to one rank, if that is fair, whatever padding it takes.
+    Args:
+        parts: the rows of each optimizer step.
+        lengths: tokens per row; ranks get about equal work.
+        multiple: each rank's rows of a part are a multiple of this number (verl's fixed micro-batches).
+        kin: per row, a key of the rows sharing tokens, for engines computing shared tokens once. Such rows go to one
+            rank if the division stays fair, at any cost in padding.
     """
     size = max((-(-len(part) // ranks) for part in parts), default=0)
     if kin is None:
@@ -42,7 +47,7 @@ def deal_rows(
 
 
 def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int) -> list[list[int]]:
-    """The longest row first, to the rank with the least work that has room."""
+    """Assign the longest row first, to the rank with the least work and free room."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     work = [0.0] * ranks
     for row in sorted(part, key=lambda row: (-lengths[row], row)):
@@ -53,7 +58,7 @@ def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size:
 
 
 def _group_kin(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Sequence[str]) -> list[list[int]]:
-    """Kin beside each other, cut where the ranks' tokens are about equal."""
+    """Order rows by kin, and cut where the ranks' tokens are about equal."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     rows = sorted(part, key=lambda row: (kin[row], row))
     total, done = sum(lengths[row] for row in rows), 0

@@ -1,7 +1,7 @@
-"""TrainerProcess: the actor in which verl's trainer runs, and what it tells the record.
+"""TrainerProcess: the actor running verl's trainer, and its messages to the record.
 
-Invariant: it wires verl's public parts as verl's own main program does and adds nothing to them; an error of theirs is
-raised to whoever waits for `run`.
+Invariant: the actor connects verl's public parts like verl's own main program and adds nothing. Errors are raised to
+the caller of `run`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ajet_verl.trainer.reporting import RunStoppedError
 
 
 class TrainerProcess:
-    """Made a Ray actor by the launch."""
+    """Ray actor created by the launch."""
 
     def run(self, config: Any) -> None:
-        """Train until the last step, or until the mailbox says to stop."""
+        """Train until the last step, or until the mailbox requests a stop."""
         sender = Sender()
         sender.introduce("trainer")
         sender.post(PhaseNotice("loading"))
@@ -30,12 +30,12 @@ class TrainerProcess:
 
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
-        with ThreadPoolExecutor(1) as executor:  # two processes that import torch, one after the other
+        with ThreadPoolExecutor(1) as executor:  # two processes import torch, one after the other
             queue = executor.submit(transfer_queue.init, config.transfer_queue)
             from verl.trainer.ppo.v1 import get_trainer_cls
 
             from ajet_verl.agent.workers import AgentWorkers
-            from ajet_verl.trainer import trainers  # noqa: F401 - registers ours
+            from ajet_verl.trainer import trainers  # noqa: F401 - registers ajet's trainers
 
             pickle_load_balancer()
             if config.actor_rollout_ref.rollout.name == "vllm":
@@ -67,8 +67,10 @@ class TrainerProcess:
 
 
 def pickle_load_balancer() -> None:
-    """The process of verl's load balancer, which the first request waits for, gets its class and not the name of it:
-    it then imports nothing of verl."""
+    """Pickle verl's load balancer by value, so that its process imports nothing of verl.
+
+    The first request waits for this process.
+    """
     from ray import cloudpickle
     from verl.workers.rollout import router
 
@@ -76,11 +78,11 @@ def pickle_load_balancer() -> None:
 
 
 class SavedCallback:
-    """`trainer.checkpoint_callback_class`: says that a checkpoint is written."""
+    """Set as `trainer.checkpoint_callback_class`: reports a written checkpoint."""
 
     def __init__(self, config: Any = None) -> None:
         self._sender = Sender()
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
-        """verl calls it after each."""
+        """Post a checkpoint notice. Called by verl after each checkpoint."""
         self._sender.post_and_wait(CheckpointNotice(global_step, checkpoint_dir))

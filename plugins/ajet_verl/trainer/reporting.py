@@ -1,8 +1,8 @@
-"""Reporting: what verl's trainer tells the run's own process, and when it ends early.
+"""Reporting: messages of verl's trainer to the run's own process, and early stops.
 
-Invariants: every step, validation and checkpoint is posted once, in order; a run that is asked to stop ends after a
-step that is trained, saved and posted. Mixed into our trainers before verl's own classes; verl's private methods that
-it extends are guarded with the others in `hooks`.
+Invariants: every step, validation and checkpoint is posted once, in order. A requested stop ends the run after a step
+that is trained, saved and posted. The mix-in precedes verl's classes in ajet's trainers; its private methods of verl
+are checked by the test of `hooks`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OURS = {
     "timing_s/update_actor": "seconds/train",
     "timing_s/step": "seconds/step",
 }
-"""verl's names of numbers that have one on every backbone."""
+"""verl's metric names with a common name on every backbone."""
 
 
 class RunStoppedError(AjetError):
-    """The run was asked to end, and has saved what it learned."""
+    """The run ended on request, with its progress saved."""
 
 
 class ReportingHooks:
-    """The hooks of a trainer that post letters."""
+    """Trainer hooks that post messages."""
 
     config: Any
     global_steps: int
@@ -49,25 +49,25 @@ class ReportingHooks:
         super().__init__(config)  # type: ignore[call-arg]
 
     def on_step_begin(self) -> None:
-        """verl begins a step."""
+        """Post the start of a step."""
         self._credited = []
         self._sender.post(PhaseNotice("rollout", self.global_steps))
         super().on_step_begin()  # type: ignore[misc]
 
     def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
-        """Credit is given: what it did to each episode."""
+        """Store the outcome of credit assignment for each episode."""
         trained = batch.trained_by_episode
         for episode in list_episodes(rebuilt.groups):
             outcome = batch.outcomes[episode.uuid]
             self._credited.append(CreditEntry(episode.uuid, outcome, trained[episode.uuid]))
 
     def on_sample_end(self) -> None:
-        """The step's episodes are there."""
+        """Post that the step's episodes are complete."""
         self._sender.post(PhaseNotice("update", self.global_steps))
         super().on_sample_end()  # type: ignore[misc]
 
     def on_step_end(self) -> None:
-        """The step is trained, and saved if its number says so."""
+        """Save an additional checkpoint if the run shall stop after this trained step."""
         self._is_stopping = self._sender.should_stop()
         every = self.config.trainer.save_freq
         saved = every > 0 and (self.global_steps % every == 0 or self.global_steps >= self.total_training_steps)
@@ -76,7 +76,11 @@ class ReportingHooks:
         super().on_step_end()  # type: ignore[misc]
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, *args: Any, **kwargs: Any) -> None:
-        """The last thing that verl does in a step. Raises Stopped."""
+        """Post the metrics of the step, as verl's last action in a step.
+
+        Raises:
+            RunStoppedError: a stop was requested.
+        """
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)  # type: ignore[misc]
         numbers = read_numbers(metrics)
         numbers = {ours: numbers[theirs] for theirs, ours in OURS.items() if theirs in numbers} | numbers
@@ -87,7 +91,7 @@ class ReportingHooks:
             raise RunStoppedError
 
     def _validate(self) -> dict[str, float]:
-        """Play the validation tasks; their numbers are made from the recorded episodes."""
+        """Play the validation tasks; metrics are computed from the recorded episodes."""
         import uuid
 
         import numpy as np

@@ -1,9 +1,8 @@
-"""Server: verl's inference server in a process that may begin before verl asks for it.
+"""EarlyServer: verl's inference server in a process started before verl requests the server.
 
-Ray has whoever gets an actor's handle load the class of the actor; of verl's own that takes all of vLLM, in the load
-balancer and in each agent loop. Invariant: this module needs neither vLLM nor verl; only the process of a server
-imports them. Nothing but imports is done before `begin`, so that no accelerator is touched until then; what is asked
-earlier waits.
+Ray loads the actor class in each process with a handle. verl's own class would load all of vLLM in the load balancer
+and in each agent loop. Invariants: this module needs neither vLLM nor verl, and only a server's process imports them.
+Before `begin` only imports run, so no accelerator is touched. Earlier requests wait.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 
 class EarlyServer:
-    """Made a Ray actor, with methods that `named` adds."""
+    """Ray actor, with methods added by `make_server_class`."""
 
     def __init__(self) -> None:
         import verl.workers.rollout.vllm_rollout.vllm_async_server  # noqa: F401
@@ -24,7 +23,7 @@ class EarlyServer:
         self._made: Any = None
 
     async def begin(self, **parts: Any) -> None:
-        """Have verl's constructor called; what it raises, whoever asks for something next is told."""
+        """Run verl's constructor in a thread; later requests raise its exceptions."""
         from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
         self._made = asyncio.ensure_future(asyncio.to_thread(vLLMHttpServer, **parts))
@@ -37,7 +36,7 @@ class EarlyServer:
 
 
 def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
-    """A server of that name whose methods are those of verl's."""
+    """Return a server class of this name with the methods of verl's server."""
     return type(name, (EarlyServer,), {method: _forward_method(method) for method in methods})
 
 

@@ -1,8 +1,8 @@
-"""vLLM's servers in processes that begin before verl asks for them.
+"""Starts vLLM's servers in processes before verl requests them.
 
-verl starts them once the model is built; their imports take longer than building a small one does. Invariant: verl
-finds ours by its registry of replicas and gets each by the name that it asks for. On several nodes nobody knows yet
-which of them will get which server: none is started before.
+verl starts the servers after building the model, and their imports take longer than building a small model. Invariant:
+verl finds ajet's servers in its registry of replicas and gets each by name. With several nodes the placement of the
+servers is not known in advance, so no server is started early.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ajet_verl.trainer.server import make_server_class
 
 
 class EarlyReplica(vLLMReplica):
-    """verl's, with servers of ours."""
+    """verl's replica with ajet's servers."""
 
     def __init__(self, *args: Any, started: Mapping[str, Any], **kwargs: Any) -> None:
-        """`started`: by name."""
+        """Create the replica; `started` maps names to early servers."""
         super().__init__(*args, **kwargs)
         self.server_class: Any = _ServerClass(started)
 
 
 class _ServerClass:
-    """Stands where verl has the actor class of its server, which it asks for `options(...).remote(...)` alone."""
+    """Replaces the actor class of verl's server, which verl uses only by `options(...).remote(...)`."""
 
     def __init__(self, started: Mapping[str, Any]) -> None:
         self._started = started
@@ -50,17 +50,17 @@ class _ServerStart:
 
 
 def make_actor_class() -> Any:
-    """The actor class of a server."""
+    """Return the actor class of a server."""
     return ray.remote(make_server_class(vLLMHttpServer.__name__, list_methods()))
 
 
 def list_methods() -> list[str]:
-    """What may be asked of verl's server."""
+    """Return the public methods of verl's server."""
     return [name for name, _ in inspect.getmembers(vLLMHttpServer, inspect.isfunction) if not name.startswith("_")]
 
 
 def start_servers(config: Any) -> None:
-    """Have verl take servers of ours, and start those that share the trainer's accelerators. `config`: verl's."""
+    """Register ajet's servers, and start those that share the trainer's accelerators; `config` is verl's."""
     platform, rollout = get_platform(), config.actor_rollout_ref.rollout
     nodes = [node for node in ray.nodes() if node["Alive"] and platform.ray_resource_name() in node["Resources"]]
     like: Any = vLLMReplica(0, rollout, config.actor_rollout_ref.model, gpus_per_node=rollout.n_gpus_per_node)

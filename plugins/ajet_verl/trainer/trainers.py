@@ -1,7 +1,7 @@
-"""verl's trainers with our credit and loss: one thin class for each of verl's modes, registered under names of ours.
+"""verl's trainers with ajet's credit and loss: one thin class per mode, registered under ajet's names.
 
-Invariant: everything but what `hooks` replaces is verl's own trainer of that mode. verl chooses its replay buffer and
-the mode's own section by the mode's name, so that name is put back once the class has been found.
+Invariant: everything except the methods in `hooks` is verl's own trainer. verl selects the replay buffer and a section
+of the config by the mode's name, so verl's name is restored after the class is found.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ from ajet_verl.trainer.losses import WeightedSum
 from ajet_verl.trainer.reporting import ReportingHooks
 
 POLL_S = 0.25
-"""Seconds between two looks for finished groups; verl's own 2 would be most of a small model's step."""
+"""Seconds between two checks for finished groups; verl's 2 would be most of a small model's step."""
 
 
 class _CreditTrainer(ReportingHooks, CreditHooks):
-    """The part that the trainers of all three modes share."""
+    """The common part of the trainers of all modes."""
 
     mode: ClassVar[str]
-    """verl's name of it."""
+    """verl's name of the mode."""
 
     def __init__(self, config: DictConfig) -> None:
-        """Raises ValueError for a setting that our credit and loss do not have, UserError for an algorithm that cannot
-        be had here."""
+        """Read the settings, then run verl's constructor.
+
+        Raises:
+            ValueError: credit and loss do not support a setting.
+            UserError: the algorithm is not available on verl.
+        """
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self.settings = read_credit_settings(plain)
         self.algorithm = open_algorithm(self.settings)
@@ -45,7 +49,7 @@ class _CreditTrainer(ReportingHooks, CreditHooks):
         self.replay_buffer.poll_interval = POLL_S
 
     def on_init_end(self) -> None:
-        """Once the workers are there: the loss is ours."""
+        """Set ajet's loss after the workers are created."""
         super().on_init_end()
         tokens = TokenLoss.from_settings(self.settings.trainer_common, self.algorithm)
         entropy_coeff = float(self.config.actor_rollout_ref.actor.entropy_coeff or 0)
@@ -54,28 +58,28 @@ class _CreditTrainer(ReportingHooks, CreditHooks):
 
 @register_trainer("ajet_sync")
 class SyncTrainer(_CreditTrainer, PPOTrainerSync):
-    """Play a batch, then train on it, in turns."""
+    """Samples a batch, then trains on it, in turns."""
 
     mode = "sync"
 
 
 @register_trainer("ajet_colocate_async")
 class ColocateAsyncTrainer(_CreditTrainer, PPOTrainerColocateAsync):
-    """Engine and trainer in turns on the same GPUs; unfinished episodes go on after the update."""
+    """Engine and trainer take turns on the same GPUs; unfinished episodes continue after the update."""
 
     mode = "colocate_async"
 
 
 @register_trainer("ajet_separate_async")
 class SeparateAsyncTrainer(_CreditTrainer, PPOTrainerSeparateAsync):
-    """Engine and trainer at once, on GPUs of their own."""
+    """Engine and trainer run concurrently on separate GPUs."""
 
     mode = "separate_async"
 
 
 @register_trainer("ajet_async")
 class DecoupledTrainer(_CreditTrainer, PPOTrainerSync):
-    """Train on what samplers played elsewhere; verl's own servers play the held-out tasks alone."""
+    """Trains on episodes of remote samplers; verl's own servers run the validation tasks only."""
 
     mode = "sync"
     is_decoupled = True

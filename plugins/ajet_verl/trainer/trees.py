@@ -1,14 +1,14 @@
-"""verl's FSDP engine with trees: what its rows share is computed once, as on the local backbone.
+"""verl's FSDP engine with trees: shared prefixes of rows are computed once, as on the local backbone.
 
-Rows that begin alike (a group's prompt, an episode's branches) become one packed row (`context_tracker.packing`), which
-is one forward and backward pass under `tree_attention`; the loss sees each row's own log-probabilities, so that it is
-the one that rows by themselves would have. Invariant: loss and gradient are those of verl's own engine, to float
-tolerance; `initialize` holds every model against its plain forward pass first, and one that disagrees, or sees images,
-is left to verl's way.
+Rows with a common prefix (a group's prompt, an episode's branches) become one packed row (`context_tracker.packing`)
+and one forward and backward pass under `tree_attention`. The loss sees each row's own log-probabilities, so it equals
+the loss of separate rows. Invariant: loss and gradient equal those of verl's own engine, to float tolerance.
+`initialize` first compares every model with its plain forward pass. A model with a different result, or with images,
+uses verl's own passes.
 
-The engine stands in verl's registry under a vendor's name of ours and is chosen where `chosen` holds. With Ulysses
-sequence parallelism a row's tokens are split over a group of ranks (`ulysses`). Not here: fused kernels and micro
-batches by rows, which `config.refusals` refuses.
+The engine is registered in verl under ajet's own vendor name and selected by `choose_engine`. With Ulysses sequence
+parallelism a row's tokens are split over a group of ranks (`ulysses`). Not supported, and refused by `config.refusals`:
+fused kernels and micro-batches counted in rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOT_COMPUTED = ("calculate_sum_pi_squared", "distillation_use_topk", "distillat
 
 @contextmanager
 def choose_engine(trees: bool) -> Iterator[None]:
-    """Engines that verl makes within the block are this one, if `trees`."""
+    """Within the block verl creates engines of this class, if `trees`."""
     before = os.environ.get(_VARIABLE)
     if trees:
         os.environ[_VARIABLE] = VENDOR
@@ -66,22 +66,22 @@ def choose_engine(trees: bool) -> Iterator[None]:
 
 @EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
 class TreeEngine(FSDPEngineWithLMHead):
-    """Computes packed rows where its model can be given them."""
+    """Computes packed rows, for models with support for them."""
 
     packed = False
     theirs = ""
-    """The attention that rows have where they go verl's way: what the model came with."""
+    """Attention of rows in verl's own passes: the model's original attention."""
     head_bytes = 1 << 29
-    """Of logits in float32 that exist at a time; fewer are computed at once, and kept."""
+    """Upper bound of the float32 logits existing at a time; smaller logits are computed at once."""
     _read_in_head = False
-    """Whether the logits are the head's output as it is."""
+    """True if the logits equal the head's output."""
     _vocabulary = 1
-    """Of these logits. Between passes a head's weight may be a rank's flat shard (FSDP1), and says nothing of it."""
+    """Size of the logits. Between passes a head's weight may be a rank's flat shard (FSDP1) without this size."""
     computed = 0
-    """Tokens that the last batch's passes were over, on this rank."""
+    """Tokens computed in the last batch's passes, on this rank."""
 
     def initialize(self) -> None:
-        """verl's, then the probe: once the weights are there."""
+        """Initialize verl's engine, then probe the model with its weights."""
         super().initialize()
         model = getattr(self.module, "module", self.module)
         before = model.config._attn_implementation
@@ -96,29 +96,29 @@ class TreeEngine(FSDPEngineWithLMHead):
         set_attention(self.module, before if why else self.attention)
         if why and self._is_misled:
             raise ConfigError(
-                f"{type(model).__name__} cannot be given trees ({why}), and verl splits rows by flash attention alone.",
+                f"{type(model).__name__} does not support trees ({why}), and verl splits rows by flash attention.",
                 where="ajet.trainer_common.ulysses_sequence_parallel_size",
                 expected=f"1 for this model, or a GPU with flash attention (it attends by {before})",
             )
         if why:
-            logger.warning("{} cannot be given trees: its rows go one by one ({})", type(model).__name__, why)
+            logger.warning("{} does not support trees, so rows are computed one by one ({})", type(model).__name__, why)
         else:
-            logger.info("{}: what rows share is computed once", type(model).__name__)
+            logger.info("{}: shared prefixes of rows are computed once", type(model).__name__)
 
     @property
     def attention(self) -> str:
-        """The implementation that packed rows have."""
+        """The attention implementation of packed rows."""
         return tree_attention.NAME if self.ulysses_parallel_group is None else ulysses.NAME
 
     @property
     def _is_misled(self) -> bool:
-        """Whether rows that go verl's way would each see their own rank's part of themselves alone."""
+        """True if rows in verl's own passes would attend only to their own rank's part."""
         return bool(self.use_ulysses_sp) and "flash" not in self.theirs
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        """verl's contract: gradients added up over all passes; what each row was found to be, in the rows' order."""
+        """Compute all passes by verl's contract: gradients summed over passes, outputs in the order of the rows."""
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
             assert not self._is_misled, "verl's own passes split sequences by flash attention alone"
             theirs: Any = super().forward_backward_batch
@@ -137,7 +137,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         self.computed = sum(row.ids.size for row, _ in passes if row is not None)
         most = torch.tensor(len(passes), device=device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        passes += [(None, [])] * (int(most) - len(passes))  # every rank must take part in each pass
+        passes += [(None, [])] * (int(most) - len(passes))  # every rank must join each pass
         outputs: dict[str, list[Tensor]] = {}
         losses: list[float] = []
         metrics: dict[str, Any] = {}
@@ -172,8 +172,10 @@ class TreeEngine(FSDPEngineWithLMHead):
         loss_function: Callable[..., Any] | None,
         samples: Sequence[Sample],
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
-        """Make one forward pass: its loss, what it found of each of `samples`, and the loss's metrics. Without `row`:
-        of one token that counts for nothing."""
+        """Run one forward pass; return its loss, the outputs of each of `samples`, and the loss's metrics.
+
+        Without `row` the pass has one token with no effect.
+        """
         plain = self._autocast_dtype == torch.float32
         with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
             entropies = micro is not None and bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
@@ -195,7 +197,7 @@ class TreeEngine(FSDPEngineWithLMHead):
             if entropies:
                 found["entropy"] = flat
             if row is not None:
-                # of the row's targets the one at `offset` is foretold by the token before it
+                # the target at `offset` is predicted by the token before it
                 places = torch.from_numpy((ends[_rank_values(row.targets.sample)] + row.targets.offset - 1)[own])
                 places = places.to(idle.device)
                 found["log_probs"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 0]))
@@ -209,13 +211,12 @@ class TreeEngine(FSDPEngineWithLMHead):
             return loss + idle if row is None else loss, nested, metrics
 
     def _sum_over_parts(self, values: Tensor) -> Tensor:
-        """What the ranks that a row is split over found of its targets; zeros where a rank has none."""
+        """Sum the target values over the ranks of a split row; a rank without a target has zeros."""
         group = self.ulysses_parallel_group
         return values if group is None else sum_over_ranks(values, group)
 
     def _read_targets(self, row: PackedRow | None, read: Read) -> tuple[Tensor, slice]:
-        """[K, R] that is read of the logits that the row's targets are predicted from, and which of the targets these
-        are."""
+        """Return the results of `read` for the row's targets, [K, R], and the slice of the targets."""
         part = self._build_part(row)
         tokens = torch.from_numpy(part.tokens).to(get_device_id())
         head = self._output_head
@@ -230,16 +231,17 @@ class TreeEngine(FSDPEngineWithLMHead):
         return self.module.get_output_embeddings()
 
     def _build_part(self, row: PackedRow | None) -> RowPart:
-        """This rank's part of a row that is split, or all of it; without `row`, of one token that counts for
-        nothing."""
+        """Return this rank's part of a row; without `row`, of one token with no effect."""
         if row is None:
             row = pack([_build_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
         group = self.ulysses_parallel_group
         return RowPart(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
 
     def _compute_logits(self, part: RowPart, windows: dict[int, int | None] | None = None) -> Tensor:
-        """[K, V] that the part's targets are predicted from, by the module as a whole, as FSDP needs it. Notes the
-        layers' sliding windows."""
+        """Return the logits that predict the part's targets, [K, V].
+
+        Runs the module as a unit, as FSDP needs. Stores the layers' sliding windows in `windows`.
+        """
         group = self.ulysses_parallel_group
         device = get_device_id()
         ids, positions, source = (
@@ -259,8 +261,10 @@ class TreeEngine(FSDPEngineWithLMHead):
         return logits
 
     def _probe_model(self) -> str:
-        """Why the model cannot be given trees, or "": random rows as one packed row, held against its eager forward
-        pass over each of them. Every rank says the same."""
+        """Return the reason why the model does not support trees, or "". All ranks return an equal verdict.
+
+        Compares random rows as one packed row with the model's eager forward pass over each row.
+        """
         draw = np.random.default_rng(0)
         vocabulary = self.module.config.get_text_config().vocab_size
         prefix, *ends = (draw.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
@@ -291,7 +295,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         self._vocabulary = found.shape[-1]
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
         foretold = [plain[sample][offset - 1] for sample, offset in targets]
-        wanted = torch.stack(foretold) if foretold else found[:0]  # of many ranks, the last ones have padding alone
+        wanted = torch.stack(foretold) if foretold else found[:0]  # with many ranks, the last ranks have only padding
         why = explain_unseen_masks(self.module, windows)
         if found.shape != wanted.shape:
             why = "its forward pass does not choose the positions whose logits are asked for"
@@ -303,8 +307,10 @@ class TreeEngine(FSDPEngineWithLMHead):
 
 
 def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
-    """Each packed row with the indices of its samples, whose targets name them by their rank among those. What trains
-    nothing needs no pass; where nothing trains anything, one pass stands for all."""
+    """Return each packed row with the indices of its samples; targets refer to samples by their rank in the list.
+
+    Samples without trained tokens need no pass. If no sample trains, one empty pass stands for all.
+    """
     own = [index for index, sample in enumerate(samples) if sample.timeline.mask.any()]
     if not own:
         return [(None, list(range(len(samples))))]
@@ -313,12 +319,12 @@ def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow
 
 
 def _rank_values(values: Any) -> Any:
-    """The rank of each value among the distinct ones."""
+    """Return the rank of each value among the distinct values."""
     return np.unique(values, return_inverse=True)[1]
 
 
 def _build_samples(data: TensorDict) -> list[Sample]:
-    """The samples, for `pack`, of verl's rows. A target is a token that the row's mask counts."""
+    """Convert verl's rows to samples for `pack`. A target is a token counted in the row's mask."""
     rows = [ids.cpu().numpy().astype(np.int32) for ids in data["input_ids"].unbind()]
     masks = []
     for ids, counted in zip(rows, data["response_mask"].unbind(), strict=True):
@@ -330,8 +336,10 @@ def _build_samples(data: TensorDict) -> list[Sample]:
 
 
 def _find_families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
-    """For each row, the number of the rows that it shares a tree with, if they fit: those that are alike in at least
-    half of the shorter one's prompt, the tokens before the first that is trained."""
+    """Return a family number per row: rows of one family may share a tree.
+
+    Rows belong together if they share at least half of the shorter prompt, the tokens before the first trained token.
+    """
     order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
     found, family = [0] * len(rows), 0
     for before, index in zip(order, order[1:], strict=False):

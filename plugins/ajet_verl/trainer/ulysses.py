@@ -1,11 +1,11 @@
-"""A packed row whose tokens are split over a group of ranks, the way of DeepSpeed's Ulysses.
+"""A packed row with its tokens split over a group of ranks, as in DeepSpeed's Ulysses.
 
-Each rank has an equal part of the row's tokens with all heads; around attention verl's all-to-all turns that into all
-tokens with an equal part of the heads, so that `tree_attention` sees whole trees. Invariant: what ranks find together
-is what one rank finds. The loss is on every rank of the group, of all targets: `summed` hands each rank's gradients as
-many times as there are ranks, and FSDP takes their mean.
+Each rank has an equal part of the row's tokens with all heads. Around attention, verl's all-to-all exchanges this for
+all tokens with an equal part of the heads, so `tree_attention` sees complete trees. Invariant: the ranks together
+compute the result of one rank. Every rank of the group computes the loss of all targets: `sum_over_ranks` multiplies
+each rank's gradients by the number of ranks, and FSDP averages them.
 
-Registered with transformers as the attention implementation `ajet_tree_ulysses`; the plan travels as in
+Registered with transformers as the attention implementation `ajet_tree_ulysses`; the plan is passed as in
 `tree_attention`.
 """
 
@@ -28,7 +28,7 @@ NAME = "ajet_tree_ulysses"
 
 
 class SplitPlan(TreePlan):
-    """A plan of all tokens of a row, each rank of `group` having an equal part of them."""
+    """Plan of all tokens of a row, with an equal part on each rank of `group`."""
 
     def __init__(self, trees: Sequence[Tree], positions: Tensor, group: ProcessGroup) -> None:
         super().__init__(trees, positions)
@@ -36,7 +36,7 @@ class SplitPlan(TreePlan):
 
 
 class RowPart:
-    """What one of `ranks` computes of a row: an equal number of tokens each, the last ones padding."""
+    """The part of a row on one of `ranks`: an equal number of tokens each, padded at the end."""
 
     def __init__(self, row: PackedRow, rank: int, ranks: int) -> None:
         count = row.ids.size
@@ -45,25 +45,25 @@ class RowPart:
         at = slice(rank * size, (rank + 1) * size)
         own = np.searchsorted(row.targets.source, [at.start, at.stop])
         self.trees = [*row.trees]
-        """Of the whole row; the padding is a tree of its own."""
+        """Trees of the complete row; padding is a separate tree."""
         if padding:
             self.trees.append(Tree(count, count + padding, np.zeros(padding, np.int64), np.array([-1])))
         self.positions = np.concatenate([row.positions, np.arange(padding)]).astype(np.int64)
-        """Of the whole row."""
+        """Positions of the complete row."""
         self.ids = np.concatenate([row.ids, np.zeros(padding)]).astype(np.int64)[at]
-        """Its own tokens."""
+        """Token ids of this part."""
         self.at = at
-        """Where they lie in the row."""
+        """Slice of this part in the row."""
         self.targets = slice(*own.tolist())
-        """Those of the row's targets that its tokens predict."""
+        """Slice of the row's targets predicted by this part's tokens."""
         self.tokens = row.targets.token[self.targets].astype(np.int64)
-        """What they predict."""
+        """Token ids of these targets."""
         self.source: Indices = row.targets.source[self.targets] - at.start
-        """Index into its own tokens of the one that predicts each of them."""
+        """For each target, the index of the predicting token within this part."""
 
 
 def register_attention() -> None:
-    """Make the implementation known to transformers. Idempotent."""
+    """Register the implementation with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, split_tree_attention)
@@ -80,7 +80,7 @@ def split_tree_attention(
     s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """`tree_attention` of queries, keys and values [1, H, n, d] of a rank's own n tokens."""
+    """Apply `tree_attention` to queries, keys and values [1, H, n, d] of a rank's own n tokens."""
     if trees is None:
         return tree_attention(module, query, key, value, attention_mask, **keywords)
     group = trees.group
@@ -107,6 +107,6 @@ class _Sum(torch.autograd.Function):
 
 
 def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
-    """`values` added up over the ranks of `group`, each of which makes the same loss of them."""
+    """Return `values` summed over the ranks of `group`; each rank computes the same loss from the sum."""
     result: Tensor = _Sum.apply(values, group)
     return result

@@ -1,4 +1,4 @@
-"""What verl 0.9's forward passes of vision models read of transformers 5's vision towers."""
+"""Adapts transformers 5's vision towers to the forward passes of vision models in verl 0.9."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 TENSOR_READERS = ("qwen2_vl", "qwen2_5_vl", "glm4v")
-"""Model types whose forward pass in verl takes a tower's output for a tensor: of Qwen2-VL, where a batch has no image
-(`image_embeds.mean()`); of GLM-4V, always."""
+"""Model types whose forward pass in verl expects a tensor from the tower.
+
+For Qwen2-VL in a batch without images (`image_embeds.mean()`), for GLM-4V always.
+"""
 
 
 def return_image_features(model: nn.Module) -> None:
-    """Have the vision tower of `model` return its features ([N, D]) instead of an object that holds them."""
+    """Make the vision tower of `model` return its features, [N, D], instead of an object holding them."""
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) not in TENSOR_READERS:
         return

@@ -1,10 +1,9 @@
-"""verl's workers with what they lack: a learning rate that falls linearly, steps that train nothing, images in rows of
-one length, engines that compute what rows share once, and attention that is the model's own.
+"""verl's workers with additions: a linear learning-rate schedule, empty steps, image rows, trees and checked attention.
 
-Invariants: the rate follows the number of the training step, as on the local backbone; verl saves and restores the
-schedule as it does its own. The linear one is made where verl's engine makes its own in a private method, replaced on
-the one engine of the actor; the trainer's private methods are in `hooks`, which these processes need not import. A
-token's place among images is the one that the agent loop told, however long the rows of a batch are.
+Invariants: the rate follows the number of the training step, as on the local backbone, and verl saves and restores the
+schedule like its own. The linear schedule replaces a private method of verl's engine, on the engine of the actor only.
+The private methods of the trainer are in `hooks`, which these processes need not import. Position ids of images stay as
+computed by the agent loop, for rows of any length.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from ajet_verl.trainer.vision import return_image_features
 
 
 class LinearTraining(TrainingWorker):
-    """Trains the actor."""
+    """Trains the actor with a linear schedule."""
 
     def reset(self) -> None:
-        """Build the engine, or build it anew."""
+        """Build or rebuild the engine with the linear schedule."""
         engine: Any = self.engine
         engine._build_lr_scheduler = self._build_schedule
         super().reset()
@@ -43,12 +42,11 @@ class LinearTraining(TrainingWorker):
 
 
 class _WorkerMixin:
-    """Mixed into verl's workers: mends what they are given before they look at it."""
+    """Mixed into verl's workers: corrects their inputs."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def init_model(self) -> None:
-        """verl's, with the engines of `trees` where the configuration asks for them; where it asks for torch's fused
-        attention, of models that it is right for."""
+        """Build verl's model, with trees and with checked fused attention if configured."""
         worker: Any = self
         trees, fused = bool(worker.config.get(TREES)), attention.is_fused_requested(worker.config)
         if trees:
@@ -66,31 +64,31 @@ class _WorkerMixin:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def pass_step(self) -> None:
-        """A training step without anything to train on: the learning rate goes on to that of the next one."""
+        """Advance the learning rate for a training step without data."""
         worker: Any = self
         worker.actor.engine.lr_scheduler_step()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
     def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """verl's."""
+        """Run verl's method with corrected position ids."""
         return super().compute_ref_log_prob(fix_position_ids(data))  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """verl's."""
+        """Run verl's method with corrected position ids."""
         return super().compute_log_prob(fix_position_ids(data))  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict | None:
-        """verl's."""
+        """Run verl's method with corrected position ids."""
         return super().update_actor(fix_position_ids(data))  # type: ignore[misc]
 
 
 def fix_position_ids(data: TensorDict) -> TensorDict:
-    """`data`, whose rows' `position_ids` are ragged along their tokens.
+    """Return `data` with `position_ids` ragged along the tokens.
 
-    Where a model sees images they are [kinds, tokens] a row, and TransferQueue takes the first of the two dimensions
-    for the ragged one as soon as all rows are of one length: verl then cuts them at the wrong places.
+    Vision models have [kinds, tokens] per row. If all rows have one length, TransferQueue takes the first dimension for
+    the ragged dimension, and verl then cuts the rows at wrong places.
     """
     positions = data.get("position_ids")
     if positions is not None and positions.is_nested and positions.dim() == 3:
@@ -102,20 +100,20 @@ def fix_position_ids(data: TensorDict) -> TensorDict:
 
 
 class Actor(_WorkerMixin, ActorRolloutRefWorker):
-    """For the modes sync and colocate_async."""
+    """Worker for the modes sync and colocate_async."""
 
 
 class DetachedActor(_WorkerMixin, DetachActorWorker):
-    """For separate_async."""
+    """Worker for the mode separate_async."""
 
 
 class LinearActor(_WorkerMixin, ActorRolloutRefWorker):
-    """For the modes sync and colocate_async."""
+    """Worker with a linear schedule, for sync and colocate_async."""
 
     actor_worker_cls = LinearTraining
 
 
 class LinearDetachedActor(_WorkerMixin, DetachActorWorker):
-    """For separate_async."""
+    """Worker with a linear schedule, for separate_async."""
 
     actor_worker_cls = LinearTraining

@@ -97,7 +97,7 @@ def test_one_run_is_found_without_a_look_at_the_others(tmp_path: Path, monkeypat
     (root / "inside").symlink_to(root / "two")
     found, library = Library(root).names(), Library(root)
     assert found == ["inside", "one", "one/debug/d1", "two"]
-    monkeypatch.setattr(module, "_list_folders", lambda folder: pytest.fail("all are looked at"))
+    monkeypatch.setattr(module, "list_folders", lambda folder: pytest.fail("all are looked at"))
     assert [library.path(name) for name in found] == [root / name for name in found]
     never = ["", ".", "..", "../outside/secret", "one/", "one/else/e1", "one/debug", "one/debug/..", "leads out",
              "plain", "gone", "o\0ne", "/one", str(root / "one"), "leads out/../one",

@@ -12,7 +12,7 @@ import urllib.request
 import psutil
 import pytest
 
-from tests.ajet_command import command, environment, start
+from tests.support.ajet_process import command, environment, start
 
 WORKFLOW = """
 from pathlib import Path

@@ -32,7 +32,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What a browser is started with."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", found.append)
-    monkeypatch.setattr(browser, "_has_desktop", lambda: True)
+    monkeypatch.setattr(browser, "has_desktop", lambda: True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return found
 
@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], t
     left = browser.open_page(ADDRESS)
     assert left is not None and left._folder._lock is not None
     left._folder._lock.release()  # as the kernel does
-    held_folder._remove_abandoned_folders.cache_clear()
+    held_folder.remove_abandoned_folders.cache_clear()
     page = browser.open_page(ADDRESS)
     assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
 

@@ -24,8 +24,17 @@ from ajet_viewer.app import Views, build_app
 from ajet_viewer.export import write_frozen_page
 from ajet_viewer.library import Library
 from ajet_viewer.view import find_speller
-from tests.ajet_command import ajet, start
-from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, busy, long_episode, with_image, write_run
+from tests.support.ajet_process import ajet, start
+from tests.support.viewer_fixtures import (
+    HOSTILE,
+    MARK,
+    add_step,
+    add_validation,
+    busy,
+    long_episode,
+    with_image,
+    write_run,
+)
 
 pytestmark = pytest.mark.slow
 

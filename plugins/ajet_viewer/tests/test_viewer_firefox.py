@@ -8,9 +8,9 @@ import pytest
 from ajet_viewer.app import Views
 from ajet_viewer.export import write_frozen_page
 from ajet_viewer.library import Library
-from tests.ajet_command import start
-from tests.firefox import PROGRAM, firefox
-from tests.viewer_fixtures import HOSTILE, write_run
+from tests.support.ajet_process import start
+from tests.support.firefox import PROGRAM, firefox
+from tests.support.viewer_fixtures import HOSTILE, write_run
 
 pytestmark = [
     pytest.mark.extra_slow,

@@ -1,4 +1,4 @@
-"""See `train`."""
+"""Package `train.adapter.verl` of AWorld's layout, explained in the docstring of `train`."""
 
 from pkgutil import extend_path
 

@@ -1,9 +1,9 @@
-"""Tasks of the GAIA example as verl has them: datasets/train.parquet and datasets/test.parquet.
+"""Write the tasks of the GAIA example in verl's format: datasets/train.parquet and datasets/test.parquet.
 
     python -m train.examples.train_gaia_with_aworld_verl.create_dataset [--dataset_path GAIA] [--output_dir datasets]
 
-Invariants: GAIA is a folder with a metadata.jsonl, or with one in `validation`; without it there are a few questions of
-its kind that need no file and no network. Each task is in one of the two files, and in the same one every time.
+Invariants: GAIA is a folder with metadata.jsonl, directly or in `validation`. Without GAIA, a few similar questions
+without files or network are used. Each task is in exactly one of the two files, the same file every time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ QUESTIONS = (
     ("What is 15% of 8,640?", "1296"),
 )  # fmt: skip
 TEST_SHARE = 4
-"""One task of so many is held out."""
+"""The fraction 1 / TEST_SHARE of the tasks is held out."""
 
 
 def tasks_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """GAIA's own. Raises FileNotFoundError."""
+    """Yield GAIA's own tasks. Raises FileNotFoundError."""
     places = (folder / "metadata.jsonl", folder / "validation" / "metadata.jsonl")
     file = next((path for path in places if path.is_file()), None)
     if file is None:
@@ -53,13 +53,13 @@ def tasks_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def built_in() -> Iterator[dict[str, Any]]:
-    """Ours."""
+    """Yield the built-in questions as tasks."""
     for number, (question, answer) in enumerate(QUESTIONS):
         yield {"id": f"built-in-{number}", "question": question, "answer": answer, "level": 1}
 
 
 def row_of(task: dict[str, Any], split: str, system: str) -> dict[str, Any]:
-    """Return the row that verl reads."""
+    """Return the row of a task in verl's format."""
     prompt = [{"role": "system", "content": system}] if system else []
     about = {"task_id": task["id"], "split": split, "level": str(task["level"]), "answer": task["answer"]}
     return {
@@ -73,7 +73,7 @@ def row_of(task: dict[str, Any], split: str, system: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write both files."""
+    """Write the training and the test file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset_path", type=Path)
     parser.add_argument("--output_dir", type=Path, default=Path("datasets"))

@@ -1,4 +1,4 @@
-"""The agent of the GAIA example: AWorld's page has it, but for its system prompt."""
+"""The agent of the GAIA example, same as on AWorld's page except for the system prompt."""
 
 from aworld.agents.llm_agent import Agent
 from aworld.config import AgentConfig
@@ -13,7 +13,7 @@ SYSTEM_PROMPT = (
 
 
 class GaiaAgentLoop(AworldAgentLoop):
-    """One agent with the tools of the GAIA environment."""
+    """An agent with the tools of the GAIA environment."""
 
     def build_agents(self) -> Agent:
         gaia_env_config, gaia_env_servers = get_agent_tool_env_and_servers()

@@ -1,4 +1,4 @@
-"""What connects the app to ajet: the agent with the client of the model being tuned, and the reward."""
+"""Connects the app to ajet: the agent with the client of the tuned model, and the reward."""
 
 import openai
 from support_agent import find_team
@@ -10,6 +10,6 @@ def agent(task, tuner):
 
 
 def reward(task, output):
-    """1 for the team of the table, 0 for anything else; and whether the task is solved."""
+    """Return (reward, success): 1 for the team in the table, 0 for anything else."""
     is_right = output.metadata["final_answer"].strip(" .\n").lower() == task.metadata["answer"]
     return float(is_right), is_right

@@ -1,4 +1,4 @@
-"""Writes demonstrations.jsonl: the app's own messages, answered as the table says. Held-out rows are left out."""
+"""Writes demonstrations.jsonl: the app's own messages with the table's answers, without held-out rows."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The app, which knows nothing of ajet: says which team a customer's question belongs to.
+"""The app, independent of ajet: prints the team for a customer's question.
 
 OPENAI_BASE_URL=… OPENAI_API_KEY=… python support_agent.py "Where is my parcel?"
 """

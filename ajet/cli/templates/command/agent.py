@@ -1,4 +1,4 @@
-"""The agent, a program of its own. Any that reads OPENAI_BASE_URL and OPENAI_API_KEY will do, in any language.
+"""The agent, a separate program. Any program that reads OPENAI_BASE_URL and OPENAI_API_KEY works, in any language.
 
 OPENAI_BASE_URL=… OPENAI_API_KEY=… python agent.py "What is 3 + 4?"
 """
@@ -8,7 +8,7 @@ import os
 import sys
 import urllib.request
 
-# One worked example: without it this small model never writes a box, and a reward that is always 0 teaches nothing.
+# One worked example: without it this small model never writes a box, and a constant reward of 0 teaches nothing.
 EXAMPLE = [
     {"role": "system", "content": "Solve the problem. Put the final answer in \\boxed{}."},
     {"role": "user", "content": "What is 3 + 4?"},
@@ -17,7 +17,7 @@ EXAMPLE = [
 
 
 def chat(messages):
-    """One model call."""
+    """Send one request to the model and return the message of the reply."""
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json.dumps({"model": os.environ.get("OPENAI_MODEL", "gpt-4o"), "messages": messages}).encode(),

@@ -1,5 +1,7 @@
-"""The judge: 1 for the right number in the box, 0 for anything else. Why not a little for a box with a wrong number in
-it? A model soon learns to print empty boxes for it."""
+"""The judge: reward 1 for the right number in the box, 0 for anything else.
+
+A box with a wrong number gets no partial reward: a model would soon learn to print empty boxes.
+"""
 
 import re
 
@@ -8,10 +10,10 @@ from ajet.task_judge import BaseJudge
 
 
 class RightAnswer(BaseJudge):
-    """A plain function `(task, output)` would do, too; a class can hold what is costly to make."""
+    """A plain function `(task, output)` works, too. A class can hold objects that are costly to create."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput):
-        """The reward, and whether the task is solved. None would be: cannot be decided."""
+        """Return (reward, success), or None if the answer cannot be judged."""
         box = re.search(r"\\boxed\{([^}]*)\}", workflow_output.metadata["final_answer"])
         good = box is not None and box.group(1).strip() == workflow_task.task.metadata["answer"]
         return float(good), good

@@ -1,8 +1,8 @@
-"""The agent: one question, one answer. The tuner's client takes the place of your model's."""
+"""The agent: one question, one answer. The tuner's client replaces your model's client."""
 
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
-# One worked example: without it this small model never writes a box, and a reward that is always 0 teaches nothing.
+# One worked example: without it this small model never writes a box, and a constant reward of 0 teaches nothing.
 EXAMPLE = [
     {"role": "system", "content": "Solve the problem. Put the final answer in \\boxed{}."},
     {"role": "user", "content": "What is 3 + 4?"},
@@ -14,7 +14,7 @@ class Agent(Workflow):
     """Plays one attempt at one task."""
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
-        """Answers with what the judge needs to see."""
+        """Return the output with the answer for the judge."""
         client = tuner.as_raw_openai_sdk_client()  # an openai.AsyncOpenAI; its model is the one being trained
         messages = [*EXAMPLE, {"role": "user", "content": workflow_task.task.main_query}]
         reply = await client.chat.completions.create(messages=messages)

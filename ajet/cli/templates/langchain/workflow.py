@@ -19,7 +19,7 @@ class Adder(Workflow):
     """Plays one attempt at one task."""
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
-        """Your agent as it is; only its model comes from the tuner."""
+        """Run your unchanged agent. Only the model comes from the tuner."""
         at = tuner.as_oai_baseurl_apikey()
         model = ChatOpenAI(base_url=at.base_url, api_key=at.api_key, model=at.model)
         agent = create_agent(model, [add], system_prompt=SYSTEM)

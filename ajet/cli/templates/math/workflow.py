@@ -5,13 +5,13 @@ import re
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 
-# One worked example: without it this small model never writes a box, and a reward that is always 0 teaches nothing.
+# One worked example: without it this small model never writes a box, and a constant reward of 0 teaches nothing.
 EXAMPLE = [
     {"role": "system", "content": "Solve the problem. Put the final answer in \\boxed{}."},
     {"role": "user", "content": "What is 3 + 4?"},
     {"role": "assistant", "content": "3 + 4 = \\boxed{7}"},
 ]
-HELD_OUT = 32  # problems that are never trained on
+HELD_OUT = 32  # problems excluded from training
 
 
 class Sums:
@@ -19,7 +19,7 @@ class Sums:
 
     def __init__(self, config):
         problems = [(a, b) for a in range(1, 21) for b in range(1, 21)]
-        random.Random(0).shuffle(problems)  # the same whatever the run's seed, so that runs can be compared
+        random.Random(0).shuffle(problems)  # equal for all seeds of a run, to compare runs
         held_out = problems[:HELD_OUT]
         held_out_pairs = {frozenset(each) for each in held_out}  # 4 + 9 is 9 + 4: neither is trained on
         others = [each for each in problems[HELD_OUT:] if frozenset(each) not in held_out_pairs]
@@ -33,7 +33,7 @@ class Sums:
 
 
 class AdditionAgent(Workflow):
-    """The agent: put your own into `execute`, and give it the tuner's client instead of your model's."""
+    """The agent: put your own agent into `execute`, and use the tuner's client instead of your model's."""
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
@@ -42,8 +42,8 @@ class AdditionAgent(Workflow):
         reply = await client.chat.completions.create(model="tuned", messages=[*EXAMPLE, question])
         text = reply.choices[0].message.content or ""
 
-        # The reward: 1 for the right number in the box, 0 for anything else. (Half a point for any box would teach
-        # the model to print empty ones.) Leave `reward` out to let `task_judge.judge_protocol` decide instead.
+        # The reward: 1 for the right number in the box, 0 for anything else. (Half a point for any box would teach the
+        # model to print empty boxes.) Without `reward`, `task_judge.judge_protocol` decides instead.
         box = re.search(r"\\boxed\{([^}]*)\}", text)
         right = box is not None and box.group(1).strip() == str(task.metadata["answer"])
         return WorkflowOutput(reward=float(right), is_success=right, metadata={"final_answer": text})

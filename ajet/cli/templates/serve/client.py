@@ -1,4 +1,4 @@
-"""An agent that ajet does not start: it asks for an episode, plays it, and says that it is over.
+"""An agent not started by ajet: opens an episode, plays the episode, and reports its end.
 
 AJET_ADMIN_KEY=… python client.py http://127.0.0.1:8000 [EPISODES]
 """
@@ -9,7 +9,7 @@ import sys
 import httpx
 from openai import OpenAI
 
-# One worked example: without it this small model never writes a box, and a reward that is always 0 teaches nothing.
+# One worked example: without it this small model never writes a box, and a constant reward of 0 teaches nothing.
 EXAMPLE = [
     {"role": "system", "content": "Solve the problem. Put the final answer in \\boxed{}."},
     {"role": "user", "content": "What is 3 + 4?"},
@@ -18,7 +18,7 @@ EXAMPLE = [
 
 
 def play(admin):
-    """One episode: the next task of the server's, whose judge decides."""
+    """Play one episode with the server's next task. The server's judge decides."""
     opened = admin.post("/episodes", json={}).raise_for_status().json()
     client = OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
     messages = [*EXAMPLE, {"role": "user", "content": opened["task"]["main_query"]}]

@@ -1,4 +1,4 @@
-"""Tasks, tool, agent and reward, in one file: say what an item costs, which only the tool knows."""
+"""Tasks, tool, agent and reward, in one file: name the price of an item, known only by the tool."""
 
 import json
 import random
@@ -25,7 +25,7 @@ class Prices:
         self.counts = {"train": 1024, "validation": 64}
 
     def tasks(self, split):
-        draw = random.Random(split)  # the same tasks whatever the run's seed, so that runs can be compared
+        draw = random.Random(split)  # equal for all seeds of a run, to compare runs
         tasks = []
         for number in range(self.counts[split]):
             item = draw.choice(ITEMS)
@@ -60,11 +60,11 @@ class PriceAgent(Workflow):
                 function = call.function
                 with tuner.tool(
                     function.name, function.arguments, call_id=call.id
-                ) as used:  # so that the record has it
+                ) as used:  # records the use of the tool
                     used.result = look_up(task.metadata["prices"], function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": used.result})
 
-        # The reward: 1 for the right number in the box, 0 for anything else, however it was found.
+        # The reward: 1 for the right number in the box, 0 for anything else, by any way of finding it.
         box = re.search(r"\\boxed\{([^}]*)\}", text)
         right = box is not None and box.group(1).strip() == str(task.metadata["answer"])
         return WorkflowOutput(
@@ -76,7 +76,7 @@ class PriceAgent(Workflow):
 
 
 def look_up(prices, arguments):
-    """The tool. A mistake of the model is an answer it can read, not an exception."""
+    """The tool. A mistake of the model is answered with a message for the model, not with an exception."""
     try:
         item = json.loads(arguments)["item"]
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
 """Anthropic's Messages and count_tokens, streamed or not.
 
-Invariant: a conversation means the same here as in Chat Completions, so that both dialects give it the same prompt:
-`system` opens it, each tool_result is a message of its own, blocks of text join without a separator. What a client
-sends back of a reply is recognised as that reply. Errors have Anthropic's types and name the field.
+Invariant: a conversation gets the same prompt here as in Chat Completions: `system` opens the conversation, each
+tool_result is a separate message, blocks of text join without a separator. A reply sent back by the client is
+recognised. Errors have Anthropic's types and name the field.
 """
 
 from ajet.gateway.dialects.anthropic.dialect import AnthropicDialect, CountTokensDialect

@@ -1,7 +1,7 @@
-"""Messages and count_tokens: parsing of requests, and answers that are not streamed.
+"""Messages and count_tokens: parsing of requests, and unstreamed answers.
 
-Invariant: usage counts the captured tokens and stop reasons are honest. Whether the model thinks is decided by the run;
-a client that has not enabled thinking is shown none, as its code expects, and what it sends back is recognised
+Invariant: usage counts the captured tokens and stop reasons are honest. The run decides whether the model thinks. A
+client without thinking enabled gets no thinking, as its code expects, and its quoted replies are recognised
 nevertheless.
 """
 
@@ -31,13 +31,13 @@ TAKEN = {
     "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k",
     "stop_sequences", "stream", "thinking", "output_config", "output_format",
 }  # fmt: skip
-"""The fields of a request; docs/dialects.md names the same."""
+"""All known fields of a request, as listed in docs/dialects.md."""
 _MAX_STOPS = 16
 
 
 @dataclass(slots=True)
 class MessagesOptions:
-    """The parts of a request that the form of its answer depends on."""
+    """Settings of a request that shape its answer."""
 
     model: str
     thinking: ThinkingDisplay
@@ -47,12 +47,14 @@ class MessagesOptions:
 
     @property
     def signature(self) -> str:
-        """The signature of thinking blocks; opaque. Replies are recognised by what they say, so it verifies nothing."""
+        """The signature of thinking blocks. Opaque: replies are recognised by their content, so no signature is
+        verified.
+        """
         return self.id.removeprefix("msg_")
 
 
 class AnthropicDialect:
-    """Messages. `room` is the limit on the tokens of prompt and reply together."""
+    """The Messages protocol. `room` is the limit on the tokens of prompt and reply together."""
 
     path = "/v1/messages"
 
@@ -73,7 +75,7 @@ class AnthropicDialect:
         return request
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a message."""
+        """Return a message in Anthropic's form."""
         options: MessagesOptions = request.options
         (reply,) = replies
         return {
@@ -109,7 +111,7 @@ class CountTokensDialect(AnthropicDialect):
 
 
 def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedRequest, ThinkingDisplay]:
-    if body.get("thread") is not None:  # with this code, clients continue without
+    if body.get("thread") is not None:  # clients continue without threads after this error code
         message = "thread: conversations are not held here; send all of their messages."
         raise Refused(message, param="thread", code="thread_unsupported_request")
     fields.refuse_unknown(body, TAKEN)
@@ -141,7 +143,7 @@ def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedReque
 
 
 def _read_thinking(value: Any) -> tuple[ThinkingDisplay, int | None]:
-    """Return how the client wants to see the model's thinking, and its budget in tokens."""
+    """Return the display of thinking, and its budget in tokens (`None` if not set)."""
     if value is None:
         return "hidden", None
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
@@ -172,7 +174,7 @@ def _read_stops(value: Any) -> tuple[str, ...]:
 
 
 def _read_effort(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the effort of thinking by its name in Chat Completions; {} if it is not set."""
+    """Return the effort of thinking by its name in Chat Completions; {} if not set."""
     config = body.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
     return {} if effort is None else {"reasoning_effort": fields.check_text(effort, "output_config.effort")}

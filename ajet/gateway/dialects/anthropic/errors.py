@@ -1,7 +1,7 @@
-"""Errors as Anthropic's servers send them.
+"""Errors in the form of Anthropic's servers.
 
-Invariant: the type follows from the status; what the wire has no field for (which parameter, a code for programs) is
-in `details`, and the message names the field.
+Invariant: the type follows from the status. The parameter and the error code have no field on the wire and are in
+`details`; the message names the field.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TYPES = {
 
 
 def error_body(refused: Refused, request_id: str | None = None) -> dict[str, Any]:
-    """Return the body of an error, also the data of an `error` event, which has no `request_id`."""
+    """Return the body of an error, also used in an `error` event, without `request_id`."""
     message = refused.message
-    if refused.code == "context_length_exceeded":  # clients shorten their prompts at these words
+    if refused.code == "context_length_exceeded":  # clients shorten their prompts on these words
         message = f"prompt is too long: {message}"
     kind = _TYPES.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
-    if refused.code == "engine_failure" and refused.status == 503:  # it is broken, not overloaded
+    if refused.code == "engine_failure" and refused.status == 503:  # the engine is broken, not overloaded
         kind = "api_error"
     error: dict[str, Any] = {"type": kind, "message": message}
     param = "output_config.format" if refused.param == "response_format" else refused.param

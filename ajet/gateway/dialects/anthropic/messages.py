@@ -1,8 +1,7 @@
-"""System and messages of Messages in the shape of Chat Completions.
+"""`system` and `messages` of Messages in the shape of Chat Completions.
 
 Invariant: documents are refused, not dropped; a user's message with images has a list of parts, and the images' places
-are returned. Only `redacted_thinking`, which has no readable text, and the line by which a client bills itself are left
-out.
+are returned. Two parts are left out: `redacted_thinking`, without readable text, and the billing line of clients.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from ajet.gateway.dialects.fields import (
 from ajet.gateway.request import Refused
 
 _BILLING = "x-anthropic-billing-header:"
-"""A block of `system` that begins with this is for Anthropic's billing: it differs from request to request."""
+"""Beginning of the billing block in `system`. The block differs from request to request."""
 
 
 def read_system(value: Any) -> list[dict[str, Any]]:
-    """Return the message that `system` stands for; none if absent or empty."""
+    """Return `system` as a message in a list; an empty list if `system` is absent or empty."""
     if value is None:
         return []
     text = _read_text(value, "system", skip=_BILLING)
@@ -33,8 +32,11 @@ def read_system(value: Any) -> list[dict[str, Any]]:
 
 
 def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
-    """Return the request's messages, several for a turn with results of tools; the places of images are added to
-    `images`."""
+    """Return the request's messages; a turn with tool results gives several.
+
+    Args:
+        images: The places of images are added to this list.
+    """
     if not isinstance(value, list) or not value:
         raise invalid_value("messages", "a non-empty list of messages")
     read: list[dict[str, Any]] = []

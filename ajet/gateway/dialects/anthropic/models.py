@@ -1,4 +1,4 @@
-"""The served model in the shape of Anthropic's Models API, for clients that say `anthropic-version`."""
+"""The served model in the shape of Anthropic's Models API, for clients that send `anthropic-version`."""
 
 from __future__ import annotations
 

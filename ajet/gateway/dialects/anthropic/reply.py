@@ -1,6 +1,6 @@
 """The parts of an answer in Anthropic's form: content blocks, stop reasons, usage.
 
-Invariant: streamed answers are made of the same parts as others.
+Invariant: streamed and unstreamed answers consist of the same parts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ajet.gateway.reply import Reply
 from ajet.gateway.request import Refused
 
 ThinkingDisplay = Literal["shown", "omitted", "hidden"]
-"""Thinking with its text, as an empty block, or not at all."""
+"""Display of thinking: the text, an empty block, or no block."""
 
 
 def build_content(message: dict[str, Any], thinking: ThinkingDisplay, signature: str) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def build_stop(reply: Reply, room: int) -> dict[str, Any]:
 
 
 def build_usage(prompt_tokens: int | None, completion_tokens: int | None) -> dict[str, Any]:
-    """Return the captured tokens; 0 if a server did not count them, since clients add these numbers up."""
+    """Return the captured tokens; 0 for uncounted tokens, since clients add these numbers up."""
     return {
         "input_tokens": prompt_tokens or 0,
         "output_tokens": completion_tokens or 0,

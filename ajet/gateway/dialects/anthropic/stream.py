@@ -1,7 +1,7 @@
 """MessageWriter: a reply as Anthropic's server-sent events.
 
-Invariant: message_start, ping, then the blocks one after the other (start, deltas, stop), message_delta, message_stop;
-the deltas add up to the blocks of the whole reply.
+Invariant: message_start, ping, then the blocks in sequence (start, deltas, stop), message_delta, message_stop; the
+deltas add up to the blocks of the complete reply.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ajet.gateway.request import Refused
 
 
 class MessageWriter:
-    """Writes one reply."""
+    """Writes the events of one reply."""
 
     def __init__(self, message_id: str, model: str, thinking: ThinkingDisplay, signature: str, room: int) -> None:
         self._id, self._model, self._thinking = message_id, model, thinking

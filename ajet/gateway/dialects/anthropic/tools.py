@@ -1,6 +1,7 @@
-"""Tools and tool_choice of Messages in the shape of Chat Completions.
+"""`tools` and `tool_choice` of Messages in the shape of Chat Completions.
 
-Invariant: only tools whose schema the client sends; what has no meaning for a text model is refused by name.
+Invariant: only tools with a schema from the client are accepted; features without meaning for a text model are refused
+by name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Choice = tuple[Any, str | None, bool]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's tools; None without any."""
+    """Return the request's tools; `None` for no tools."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):
@@ -59,7 +60,7 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """Return which calls of its tools the request allows."""
+    """Return the request's choice among its tools."""
     choice = body.get("tool_choice")
     if choice is None:
         return "auto", None, True

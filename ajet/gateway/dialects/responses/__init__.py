@@ -1,8 +1,8 @@
-"""OpenAI Responses, streamed or not, with the state that the protocol stores on the server.
+"""OpenAI Responses, streamed or not, with the protocol's state on the server.
 
-Invariants: the items of one reply, sent back in any way that the protocol has (`previous_response_id`, items,
-references to items), are parsed as the very message that was sampled, so that the next call extends it;
-`sequence_number`s count the events of a stream; what a client stores lives as long as its episode.
+Invariants: the items of a reply may be sent back in any form of the protocol (`previous_response_id`, items, references
+to items). All forms parse to the sampled message, and the next call extends it. `sequence_number`s count the events of
+a stream; stored responses live as long as their episode.
 """
 
 from ajet.gateway.dialects.responses.dialect import InputTokensDialect, ResponsesDialect

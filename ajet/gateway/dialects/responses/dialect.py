@@ -1,7 +1,7 @@
 """Responses and its input_tokens: parsing of requests, formatting of answers.
 
-Invariant: what a response repeats of the request is what was sent; usage counts the captured tokens; a reply that was
-cut is `incomplete` and says why, one that failed in its stream is `failed`.
+Invariant: a response repeats the request's fields as sent; usage counts the captured tokens; a cut reply is
+`incomplete` with the reason, a reply that failed in its stream is `failed`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat import error_body
 from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.dialects.responses.items import messages_of, read_input
-from ajet.gateway.dialects.responses.kept import Item, KeptResponses, StoredResponse, kept_responses
-from ajet.gateway.dialects.responses.output import Event, Output, Telling, build_whole_chunk, reasoning_tokens
+from ajet.gateway.dialects.responses.output import Event, Output, Telling, build_complete_chunk, reasoning_tokens
+from ajet.gateway.dialects.responses.stored import Item, StoredResponse, StoredResponses, find_stored_responses
 from ajet.gateway.dialects.responses.tools import read_tool_choice, read_tools
 from ajet.gateway.dialects.token_logprobs import Decode
 from ajet.gateway.reply import Reply, ReplyChunk
@@ -31,7 +31,7 @@ _ECHOED: dict[str, Any] = {
     "tool_choice": "auto", "tools": [], "top_logprobs": None, "top_p": None, "truncation": "disabled", "user": None,
     "background": False,
 }  # fmt: skip
-"""Fields of a request that its response repeats, and their values if they were left out."""
+"""Request fields repeated by the response, with their default values."""
 _INERT = (
     "user", "metadata", "max_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "prompt_cache_options", "client_metadata",
@@ -43,7 +43,7 @@ TAKEN = {*_ECHOED, *_INERT, *_NEUTRAL, "input", "include", "stream", "stream_opt
 """The fields of a request that this dialect knows."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
-    # Of hosted tools and images, which no response here has.
+    # Of hosted tools and images, which do not exist here.
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 }  # fmt: skip
@@ -52,7 +52,7 @@ _PARAMS = {
     "messages": "input", "logprobs": "include", "response_format": "text.format", "verbosity": "text.verbosity",
     "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
-"""Names of fields in this protocol, by their names in Chat Completions."""
+"""Field name in Chat Completions -> its name in this protocol."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Options:
     echo: Mapping[str, Any]
     telling: Telling
     decode: Decode | None
-    kept: KeptResponses
+    stored: StoredResponses
     previous: StoredResponse | None
     own: Sequence[Item]
     store: bool
@@ -84,7 +84,7 @@ class _Options:
         }
 
     def complete_response(self, reply: Reply, output: Sequence[Item]) -> dict[str, Any]:
-        """Return the response of a complete reply, and store it if the client wants that."""
+        """Return the response of a complete reply, and store it if requested."""
         cut = reply.finish == "length"
         thought = reasoning_tokens(reply.ids, reply.message or {}, self.decode)
         response = self.build_response(
@@ -98,11 +98,11 @@ class _Options:
 
     def store_response(self, response: dict[str, Any]) -> None:
         if self.store:
-            self.kept.keep(self.previous, self.own, response)
+            self.stored.keep(self.previous, self.own, response)
 
 
 class ResponsesDialect:
-    """Responses. `decode` gives a token's text, for logprobs; None if no tokens are known."""
+    """The Responses protocol. `decode` gives a token's text for logprobs; `None` if no tokens are known."""
 
     path = "/v1/responses"
 
@@ -113,12 +113,12 @@ class ResponsesDialect:
         """Parse a request. Raises Refused."""
         fields.refuse_unknown(body, TAKEN)
         model = fields.read_model(body)
-        kept = kept_responses(caller.kept)
-        previous = _find_previous(body.get("previous_response_id"), kept)
-        own = read_input(body.get("input", []), kept)
+        stored = find_stored_responses(caller.dialect_state)
+        previous = _find_previous(body.get("previous_response_id"), stored)
+        own = read_input(body.get("input", []), stored)
         earlier = previous.conversation() + previous.response["output"] if previous is not None else []
         images: list[str] = []
-        messages = messages_of(earlier, own, kept, images)
+        messages = messages_of(earlier, own, stored, images)
         instructions = body.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
@@ -165,16 +165,16 @@ class ResponsesDialect:
         sealing = "reasoning.encrypted_content" in includes
         telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing, namespaces)
         store = fields.read_boolean(body, "store", True)
-        request.options = _Options(echo, telling, self._decode, kept, previous, own, store)
+        request.options = _Options(echo, telling, self._decode, stored, previous, own, store)
         request.is_streamed = fields.read_boolean(body, "stream", False)
         return request
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a response."""
+        """Return a response in OpenAI's form."""
         options: _Options = request.options
         reply = replies[0]
-        output = Output(options.id, options.telling, options.kept.called)
-        for _ in output.feed(build_whole_chunk(reply)):
+        output = Output(options.id, options.telling, options.stored.called)
+        for _ in output.feed(build_complete_chunk(reply)):
             pass
         for _ in output.end(_find_status(reply)):
             pass
@@ -202,11 +202,11 @@ class InputTokensDialect(ResponsesDialect):
 
 
 class _ResponseWriter:
-    """Writes named, numbered events."""
+    """Writes the named, numbered events of a response."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options
-        self._output = Output(options.id, options.telling, options.kept.called)
+        self._output = Output(options.id, options.telling, options.stored.called)
         self._number = 0
 
     def begin_reply(self, choice: int) -> bytes:
@@ -243,7 +243,7 @@ class _ResponseWriter:
 
 
 def _build_usage(reply: Reply, reasoning_tokens: int) -> dict[str, Any] | None:
-    """Return the usage; None if the server of a chat engine did not count its tokens."""
+    """Return the usage; `None` if the server of a chat engine did not count its tokens."""
     if reply.prompt_tokens is None or reply.completion_tokens is None:
         return None
     return {
@@ -259,10 +259,10 @@ def _find_status(reply: Reply) -> str:
     return "incomplete" if reply.finish == "length" else "completed"
 
 
-def _find_previous(name: Any, kept: KeptResponses) -> StoredResponse | None:
+def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
     if name is None:
         return None
-    found = kept.find(fields.check_text(name, "previous_response_id"))
+    found = stored.find(fields.check_text(name, "previous_response_id"))
     if found is None:
         raise Refused(
             f"Previous response with id '{name}' not found.",
@@ -290,7 +290,7 @@ def _read_includes(value: Any) -> list[str]:
 
 
 def _read_reasoning(value: Any) -> tuple[bool, str | None]:
-    """Return (True if a summary is wanted, the effort)."""
+    """Return (True if the client requests a summary, the effort)."""
     if value is None:
         return False, None
     if not isinstance(value, dict):
@@ -330,7 +330,7 @@ def _build_response_format(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_rest(body: Mapping[str, Any]) -> None:
-    """Raise Refused for values of fields that are honoured only in part."""
+    """Raise Refused for unsupported values of partly supported fields."""
     if fields.read_boolean(body, "background", False):
         raise fields.unsupported_value("background", "replies are given at once or streamed.")
     if body.get("truncation") not in (None, "disabled"):

@@ -1,8 +1,7 @@
 """Input items as messages of Chat Completions.
 
-Invariant: the parts of one reply (reasoning, text, function calls) become one assistant message again, in whatever
-items and order they are sent back; an item that this server cannot have made, and a text model cannot take, is refused
-by its type.
+Invariant: the parts of one reply (reasoning, text, function calls) become one assistant message again, in any form and
+order of items. An item that this server cannot have made, and a text model cannot take, is refused by type.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ajet.gateway.dialects.fields import check_text, invalid_value, read_content, unsupported_value
-from ajet.gateway.dialects.responses.kept import Item, KeptResponses
+from ajet.gateway.dialects.responses.stored import Item, StoredResponses
 from ajet.gateway.dialects.responses.tools import one_name
 from ajet.gateway.request import Refused
 
@@ -20,8 +19,11 @@ _SEALED = "ajet:"
 _ROLES = ("user", "system", "developer", "assistant")
 
 
-def read_input(value: Any, kept: KeptResponses) -> list[Item]:
-    """Return the request's own items: a text is a user's message, references are resolved. Raises Refused."""
+def read_input(value: Any, stored: StoredResponses) -> list[Item]:
+    """Return the request's own items. Raises Refused.
+
+    A text becomes a user's message, and references are resolved.
+    """
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
@@ -33,7 +35,7 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
             raise invalid_value(where, "an object")
         if item.get("type") == "item_reference" or (item.get("type") is None and "role" not in item and "id" in item):
             name = check_text(item.get("id"), f"{where}.id")
-            found = kept.item(name)
+            found = stored.item(name)
             if found is None:
                 raise Refused(f"Item with id '{name}' not found.", status=404, code="not_found", param=f"{where}.id")
             item = found
@@ -42,10 +44,10 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
 
 
 def messages_of(
-    earlier: Sequence[Item], own: Sequence[Item], kept: KeptResponses, images: list[str]
+    earlier: Sequence[Item], own: Sequence[Item], stored: StoredResponses, images: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the conversation of items as messages; the places of images are added to `images`. Raises Refused."""
-    conversation = _Conversation(kept, images)
+    """Return a conversation of items as messages. The places of images are added to `images`. Raises Refused."""
+    conversation = _Conversation(stored, images)
     for index, item in enumerate(earlier):
         conversation.add(item, f"previous_response_id: item {index}")
     for index, item in enumerate(own):
@@ -57,22 +59,24 @@ def messages_of(
 
 
 def sealed(thought: str) -> str:
-    """Return reasoning as `encrypted_content`, for clients that send back nothing else of it. It hides nothing:
-    the same reasoning is in the response as text."""
+    """Return reasoning as `encrypted_content`, for clients that send back only this field.
+
+    Nothing is hidden: the response contains the same reasoning as text.
+    """
     return _SEALED + base64.b64encode(thought.encode()).decode()
 
 
 class _Conversation:
     """Builds messages item by item."""
 
-    def __init__(self, kept: KeptResponses, images: list[str]) -> None:
+    def __init__(self, stored: StoredResponses, images: list[str]) -> None:
         self.messages: list[dict[str, Any]] = []
         self._images = images
-        self._kept = kept
+        self._stored = stored
         self._reply: dict[str, Any] | None = None
-        """The assistant message that the next item of the same reply extends."""
+        """The assistant message extended by the next item of the same reply."""
         self._answered = False
-        """True if results of its calls have followed."""
+        """True if results of the message's calls have followed."""
 
     def add(self, item: Item, where: str) -> None:
         kind = item.get("type") or "message"
@@ -129,8 +133,11 @@ class _Conversation:
         self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
 
     def _open_reply(self, *, begin: bool, call: str | None = None) -> dict[str, Any]:
-        """Return the message to extend. After results it is a new one, except for a call that is known to be of the
-        same reply (clients may put each result right after its call)."""
+        """Return the message to extend.
+
+        After results a new message begins, except for a call known to be of the same reply: clients may put each result
+        right after its call.
+        """
         if self._answered:
             begin = call is None or not self._same_reply(call)
         if begin or self._reply is None:
@@ -140,9 +147,9 @@ class _Conversation:
         return self._reply
 
     def _same_reply(self, call: str) -> bool:
-        reply = self._kept.reply_of(call)
+        reply = self._stored.reply_of(call)
         calls = (self._reply or {}).get("tool_calls") or ()
-        return reply is not None and any(self._kept.reply_of(other["id"]) == reply for other in calls)
+        return reply is not None and any(self._stored.reply_of(other["id"]) == reply for other in calls)
 
     def _has_text(self) -> bool:
         return self._reply is not None and self._reply["content"] is not None
@@ -152,7 +159,7 @@ class _Conversation:
 
 
 def _read_reasoning(item: Item, where: str) -> str:
-    """Return the reasoning of an item: its text, or what we encoded, or its summary."""
+    """Return the reasoning of an item: its text, else the text encoded by `sealed`, else its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
@@ -168,6 +175,6 @@ def _read_reasoning(item: Item, where: str) -> str:
             raise unsupported_value(f"{where}.encrypted_content", "it was not made here, so it cannot be read.")
         try:
             return base64.b64decode(secret[len(_SEALED) :], validate=True).decode()
-        except ValueError as error:  # no base64, or no UTF-8 in it
+        except ValueError as error:  # invalid base64 or invalid UTF-8
             raise invalid_value(f"{where}.encrypted_content", "the text that was given") from error
     return "".join(texts)

@@ -1,7 +1,7 @@
 """Output: a reply as items, and the events of its stream.
 
-Invariant: the events of a reply build exactly its items; an item's events lie between its `output_item.added` and its
-`output_item.done`, one item after the other in the order in which the model wrote them.
+Invariant: the events of a reply build exactly its items. An item's events lie between its `output_item.added` and its
+`output_item.done`; items follow each other in the model's order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet.gateway.dialects.responses.items import sealed
-from ajet.gateway.dialects.responses.kept import Item
+from ajet.gateway.dialects.responses.stored import Item
 from ajet.gateway.dialects.responses.tools import Namespaces
 from ajet.gateway.dialects.token_logprobs import Decode, build_token_logprobs
 from ajet.gateway.reply import Reply, ReplyChunk
@@ -21,30 +21,30 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """The parts of a response that a client wants."""
+    """The optional parts of a response requested by the client."""
 
     decode: Decode | None = None
-    """Returns a token's text; set if the client wants logprobs."""
+    """Returns a token's text; set if the client requests logprobs."""
     top_logprobs: int = 0
     summary: bool = False
-    """Reasoning also as its summary, in full."""
+    """True if reasoning also goes into the summary, in full."""
     sealed: bool = False
-    """Reasoning also as `encrypted_content`."""
+    """True if reasoning also goes into `encrypted_content`."""
     namespaces: Namespaces = field(default_factory=dict)
 
 
 class Output:
-    """The items of one response, growing. Events have no sequence numbers yet."""
+    """The growing items of one response. Events have no sequence numbers yet."""
 
     def __init__(self, response: str, telling: Telling, called: Callable[[str, str], None]) -> None:
-        """`called` is called with (call id, response) for every function call."""
+        """Begin a response; `called` gets (call id, response) for every function call."""
         self.items: list[Item] = []
         self._response, self._telling, self._called = response, telling, called
         self._open: str | None = None
-        """The type of the item that the next delta may extend."""
+        """The type of the item extended by the next delta."""
         self._call: int | None = None
         self._pending: list[str] = []
-        """Text of the open item that it does not contain yet: appending to a long text each time would copy it."""
+        """Text of the open item, not yet appended: appending to a long text each time would copy it."""
         self._pending_logprobs: list[dict[str, Any]] = []
         """Logprobs of tokens whose text was not sent yet."""
 
@@ -67,7 +67,7 @@ class Output:
                 yield from self._add_call(call)
 
     def end(self, status: str) -> Iterator[Event]:
-        """Yield the events of the reply's end; its last item gets this status."""
+        """Yield the events of the reply's end. `status` becomes the status of the last item."""
         if not any(item["type"] != "reasoning" for item in self.items):
             yield from self._begin_text("")
         yield from self._end_item(status)
@@ -108,7 +108,7 @@ class Output:
             yield self._add_text(text)
 
     def _add_text(self, text: str) -> Event:
-        """Add text, with the logprobs of the tokens that were sampled since the last."""
+        """Add text with the logprobs of the tokens sampled since the last text."""
         logprobs, self._pending_logprobs = self._pending_logprobs, []
         self._pending.append(text)
         self.items[-1]["content"][0]["logprobs"] += logprobs
@@ -143,7 +143,7 @@ class Output:
     def _end_item(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
-        if self._open == "message" and self._pending_logprobs:  # the token that ended the reply has no text
+        if self._open == "message" and self._pending_logprobs:  # the end token of the reply has no text
             yield self._add_text("")
         self.settle()
         item = self.items[-1]
@@ -172,7 +172,7 @@ class Output:
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **values}
 
 
-def build_whole_chunk(reply: Reply) -> ReplyChunk:
+def build_complete_chunk(reply: Reply) -> ReplyChunk:
     """Return a complete reply as one chunk."""
     message = reply.message or {}
     deltas: list[dict[str, Any]] = [
@@ -184,7 +184,7 @@ def build_whole_chunk(reply: Reply) -> ReplyChunk:
 
 
 def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode | None) -> int:
-    """Return how many of the reply's first tokens contain its reasoning, the opening tag included."""
+    """Return how many first tokens of the reply contain its reasoning, the opening tag included."""
     thought = message.get("reasoning_content")
     if not thought or decode is None:
         return 0

@@ -1,7 +1,7 @@
-"""Tools and tool_choice of Responses in the shape of Chat Completions.
+"""`tools` and `tool_choice` of Responses in the shape of Chat Completions.
 
-Invariant: only functions are run by clients, so only they are taken, alone or in namespaces; hosted tools are refused
-by their type. The model knows a function of a namespace by one name, the client by two.
+Invariant: clients run functions only, so functions are accepted, alone or in namespaces; hosted tools are refused by
+type. The model knows a function of a namespace by one name, the client by two.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ajet.gateway.dialects.fields import check_parameters, check_text, invalid_v
 Choice = tuple[Any, "str | None"]
 """(auto | none | required | named, the tool's name)."""
 Namespaces = Mapping[str, "tuple[str, str]"]
-"""A function's one name -> its namespace and its name there."""
+"""The model's name of a function -> its namespace and name."""
 _ONLY = ("defer_loading", "async", "output_schema", "allowed_callers")
-"""Fields of a function for features that only hosted models have."""
+"""Function fields for features that only hosted models have."""
 
 
 def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
-    """Return the request's tools (None without any), and which of them are of namespaces. Raises Refused."""
+    """Return the request's tools (`None` for no tools), and their namespaces. Raises Refused."""
     if value is None or value == []:
         return None, {}
     if not isinstance(value, list):
@@ -82,7 +82,7 @@ def _read_function(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """Return which tools the reply may call. Raises Refused."""
+    """Return the tools that the reply may call. Raises Refused."""
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
@@ -102,7 +102,7 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
 
 
 def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
-    """Return a choice of some of the tools, if it is equal to another choice. Raises Refused otherwise."""
+    """Return a choice of some tools, if equal to another kind of choice. Raises Refused otherwise."""
     mode, listed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise invalid_value("tool_choice.mode", "'auto' or 'required'")

@@ -1,6 +1,6 @@
 """The reward of the GAIA example, by the five functions of AWorld's page.
 
-Verdicts are the leaderboard's but for four: see `ajet.task_judge.scorers.gaia`, which this re-exports.
+Verdicts equal the leaderboard's with four exceptions, listed in `ajet.task_judge.scorers.gaia`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ajet.task_judge.scorers.gaia import question_scorer as question_scorer
 
 
 def normalize_number_str(number_str: str) -> float:
-    """The number of a text with `$`, `%` and `,` in it; infinity for what is none."""
+    """Return the number of a text with `$`, `%` and `,`, or infinity for other text."""
     try:
         return float(number_str.translate(str.maketrans("", "", "$%,")))
     except ValueError:
@@ -21,10 +21,10 @@ def normalize_number_str(number_str: str) -> float:
 
 
 def split_string(s: str, char_list: list[str] | None = None) -> list[str]:
-    """The pieces between the characters of `char_list`, `,` and `;` if left out."""
+    """Split `s` at the characters of `char_list` (default `,` and `;`)."""
     return re.split(f"[{''.join(char_list or [',', ';'])}]", s)
 
 
 def normalize_str(input_str: str, remove_punct: bool = True) -> str:
-    """Without white space and case, and without punctuation if `remove_punct`."""
+    """Remove white space and case, and punctuation if `remove_punct`."""
     return fold_punctuation(input_str) if remove_punct else fold_spaces(input_str)

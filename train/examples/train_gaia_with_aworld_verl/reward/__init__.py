@@ -1,1 +1,3 @@
-"""See `train`."""
+"""Package `train.examples.train_gaia_with_aworld_verl.reward` of AWorld's layout, explained in the docstring of
+`train`.
+"""
