@@ -333,7 +333,8 @@ class VllmEngine:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
-        others = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_serve"]  # type: ignore[union-attr]
+        name = self._serve_call.__name__
+        others = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == name]  # type: ignore[union-attr]
         await asyncio.gather(*others, return_exceptions=True)
         self._flush_outbox()
         self._llm.shutdown(timeout=PATIENCE)
