@@ -41,7 +41,7 @@ from ajet.engine.model_source import locate_model
 from ajet.engine.models import prepare_folder
 
 ROOT = Path(__file__).parents[1]
-QUICKSTART = ROOT / "tutorial" / "quickstart" / "quickstart.yaml"
+ADDITION = ROOT / "benchmarks" / "addition" / "addition.yaml"
 TRL = "trl==1.16.0"
 SPEED_LIMIT, MEMORY_LIMIT = 4.0, 0.5
 
@@ -93,7 +93,7 @@ def run_watched(command: list[str], on_line: Callable[[str], None], **environmen
 
 def ours(threads: int, place: Path) -> Result:
     """The quickstart by the ajet command."""
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(QUICKSTART), "--backbone", "local"]
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(ADDITION), "--backbone", "local"]
     command += ["--exp-dir", str(place), "--fresh", f"trainer_common.threads={threads}"]
     command += ["trainer_common.device=cpu"]  # as TRL is told to
     result = Result(peak_bytes=run_watched(command, print))
@@ -119,7 +119,7 @@ def trl_folder() -> Path:
 
 def setting_of(experiment: Experiment, **more: Any) -> dict[str, Any]:
     """The quickstart's setting as trl_grpo.py reads it."""
-    sys.path.insert(0, str(QUICKSTART.parent))
+    sys.path.insert(0, str(ADDITION.parent))
     from agent import EXAMPLE
     from sums import Sums
 
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--trl-pass", type=int, default=64, help="sequences of one forward and backward pass of TRL")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     arguments = parser.parse_args()
-    experiment = load_experiment(QUICKSTART, backbone="local")
+    experiment = load_experiment(ADDITION, backbone="local")
     every = experiment.ajet.trainer_common.test_freq if arguments.full else 0
     steps = experiment.ajet.trainer_common.total_training_steps if arguments.full else arguments.trl_steps
     more = {"threads": arguments.threads, "target": arguments.target, "pass": arguments.trl_pass}

@@ -35,7 +35,7 @@ import bounds as least
 import psutil
 import torch
 from bench_engine import by_engine
-from bench_memory import GROUPS, PROMPT, QUICKSTART, REPEATS, REPLY, Peak, batch
+from bench_memory import ADDITION, GROUPS, PROMPT, REPEATS, REPLY, Peak, batch
 from bounds import Pace
 from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 from processor_peak import peak_of
@@ -178,7 +178,7 @@ def main() -> int:
         f"ajet.trainer_common.device={args.device}",
     ]
     overrides += ["ajet.rollout.max_num_seqs=64", "ajet.trainer_common.optim.lr=1e-7"]
-    config = load_experiment(QUICKSTART, backbone="local", overrides=overrides).ajet
+    config = load_experiment(ADDITION, backbone="local", overrides=overrides).ajet
     source = locate_model(args.model)
     folder = prepare_folder(source)
     of, size = read_dimensions(folder), read_model_size(folder)

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from bench_learn import QUICKSTART, setting_of
+from bench_learn import ADDITION, setting_of
 from ratios import kept
 
 from ajet.config import load_experiment
@@ -106,12 +106,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of the naive loop at most; ajet has the quickstart's")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     arguments = parser.parse_args()
-    experiment = load_experiment(QUICKSTART, backbone="local")
+    experiment = load_experiment(ADDITION, backbone="local")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "setting.json"
         setting = setting_of(experiment, steps=arguments.steps, threads=arguments.threads)
         file.write_text(json.dumps(setting))
-        ajet = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(QUICKSTART), "--backbone", "local"]
+        ajet = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(ADDITION), "--backbone", "local"]
         ajet += ["trainer_common.device=cpu"]  # where the naive loop computes
         ajet += ["--exp-dir", folder, "--fresh", f"trainer_common.threads={arguments.threads}"]
         naive = [sys.executable, str(ROOT / "benchmarks" / "peers" / "naive_grpo.py"), str(file)]

@@ -31,7 +31,7 @@ from ajet.context_tracker import packing
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.timeline import SampledSpan, Timeline
 
-QUICKSTART = Path(__file__).parents[1] / "tutorial" / "quickstart" / "quickstart.yaml"
+ADDITION = Path(__file__).parent / "addition" / "addition.yaml"
 SHARED, QUESTION, REPLY = 50, 9, 15
 SCENES = ((8, 8), (16, 4), (32, 2))
 LIMIT = 1.3
@@ -80,7 +80,7 @@ def main() -> None:
     from ajet.engine.models import load_model
 
     torch.set_num_threads(1)
-    experiment = load_experiment(QUICKSTART, overrides=["trainer_common.optim.lr=0"])  # the weights stay as they are
+    experiment = load_experiment(ADDITION, overrides=["trainer_common.optim.lr=0"])  # the weights stay as they are
     config = experiment.ajet
     assert config.model.path is not None
     where = locate_model(config.model.path, base=experiment.base)

@@ -46,7 +46,7 @@ import psutil
 from ratios import kept
 
 ROOT = Path(__file__).parents[1]
-QUICKSTART = ROOT / "tutorial" / "quickstart" / "quickstart.yaml"
+ADDITION = ROOT / "benchmarks" / "addition" / "addition.yaml"
 SPLITS = ROOT / "benchmarks" / "quickstart_splits.py"
 LIMIT_S, GOOD, OFTEN, ENOUGH = 70.0, 0.85, 0.9, 10
 """Seconds to the target; of the test split, at the end, in what share of the seeds, judged from so many on."""
@@ -147,7 +147,7 @@ def played(
 ) -> Run:
     """Train; ends it early at the first validation at `target` (None: goes on to its end), or once its training took
     `most` seconds, of its processes' time or `by_clock`."""
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(QUICKSTART), "--backbone", "local", "--fresh"]
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(ADDITION), "--backbone", "local", "--fresh"]
     command += ["--exp-dir", str(folder), "experiment_name=run", f"seed={run.seed}", f"{COMMON}.threads={threads}"]
     command += [f"task_reader.type={SPLITS}->ThreeSplits"]
     command += [f"{COMMON}.test_freq={every}", f"{COMMON}.val_before_train=true", *run.overrides]
@@ -193,12 +193,12 @@ def tested(folder: Path, threads: int) -> float:
     ]
     tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "ajet.cli.launcher", "eval", str(folder / "run"), "--model", "latest"]
-    command += ["--conf", str(QUICKSTART)]  # the record names code of two folders
+    command += ["--conf", str(ADDITION)]  # the record names code of two folders
     command += ["--exp-dir", str(folder)]  # what is played is recorded beside the YAML without it
     with told.open("w") as out:
         subprocess.run(
             [*command, "--tasks", str(tasks), "--json"],
-            check=True, stdout=out, cwd=QUICKSTART.parent, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            check=True, stdout=out, cwd=ADDITION.parent, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )  # fmt: skip
     [model] = json.loads(told.read_text())["models"]
     assert model["tasks"] == len(rows), model
@@ -217,7 +217,7 @@ def taught(seed: int, folder: Path, threads: int) -> float:
     """Accuracy on the third split after learning from the right answers of `train`, in the agent's own form."""
     from quickstart_splits import ThreeSplits
 
-    example = runpy.run_path(str(QUICKSTART.with_name("agent.py")))["EXAMPLE"]
+    example = runpy.run_path(str(ADDITION.with_name("agent.py")))["EXAMPLE"]
     shown = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in example]
     with (folder / "rows.jsonl").open("w") as rows:
         for task in ThreeSplits(None).tasks("train"):

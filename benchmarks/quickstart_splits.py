@@ -13,7 +13,7 @@ from pathlib import Path
 from ajet import Task
 
 TESTED = 200
-SUMS = Path(__file__).parents[1] / "tutorial" / "quickstart" / "sums.py"
+SUMS = Path(__file__).parent / "addition" / "sums.py"
 
 
 class ThreeSplits:

@@ -89,7 +89,7 @@ def test_each_setting_of_the_grid_is_one(bench):
 def test_a_run_of_one_step_with_its_test_split_is_kept(tmp_path):
     tiny = ["model.path=embedded:tiny-tools", "trainer_common.total_training_steps=1", "data.train_batch_size=2"]
     settings = [argument for setting in tiny for argument in ("--set", setting)]
-    out, record = tmp_path / "runs.jsonl", ROOT / "tutorial" / "quickstart" / "launcher_record"
+    out, record = tmp_path / "runs.jsonl", ROOT / "benchmarks" / "addition" / "launcher_record"
     before = sorted(record.rglob("*"))
     command = [sys.executable, "benchmarks/bench_quickstart.py", "--test", "--every", "1", "--out", str(out), *settings]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=600)

@@ -1,19 +1,40 @@
-"""The agent: asks the model one question through the OpenAI SDK, with one worked example in the prompt."""
+"""A support agent: only a lookup says when an order arrives. The base model invents a date."""
+
+import re
 
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 EXAMPLE = [
-    {"role": "system", "content": "Solve the problem. Put the final answer in \\boxed{}."},
-    {"role": "user", "content": "What is 3 + 4?"},
-    {"role": "assistant", "content": "3 + 4 = \\boxed{7}"},
+    {
+        "role": "system",
+        "content": "You answer customers of a shop. Look the order up with LOOKUP, then say when it arrives.",
+    },
+    {"role": "user", "content": "MAIL Good morning, where is my sofa? My order is 31415. Best, Tom"},
+    {"role": "assistant", "content": "LOOKUP 31415"},
+    {"role": "user", "content": "RESULT arrives 9 May"},
+    {"role": "assistant", "content": "It arrives on 9 May."},
 ]
 
 
-class AdditionAgent(Workflow):
-    name: str = "addition_agent"
-
+class SupportAgent(Workflow):
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        task = workflow_task.task
         client = tuner.as_raw_openai_sdk_client()  # an AsyncOpenAI whose model is the one being trained
-        question = {"role": "user", "content": workflow_task.task.main_query}
-        reply = await client.chat.completions.create(model="tuned", messages=[*EXAMPLE, question])
-        return WorkflowOutput(metadata={"final_answer": reply.choices[0].message.content})
+        messages = [*EXAMPLE, {"role": "user", "content": f"MAIL {task.main_query}"}]
+        answer = await ask(client, messages)
+        lookup = re.fullmatch(r"LOOKUP (\d+)", answer)
+        if lookup:
+            result = task.metadata["arrives"] if lookup[1] == task.metadata["order"] else "no such order"
+            messages += [
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": f"RESULT arrives {result}"},
+            ]
+            answer = await ask(client, messages)
+        return WorkflowOutput(
+            metadata={"final_answer": answer, "looked_up": bool(lookup) and lookup[1] == task.metadata["order"]}
+        )
+
+
+async def ask(client, messages) -> str:  # type: ignore[no-untyped-def]
+    reply = await client.chat.completions.create(model="tuned", messages=messages)
+    return (reply.choices[0].message.content or "").strip()

@@ -18,7 +18,7 @@ def trained(folder, backbone, seed):
     """Reward of each step, and held out before and after."""
     name = f"{backbone}-{seed}"
     settings = [f"experiment_name={name}", f"seed={seed}", f"trainer_common.total_training_steps={STEPS}"]
-    command = ["--conf", "tutorial/quickstart/quickstart.yaml", "--backbone", backbone, "--exp-dir", str(folder)]
+    command = ["--conf", "benchmarks/addition/addition.yaml", "--backbone", backbone, "--exp-dir", str(folder)]
     done = ajet(*command, *settings, f"trainer_common.test_freq={STEPS}", cwd=".", timeout=2400)
     assert done.returncode == 0, done.stdout
     rows = metric_rows(folder / name)
