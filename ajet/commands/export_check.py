@@ -161,7 +161,7 @@ def _find_recorded_calls(
             if calls:
                 return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
-        f"Nothing is recorded that the weights of step {step} sampled, so the folder cannot be compared.",
+        f"The run has no recorded replies of the weights of step {step} to compare the folder with.",
         where=str(files.folder),
         expected="a validation after that step, or an evaluation of it",
         do=f"evaluate it: {format_command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",

@@ -120,7 +120,7 @@ class ReplayWalk:
         if complete is None and self._replay.on_miss == "error":
             cut = f", only {'the text' if found[0].images else 'the beginning'} of its result" if found else ""
             raise ReplayMissError(
-                f"the replayed run has no use of {name}({wanted[:200]}) after {self._count} uses at task "
+                f"the replayed run has no recorded call {name}({wanted[:200]}) after {self._count} calls at task "
                 f"{self._task} ({why}{cut}); environment.replay_miss: live calls the tool"
             )
         return complete

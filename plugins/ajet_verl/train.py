@@ -132,7 +132,7 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
         )
     if address is not None and config["algorithm"]["filter_groups"]["enable"]:
         raise ConfigError(
-            "With its filter verl asks for more groups in a step than samplers may play ahead of it.",
+            "verl's group filter can request more groups in a step than remote samplers may generate in advance.",
             where="verl.algorithm.filter_groups.enable",
             expected="false with --from-store; ajet.trainer_common.algorithm.dynamic_sampling leaves such groups out",
         )

@@ -98,7 +98,7 @@ def test_nothing_recorded_with_the_weights_is_no_check(record, tmp_path, capsys)
     shutil.copytree(record / "tool", tmp_path / "tool", ignore=shutil.ignore_patterns("step-2.validation*"))
     with pytest.raises(SystemExit) as ended:
         launcher.main(["export", "tool", "--check", "--exp-dir", str(tmp_path)])
-    assert ended.value.code == 2 and "Nothing is recorded that the weights of step 2" in capsys.readouterr().err
+    assert ended.value.code == 2 and "no recorded replies of the weights of step 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_a_miss_fails_the_episode_as_the_environment_or_goes_live(recorded: Any,
     missed = play(PaysMore, tmp_path, replay="before")
     assert missed.failure is not None
     assert (missed.failure.boundary, missed.failure.kind) == ("environment", "tool_environment")
-    assert 'pay({"amount":5}) after 0 uses' in missed.failure.message and not missed.scored and not WORLD["asked"]
+    assert 'pay({"amount":5}) after 0 calls' in missed.failure.message and not missed.scored and not WORLD["asked"]
     assert play(PaysMore, tmp_path, replay="before", replay_miss="live").reward == 5.0
 
 

@@ -370,7 +370,7 @@ def test_a_recorded_run_stands_for_its_servers_which_are_not_there(played, befor
     assert sorted(map(told, again.tool_uses), key=str) == sorted(map(told, before.tool_uses), key=str)
     missed, asked = played(REPLIES[0], call("price", item="fig"), "\\boxed{3}", **gone)
     assert (missed.failure.boundary, missed.failure.kind, len(asked)) == ("environment", "ReplayMissError", 2)
-    assert 'price({"item":"fig"}) after 2 uses' in missed.failure.message and not missed.scored
+    assert 'price({"item":"fig"}) after 2 calls' in missed.failure.message and not missed.scored
     assert missed.tool_uses[-1].error == "environment"
 
 
