@@ -138,7 +138,9 @@ async def on_tools_loop(
         except asyncio.CancelledError:
             if is_cancelled:
                 return
-            problem = CallFailedError("the asyncio task of the server's connection was cancelled", "transport", lost=True)
+            problem = CallFailedError(
+                "the asyncio task of the server's connection was cancelled", "transport", lost=True
+            )
         except BaseException as raised:  # noqa: BLE001 - it is raised where it was asked for
             problem = raised
         try:

@@ -133,7 +133,7 @@ def test_the_same_call_after_other_uses_is_another_state(tmp_path: Path) -> None
     walk.note_use(found)
     with pytest.raises(ReplayMissError, match="only the beginning"):
         walk("big", {})
-    with pytest.raises(ReplayMissError, match="after 1 uses"):
+    with pytest.raises(ReplayMissError, match="after 1 calls"):
         walk("set", {})
     walk = replay.walk(one.task, 3)
     with pytest.raises(ReplayMissError, match="only the text"):
