@@ -131,7 +131,8 @@ class RunPlace:
         backbone, given = experiment.ajet.backbone, experiment.list_set_keys()
         training = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
-        for name in START_FILES:  # of who was killed as it wrote one of them; only who has the lock does
+        # A start that was killed as it wrote a file left a partial copy. Only the lock's holder writes these files.
+        for name in START_FILES:
             for left in self.folder.glob(f".{name}.*.aside"):
                 left.unlink()
         self._open_checkpoints(experiment)
@@ -336,7 +337,7 @@ class RunPlace:
 
         A notice is added if other data occupies the original path.
         """
-        (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # of a start that was killed before its first rename
+        (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # a start killed before its first rename left the file
         if (archived := ArchivedRun.find_archived(self.folder)) is None:
             return
         if not (self._holds_only(START_FILES) and archived.is_restorable):
@@ -445,8 +446,8 @@ def _path_below(root: Path, path: Path) -> str:
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:
     """Return the settings as JSON values without secrets.
 
-    Values of ajet's own keys are not searched for environment values (a LICENSE_KEY may equal a model name); secrets in
-    them have secret names or shapes.
+    Under ajet's own keys a value is redacted only if its key or its form looks like a secret. Equality with an
+    environment variable is not enough, because e.g. LICENSE_KEY may hold the name of the model.
     """
     plain = json.loads(dumps(training))
     return {

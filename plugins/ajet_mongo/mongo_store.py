@@ -134,7 +134,9 @@ class MongoStore:
             raise _make_lost_error(lease)
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
+        """Return the first `count` closed positions that are not over, except those in `but`. None: all."""
         with self._hold_lock():
+            # An earlier trainer may have written uses after this trainer's start. Their groups are closed again.
             if self._ledger.own:
                 self._take_back_late_uses()
             wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}

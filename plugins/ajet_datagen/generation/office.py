@@ -23,7 +23,13 @@ RELATED_PARTS = ("header", "footer", "footnotes", "endnotes")
 
 
 def read_word(data: bytes) -> str:
-    """Return the text of a Word file. Raises MissingExtraError, and the exceptions of its readers for damage."""
+    """Return the text of a Word file.
+
+    A damaged file raises the exceptions of `checked_archive`, of python-docx or of its XML parser.
+
+    Raises:
+        MissingExtraError: python-docx is not installed.
+    """
     try:
         from docx import Document
         from docx.oxml.parser import parse_xml
