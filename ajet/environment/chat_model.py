@@ -46,7 +46,8 @@ MOST_TOKENS = 1 << 53
 """Maximum plausible token count. Larger values count as unknown."""
 HANG_WARNING_S = 60.0
 """Seconds between two warnings about a hanging server."""
-hung_endpoints = RateLimiter(HANG_WARNING_S)  # by server
+hung_endpoints = RateLimiter(HANG_WARNING_S)
+"""Limits the warnings about each hanging server."""
 _sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 

@@ -65,6 +65,7 @@ class Checkpoints:
         """Chain linked with each saved checkpoint; the checkpoint stores the chain's head."""
 
     def all(self) -> list[Checkpoint]:
+        """Return the checkpoints on disk, by step."""
         found = [read_checkpoint(path) for path in self._step_folders()]
         return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
 

@@ -38,7 +38,7 @@ def _list_quotas() -> Iterator[tuple[int, int]]:
     except OSError:
         lines = []
     groups = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for _, controllers, path in [*groups, ["0", "", "/"]]:  # in a container its own group is where the root is
+    for _, controllers, path in [*groups, ["0", "", "/"]]:  # a container may see its own group as the root
         if controllers and "cpu" not in controllers.split(","):
             continue
         group = PurePosixPath(path.lstrip("/") if "/.." not in path else "")  # else it is out of sight

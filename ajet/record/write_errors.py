@@ -172,7 +172,7 @@ def convert_os_errors(file: Path, option: str) -> Iterator[None]:
     """Within the block, what the system refuses becomes a UserError."""
     try:
         yield
-    except UserError:  # of what is written, and not of the place
+    except UserError:  # the content is wrong, not the place
         raise
     except OSError as error:
         why = error.strerror or str(error)

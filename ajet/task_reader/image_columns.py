@@ -18,7 +18,8 @@ from ajet.schema.errors import MissingExtraError
 from ajet.task_reader.rows import BadRowError
 
 PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")  # formats with unchanged bytes
-_ORIENTATION, _TURNED = 0x0112, range(2, 9)  # of EXIF
+_ORIENTATION, _TURNED = 0x0112, range(2, 9)
+"""EXIF's orientation tag, and the values of a rotated or mirrored image."""
 _STORED = {"bytes", "path"}
 
 _Convert = Callable[[Any], Any]

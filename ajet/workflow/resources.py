@@ -145,7 +145,7 @@ class Resources:
 def _run_close(left: Coroutine[Any, Any, Any]) -> None:
     try:
         asyncio.run(asyncio.wait_for(left, PATIENCE_S))
-    except asyncio.CancelledError as problem:  # by itself: nobody cancels this loop
+    except asyncio.CancelledError as problem:  # the coroutine cancelled itself: no other code cancels this loop
         raise RuntimeError("it was cancelled") from problem
 
 

@@ -196,7 +196,7 @@ def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, .
         return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a function in C
+    except ValueError:  # a function written in C may have no signature
         return lambda args, kwargs: {**{str(at): value for at, value in enumerate(args)}, **kwargs}
     spread = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
 

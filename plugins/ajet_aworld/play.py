@@ -183,7 +183,7 @@ def prepare_agent(agent: Any, missing: list[str]) -> None:
     memory = agent.memory_config
     settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
     settings |= {
-        "history_write_strategy": HistoryWriteStrategy.DIRECT,  # by messages, each write waits for a poll
+        "history_write_strategy": HistoryWriteStrategy.DIRECT,  # a write by messages would wait for a poll
         "history_rounds": max(settings.get("history_rounds", 0), _ROUNDS),
         "tool_result_length_threshold": _ENDLESS,
     }

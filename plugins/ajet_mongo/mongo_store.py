@@ -90,6 +90,7 @@ class MongoStore:
             return leases
 
     def bring(self) -> Lease:
+        """Lease a new position for a client's own task, outside the training order."""
         with self._hold_lock():
             self.positions.prepare_claim()
             number = self._ledger.add_position()
@@ -107,6 +108,7 @@ class MongoStore:
             return self.records.build_leases(found)
 
     def put(self, lease: Lease, *entries: Kept) -> None:
+        """Write the episodes' records first, then name them in the position, if the lease is valid."""
         if not entries:
             return
         ends = self.records.build_ends(entries)
@@ -144,6 +146,7 @@ class MongoStore:
             return self.records.build_leases(found, self._find_holding_commits(found))
 
     def begun(self) -> list[int]:
+        """Return the positions of the training order that were leased and never used or discarded."""
         wanted = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
         found = self.link.find(TASK, wanted, {"_id": 1, "uses": 1})
         names = self._find_holding_commits(found)
@@ -214,6 +217,7 @@ class MongoStore:
                 raise LeaseLostError(f"position {order} is not closed")
 
     def dead(self) -> list[DeadLetter]:
+        """Return the dead letters, in order."""
         found = self.link.find(TASK, {"status": DEAD})
         return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
 
@@ -233,6 +237,7 @@ class MongoStore:
             self._ledger.amend([{"$set": change}])
 
     def announced(self) -> AnnouncedPolicy | None:
+        """Return the latest announced policy; None without one."""
         (found,) = self.link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None

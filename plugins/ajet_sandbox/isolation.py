@@ -205,7 +205,7 @@ class GatewayDoor:
         self._host, self._port = place.hostname or "127.0.0.1", place.port or 80
         remove_dead_doors(_FOLDERS, "gateway")
         self._folder = tempfile.mkdtemp(prefix=_FOLDERS)
-        os.chmod(self._folder, 0o711)  # for a user of a sandbox's own; it lists nothing
+        os.chmod(self._folder, 0o711)  # a sandbox's own user may enter the folder, but not list it
         self.path = f"{self._folder}/gateway"
         try:
             listening = _open_socket(self.path)
@@ -234,7 +234,7 @@ class GatewayDoor:
         async def connect() -> door.Streams:
             return await asyncio.open_connection(self._host, self._port)
 
-        async def until_closed() -> None:  # which may be at once
+        async def until_closed() -> None:  # `close` may have been called already
             forward = door.make_forwarder(connect)
             server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
             await self._closing.wait()

@@ -250,7 +250,7 @@ def _list_own_python() -> Iterator[Path]:
         here = here.parent / os.readlink(here)
         prefixes.append(here.parent.parent)
     for prefix in prefixes:
-        if (prefix / "pyvenv.cfg").exists():  # which may be a project, too: `python -m venv .`
+        if (prefix / "pyvenv.cfg").exists():  # the prefix may be a project, too: `python -m venv .`
             yield from (prefix / name for name in ("pyvenv.cfg", *sorted(ENVIRONMENT_FOLDERS)))
         else:
             yield prefix

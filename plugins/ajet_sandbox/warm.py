@@ -144,12 +144,14 @@ class WarmSandbox(ABC):
         return self._run_call(order, (stdin, code.encode("utf-8", "surrogateescape")), limits)
 
     def put(self, path: str, content: bytes) -> None:
+        """Write a file into the working folder. Raises SandboxFailure."""
         try:
             self._open_folder().put(path, content)
         except OSError as error:
             raise SandboxFailure(f"{path} could not be written: {error.strerror}", retryable=False) from error
 
     def read(self, path: str, longest: int) -> bytes:
+        """Return the first `longest` bytes of a file. Raises FileNotFoundError, SandboxFailure."""
         try:
             return self._open_folder().read(path, longest)
         except FileNotFoundError:
@@ -200,7 +202,7 @@ class WarmSandbox(ABC):
                     stdout=theirs.fileno() if plan.is_piped else output_fd,
                     stderr=output_fd,
                     env=plan.variables,
-                    cwd="/proc" if plan.is_piped else "/",  # where podman can leave no file
+                    cwd="/proc" if plan.is_piped else "/",  # podman cannot leave files in /proc
                     start_new_session=True,
                     pass_fds=[theirs.fileno(), number, *plan.descriptors],
                     user=plan.user,

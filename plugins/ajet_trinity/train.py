@@ -149,7 +149,7 @@ def prepare_config(
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    compose_trinity_config(experiment)  # what is wrong is said before anything is loaded
+    compose_trinity_config(experiment)  # raises errors of the config before anything is loaded
     if run.resumed is not None and BACKBONE not in run.resumed.state:
         raise ConfigError(
             "The checkpoint is of another backbone: Trinity cannot go on from it.",

@@ -143,7 +143,7 @@ def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
         made = cache / f"ajet-made-{hashlib.sha256(script.encode() if isinstance(script, str) else script).hexdigest()}"
         with contextlib.ExitStack() as held:
             if not made.exists():
-                with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
+                with contextlib.suppress(OSError):  # scripts are not shared if the cache cannot be written
                     cache.mkdir(parents=True, exist_ok=True)
                     lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
                     await _take_lock(lock)

@@ -160,7 +160,8 @@ class WorldServer:
         self, verb: Callable[[Mapping[str, Any]], Awaitable[Any]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
-            if request.content_type != "application/json":  # what a page of another site can send without being asked
+            # A page of another site can send other content types without a preflight request.
+            if request.content_type != "application/json":
                 return _build_refusal(415, "the request is no application/json")
             try:
                 body = await request.read()
@@ -290,7 +291,7 @@ class WorldServer:
         """Release the instance and free its slot."""
         try:
             if held.instance is not None:
-                with suppress(asyncio.TimeoutError):  # what it is doing now may hang
+                with suppress(asyncio.TimeoutError):  # the instance's current call may hang
                     await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
                 await asyncio.wait_for(call_world(held.instance.release), CLOSE_S)
         except Exception as problem:  # noqa: BLE001 - a world's own code; its slot is free all the same

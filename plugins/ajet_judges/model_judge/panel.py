@@ -46,7 +46,8 @@ class PanelMember:
 
     model: ChatModel
     price_in: float = 0.0
-    price_out: float = 0.0  # for a million tokens
+    price_out: float = 0.0
+    """Price of a million sampled tokens."""
     without: set[str] = field(default_factory=set)
     """Optional fields rejected by its server."""
     free_at: float = 0.0

@@ -35,5 +35,5 @@ def find_waiting_changes(run: Path) -> Iterator[Change]:
     try:
         for path, line, altered in find_changed_episodes(run / "pending"):
             yield Change(f"pending/{path.name}", str(altered), line)
-    except UserError as damage:  # of a line that can't be read at all
+    except UserError as damage:  # a line cannot be read at all
         yield Change("pending", f"{damage.what} ({damage.where})")

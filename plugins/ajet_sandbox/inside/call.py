@@ -15,7 +15,7 @@ import sys
 
 from ajet_sandbox.inside import kernel
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+TYPE_CHECKING = False  # importing `typing` takes longer than a call
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than the rest
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from typing import Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than the rest
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 

@@ -120,6 +120,7 @@ class _FieldReader:
         self._setup = "".join(f"{each}\n" for each in setup)
 
     def read(self, value: Any) -> Iterator[CodeTest]:
+        """Yield the tests of a text, a JSON object or a list; texts may be JSON or compressed."""
         if isinstance(value, str):
             if (decoded := self._decode_text(value)) is not None:
                 yield from self.read(decoded)

@@ -73,9 +73,8 @@ class AgentWorkers(AgentLoopManagerTQ):
             for place, part in enumerate(rows):
                 for row in part:
                     self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
-            pairs = zip(
-                self.agent_loop_workers, chunks, strict=False
-            )  # with fewer tasks than processes there are fewer chunks
+            # With fewer tasks than processes there are fewer chunks.
+            pairs = zip(self.agent_loop_workers, chunks, strict=False)
             handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
         for each in handed:
             try:
