@@ -184,7 +184,7 @@ class _EpisodePlayer:
                 status = self._play_episode(*found)
                 with self._lock:
                     self.counts[status] += 1
-        except Exception as problem:  # noqa: BLE001 - a thread's, for whoever called `play`
+        except Exception as problem:  # noqa: BLE001 - the thread's error is raised by `play`
             self.stop()
             self.problem = problem
 

@@ -75,7 +75,8 @@ class RunTally:
             forked += int(row.get("train/forks", 0)) - int(row.get("train/retrained_forks", 0))
             held_out += int(row.get("validation/failed", 0))
         expected = max({*seen, *unused}, default=-1) + 1
-        dead = {order: why for order, why in dead.items() if order not in {*seen, *unused, *ahead}}  # else revived
+        # An order used later was revived.
+        dead = {order: why for order, why in dead.items() if order not in {*seen, *unused, *ahead}}
         return cls(
             trained=len(seen),
             skipped=len({*range(expected)} - {*seen, *unused, *ahead, *dead}),

@@ -249,7 +249,7 @@ async def _read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
 def _retry_after_seconds(header: str | None) -> float:
     try:
         seconds = float(header or 0)
-    except ValueError:  # a date
+    except ValueError:  # the header may be a date, which is ignored
         return 0.0
     return min(seconds, LONGEST_WAIT_S) if seconds > 0 else 0.0
 

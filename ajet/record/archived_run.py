@@ -141,5 +141,5 @@ class ArchivedRun:
 
     def remove_mark(self) -> None:
         """Remove the mark: the new run has a result, and the archived run keeps the new name."""
-        with suppress(OSError):  # an archive that nobody may write to
+        with suppress(OSError):  # the archive may be read-only
             (self.old / FILE).unlink(missing_ok=True)

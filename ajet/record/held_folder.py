@@ -65,7 +65,7 @@ def remove_abandoned_folders(kind: str, place: str) -> None:
         try:
             number = open_record_descriptor(folder / LOCK, os.O_RDWR)
         except OSError:
-            continue  # it is just being made, or somebody else's
+            continue  # the folder is being created, or belongs to another user
         try:
             if folder.stat().st_uid == os.geteuid() and lock_descriptor(number, blocking=False):
                 remove_folder(folder)  # its maker holds no lock any more

@@ -286,7 +286,8 @@ class RunPlace:
                 if place.absolute().is_relative_to(was):
                     return self.checkpoints.at(now / place.absolute().relative_to(was))
         found = path if path.exists() or not (root / path).exists() else root / path
-        if (found / "resolved.yaml").exists() and not (found / "checkpoints").exists():  # a run's, whose lie elsewhere
+        # The run's checkpoints are in another folder.
+        if (found / "resolved.yaml").exists() and not (found / "checkpoints").exists():
             found = checkpoints_of(found).folder
         return self.checkpoints.at(found)
 
@@ -317,7 +318,7 @@ class RunPlace:
         """Return the checkpoint folders of the current configuration and of the last start."""
         try:
             return [self.checkpoints.folder, checkpoints_of(self.folder).folder]
-        except UserError:  # a record that is damaged can be set aside all the same
+        except UserError:  # a damaged record can still be archived
             return [self.checkpoints.folder]
 
     def _archive_run(self) -> ArchivedRun:
@@ -430,7 +431,7 @@ class RunPlace:
             return None
         try:
             archived.restore_run()
-        except OSError:  # another start has made the folder anew: the earlier run stays under its other name
+        except OSError:  # another start created the folder again: the earlier run stays in the archive
             return None
         finally:
             lock.moved(archived.removal_path)

@@ -138,7 +138,7 @@ def _free_bytes(folder: Path) -> int:
 
 def require_place(file: Path, option: str, *, new: bool = True) -> None:
     """Refuse a path that cannot be written: missing folder, no permission, a folder, or an existing file (`new`)."""
-    with convert_os_errors(file, option):  # a name that is too long, a folder that nobody may look into
+    with convert_os_errors(file, option):  # the name may be too long, or the folder unreadable
         _require_place(file, option, new)
 
 

@@ -223,7 +223,8 @@ class MongoStore:
 
     def revive(self, order: int) -> None:
         found = self.link.find(TASK, {"_id": order, "status": DEAD})
-        altered = [each for each in found if not self.records.is_unchanged(each)]  # else nobody would ever get it
+        # A lease of a position with changed episodes would fail each time.
+        altered = [each for each in found if not self.records.is_unchanged(each)]
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
@@ -335,7 +336,8 @@ class MongoStore:
             if end:
                 self.link.update(TASK, ending, changes.build_use(name, step, reason))
             if stay:
-                once = {"$nor": [changes.match_use(name, step)]}  # a try whose answer was lost may have done it
+                # A try whose answer was lost may have recorded the use.
+                once = {"$nor": [changes.match_use(name, step)]}
                 self.link.update(TASK, {**staying, **once}, changes.build_reuse(name, step))
             took = {each["_id"] for each in self.link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:

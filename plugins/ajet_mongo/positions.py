@@ -97,7 +97,7 @@ class MongoPositions:
         found: list[Document] = []
         wanted = changes.match_available(self._ledger.floor, below)
         while len(found) < count:
-            # a claim waits for the journal even where there is none, so who got none looks first
+            # A claim waits for the journal even if no position is free, so look first if the last claim found none.
             if self._none_left and not self._link.find(TASK, wanted, {"_id": 1}, limit=1):
                 if not self._make_positions(count - len(found), below):
                     break

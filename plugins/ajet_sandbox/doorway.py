@@ -53,4 +53,4 @@ def remove_dead_doors(folders: str, name: str) -> None:
             except ConnectionRefusedError:
                 remove_folder(folder)
             except OSError:
-                continue  # it is just being made, or somebody else's
+                continue  # the socket is being created, or belongs to another user

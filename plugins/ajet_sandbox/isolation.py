@@ -175,7 +175,7 @@ class WorkerSandbox:
                 group.remove()
                 group = None
         lower_priority(first)
-        with suppress(BrokenPipeError):  # it has ended: its output says why
+        with suppress(BrokenPipeError):  # the process has ended, and its output says why
             os.write(block_write, b"!")
         os.close(block_write)
         gone = group.remove if group is not None else lambda: None
@@ -260,7 +260,7 @@ def _refuse_memory_limit(experiment: Experiment) -> None:
     """Raise ConfigError for a configured memory limit not enforceable on the machine for a workflow."""
     layer = experiment.layers.find_winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
-        return  # ajet's own
+        return  # the limit is ajet's default, not configured
     if not _can_hold_memory(build_limits(experiment.ajet.environment)):
         raise ConfigError(
             "A workflow's memory cannot be held on this machine: no control group can be written.",

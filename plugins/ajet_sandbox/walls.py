@@ -150,7 +150,7 @@ def wall_command(
         "projects": [places.of(each) for each in shown.projects],
         **(settings or {}),
     }
-    # root without its rights may not enter another's folder: the program inside does, once it is somebody else
+    # Root without capabilities cannot enter another user's folder. The program enters it after changing its user.
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
     argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
     return ConfinedProgram(argv, tuple(descriptors), None if as_root else uid)

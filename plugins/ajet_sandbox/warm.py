@@ -218,7 +218,7 @@ class WarmSandbox(ABC):
                     os.close(each)
             theirs.close()  # so that its end is seen
             if plan.is_piped:
-                with suppress(OSError):  # that it ended, it has said otherwise
+                with suppress(OSError):  # the end of the process is reported in another way
                     self._line.sendall(len(given).to_bytes(4, "big") + given)
             self._pid = self._read_pid(plan)
             self._await_resident(plan, output_fd)

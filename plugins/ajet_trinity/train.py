@@ -71,7 +71,7 @@ def train_on_trinity(
     else:
         store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
         tickets = LaunchTickets(store, order, batch=experiment.ajet.data.train_batch_size)
-    if over:  # whoever was killed may not have said so
+    if over:  # a killed run may not have marked its end
         tickets.finish_run()
         return
     if run.resumed is not None:

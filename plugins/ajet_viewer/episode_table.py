@@ -122,7 +122,7 @@ def _read_new_lines(file: _EpisodeFile) -> None:
             while True:
                 try:
                     line = next_line(stream)
-                except ValueError:  # nothing behind it is looked for
+                except ValueError:  # the rest of the file is not searched
                     file.damaged, file.end = file.damaged + 1, found.st_size
                     break
                 if not line.endswith(b"\n"):

@@ -97,7 +97,7 @@ class Library:
 
     def _read_cached(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
         path = folder / name
-        stamp = _read_stamp(path)  # before it is read: what is written meanwhile is read again
+        stamp = _read_stamp(path)  # taken before the read, so that a file written meanwhile is read again
         known = self._read.get(path)
         if known is not None and known[0] == stamp:
             found: T = known[1]

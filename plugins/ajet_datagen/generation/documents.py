@@ -112,7 +112,7 @@ def read_document(file: Path) -> str:
 def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
     held = ""
     for piece in (part.strip() for part in ends.split(text)):
-        while len(piece) > size:  # no end in it, so it is cut
+        while len(piece) > size:  # the piece contains no end, so it is cut by size
             if held:
                 yield held
                 held = ""

@@ -150,7 +150,7 @@ class ServerEmbedder:
             if len(texts) > 1:
                 refused, half = self._refused, (len(texts) + 1) // 2
                 parts = [*self._embed_or_split(texts[:half]), *self._embed_or_split(texts[half:])]
-                if self._refused == refused:  # each text is taken, and not all at once
+                if self._refused == refused:  # the server accepts each text, but not all in one batch
                     self._batch_size = min(self._batch_size, half)
                 return parts
             self._refused += 1

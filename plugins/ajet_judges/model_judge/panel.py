@@ -201,7 +201,7 @@ class ModelPanel:
         """Add to the budget. Raises JudgeFailure if it is exhausted."""
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
-            return  # before any thread is asked: 64 at once would queue for it
+            return  # returns before a thread is used, since 64 calls in parallel would queue
         try:
             all_calls, all_cost = await asyncio.to_thread(self.store.spend, self._run, calls, cost)
         except sqlite3.Error as error:

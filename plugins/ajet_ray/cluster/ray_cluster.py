@@ -134,7 +134,7 @@ def connect_to_ray(
                 do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
             ) from problem
     if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():  # else SIGTERM would end the run within a step
+        for number, handler in handlers.items():  # with Ray's handler SIGTERM would end the run within a step
             signal.signal(number, handler)
     try:
         wait_for_gpus(needs, own=address is None, on_wait=on_wait)

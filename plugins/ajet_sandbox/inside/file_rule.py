@@ -67,7 +67,7 @@ def walk_project(top: str) -> Iterator[ProjectListing]:
             with os.scandir(here) as found:
                 entries = list(found)
         except OSError:
-            continue  # nobody inside can list it either
+            continue  # no process inside can list the folder either
         if here != top and is_record(os.path.basename(here), {entry.name for entry in entries}):
             yield ProjectListing(here, [], is_hidden=True)
             continue

@@ -77,7 +77,7 @@ class Resident:
 
         exec(compile(b"0", "<code>", "exec"), {})  # the first run sets up state that the forks then share
         gc.disable()
-        gc.freeze()  # else a collection in each fork copies all pages
+        gc.freeze()  # without this a collection in each fork copies all pages
         while True:
             while (frame := self._frames.take_frame()) is None:
                 if not self._receive_bytes():
