@@ -169,7 +169,8 @@ def refuse_special_files(folder: Path, *, links: bool) -> None:
                 raise RecordFileError(path, "is a link")
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise RecordFileError(path, "is no regular file")
-        if links:  # a library reads the files of such a folder itself, and what is below may be all of a disk
+        # A library reads the files of a linked folder itself, and the link may lead to a complete disk.
+        if links:
             return
 
 
@@ -244,7 +245,7 @@ def _count_data(number: int) -> int:
         try:
             start = os.lseek(number, at, os.SEEK_DATA)
             at = os.lseek(number, start, os.SEEK_HOLE)
-        except OSError:  # ENXIO: nothing but a hole is left
+        except OSError:  # ENXIO: only a hole follows
             break
         found += at - start
     os.lseek(number, 0, os.SEEK_SET)

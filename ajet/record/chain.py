@@ -190,7 +190,8 @@ class Chain:
                 ):
                     append_lines(self.path, [f'{body[:-1]}{_OWN.decode()}{digest}"}}'])
                 self._head, self._lines, self._rows = head, [], []
-            except BaseException:  # an interrupt too: what may be there whole would be followed by its like
+            except BaseException:
+                # After an interrupt, too, the link may be written completely. The next write would repeat it.
                 with suppress(OSError):
                     os.truncate(self.path, size)
                 raise

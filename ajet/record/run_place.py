@@ -82,7 +82,7 @@ class RunPlace:
             except FileExistsError:
                 number += 1
                 continue
-            lock = RunLock(folder) if kind == "eval" else None  # the others are never taken up again
+            lock = RunLock(folder) if kind == "eval" else None  # runs of other kinds are never resumed
             if lock is not None:
                 lock.take()
             return cls(folder, str(folder.relative_to(root)), lock)

@@ -59,7 +59,7 @@ class Footprint(NamedTuple):
     longest_sample: int  # tokens of the longest sample that the settings allow
     flops: float  # operations of the forward and backward pass over `longest` tokens
     checkpoint: int  # on the disk
-    sampler: int  # a sampler process in parallel (`mode: async`), with weights and a cache of its own
+    sampler: int  # a parallel sampler process (`mode: async`) has its own weights and cache
 
     @property
     def both(self) -> int:

@@ -79,7 +79,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         if self._replay is not None:
             try:
                 recorded = self._replay(self.name, self.arguments)
-            except Exception:  # whatever the agent makes of it: the record has it
+            except Exception:  # the error is recorded even if the agent handles it
                 self.error = "environment"
                 self.__exit__(*sys.exc_info())
                 raise
@@ -203,7 +203,7 @@ def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, .
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             found = dict(signature.bind(*args, **kwargs).arguments)
-        except TypeError:  # the call itself will say what is wrong
+        except TypeError:  # the call itself raises an error that explains the mistake
             return {"args": list(args), **kwargs}
         for each in spread:
             found |= found.pop(each, {})

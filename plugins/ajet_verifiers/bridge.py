@@ -92,7 +92,7 @@ def build_result(episode: Any) -> dict[str, Any]:
     trained agents is not one, or if another agent uses the trained model.
     """
     trained = [trace for trace in episode.traces if trace.agent.trainable]
-    blamed = trained if episode.ok else episode.traces  # another agent's that it got over cost the trained one nothing
+    blamed = trained if episode.ok else episode.traces  # errors of other agents do not count if the episode is ok
     raised = [*episode.errors, *(error for trace in blamed for error in trace.errors)]
     errors = [make_error(error.type, error.message) for error in raised]
     if errors or not episode.ok:

@@ -70,7 +70,7 @@ def start_environment(
     log = state_file(name).with_suffix(".log")
     with alone(state_file(name).with_suffix(".lock"), f"starts {name}", say=console.print):
         _refuse_second(name)  # two starts may run at the same time
-        log.write_bytes(b"")  # each start draws a token of its own
+        log.write_bytes(b"")  # each start has its own token, so the old log is cleared
         with log.open("ab") as output:  # in append mode a truncated log has no hole
             environment = {key: value for key, value in os.environ.items() if key != TOKEN}
             process = subprocess.Popen(

@@ -338,7 +338,7 @@ def _check_arrays(
         yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
         return
     with open_record_file(path) as blobs:
-        end = 0  # lines that claim the same bytes again would have them read again and again
+        end = 0  # bytes claimed by several lines are read only once
         for number, (line, _, at) in enumerate(places, 1):
             found = read_record_part(blobs, at, line.blob_length) if at >= end else b""
             end = at + len(found)

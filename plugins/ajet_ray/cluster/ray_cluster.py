@@ -117,7 +117,7 @@ def connect_to_ray(
         common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
             ray.init(address="local", runtime_env=runtime, **{**common, **given})
-        except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
+        except Exception as problem:  # Ray has no narrower error for a head that does not start in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
                 do=f"start again when the machine is less busy; `{format_command('doctor')}` looks at what Ray needs",

@@ -7,7 +7,7 @@ fork never returns to the resident's code.
 # ruff: noqa: SIM115
 from __future__ import annotations
 
-import _signal  # each page that a fork touches costs it: this one makes no enumerations
+import _signal  # unlike `signal`, `_signal` creates no enumerations; each page touched by a fork takes time
 import gc
 import os
 import resource

@@ -56,7 +56,7 @@ async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             writer.write(piece)
             await writer.drain()
     except OSError:
-        pass  # one side is gone: so is the other now
+        pass  # one side has closed, so the other is closed, too
     finally:
         writer.close()
 
