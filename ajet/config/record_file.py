@@ -96,7 +96,7 @@ def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
 def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file, and replace `path` if the block ends without an error."""
     with _open_parent(path) as parent:
-        # A name that nobody can guess, created exclusively: a link that waits there is not written through.
+        # The name cannot be guessed and is created exclusively, so that a planted link is not written through.
         temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=parent)
         try:

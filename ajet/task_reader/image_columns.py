@@ -118,7 +118,7 @@ def _open_image(data: bytes) -> Any:
 
 def _encode_url(image: Any, data: bytes) -> str:
     kind = image.format
-    # to look for the mark in a PNG would be to decode it, and hardly any has one
+    # PNG is not checked: that would decode the image, and hardly any PNG has the tag.
     turned = kind in ("JPEG", "WEBP") and image.getexif().get(_ORIENTATION) in _TURNED
     if turned or kind not in PASSED_ON:
         kind, data = "PNG", _as_png(image)

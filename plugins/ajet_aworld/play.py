@@ -34,7 +34,7 @@ from ajet.workflow.tuner import ModelTuner
 
 _ENDLESS = 1 << 30
 _ROUNDS = 10_000
-# not to be set for one agent: AWorld has callers that ask no agent's settings
+# The limits are set globally, because some callers in AWorld do not read the agent's settings.
 tool_result_compaction._TOOL_RESULT_CHAR_THRESHOLD = tool_result_compaction._TOOL_RESULT_LINE_THRESHOLD = _ENDLESS
 _lost: dict[str, list[str]] = {}
 """Sandbox -> its tool calls without an answer."""

@@ -196,7 +196,7 @@ def find_connection_problem(address: str, seconds: float = CONNECT_TIMEOUT_S) ->
         if place.scheme == "tcp":
             socket.create_connection((place.hostname, place.port), seconds).close()
             return ""
-        # no proxy: a companion is on this machine, or named by an address of its own
+        # No proxy is used, because a companion is on this machine or has its own address.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         opener.open(address, timeout=seconds).close()
     except urllib.error.HTTPError as answer:

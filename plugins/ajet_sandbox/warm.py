@@ -92,7 +92,8 @@ class WarmSandbox(ABC):
         try:
             try:
                 self._start_resident(theirs)
-            except ControlGroupRefusedError:  # started anew, with what counts memory otherwise
+            except ControlGroupRefusedError:
+                # Start again without the control group; memory is then counted in another way.
                 self._end_processes()
                 self._line.close()
                 self._remove_leftovers()

@@ -53,8 +53,8 @@ def main() -> int:
     parser.add_argument("--index", type=int, default=0)
     given = parser.parse_args()
     sys.path[:0] = given.path
-    os.environ["PYTHONPATH"] = os.pathsep.join(given.path)  # tool servers are processes of their own
-    # the programs of this environment, `uv` among them, for harnesses that are scripts
+    os.environ["PYTHONPATH"] = os.pathsep.join(given.path)  # tool servers are separate processes
+    # Harnesses that are scripts need the programs of this environment, for example `uv`.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -221,7 +221,7 @@ def read_last_values(
     wanted = {f'"{names[0]}"'.encode(): names for names in rows}
     for line in reversed(lines):
         there = [mark for mark in wanted if mark in line]
-        if not there:  # most rows of most files, and all of those that lack what a run of another kind has
+        if not there:  # most rows have none of the wanted metrics
             continue
         try:
             row = parse_object(line)

@@ -66,7 +66,7 @@ class AgentWorkers(AgentLoopManagerTQ):
             threading.Thread(target=self._watch_workers, name="ajet-agent-workers", daemon=True).start()
         size = -(-len(prompts) // len(self.agent_loop_workers))
         rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
-        # verl's own selection, since rows of a resumed run come from the queue with nested tensors
+        # The rows are selected by verl's function, since rows of a resumed run have nested tensors.
         chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
         with self._lock:
             self._forget_ended_tasks()
