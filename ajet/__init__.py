@@ -29,6 +29,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return ["__version__", *import_module("ajet.config.plugins").list_exports()]
-    if name.startswith("_"):  # what Python and tools look for in any module
+    if name.startswith("_"):  # Python and tools look up such names in any module
         raise AttributeError(f"module 'ajet' has no attribute {name!r}")
     return import_module("ajet.config.plugins").load_export(name)

@@ -43,7 +43,7 @@ def compute_token_rewards(
         ends = [
             min(start + span.stop, stop) for start, stop, span in spans if span.start < min(span.stop, stop - start)
         ]
-        if ends:  # else no token of the part is trained
+        if ends:  # without ends no token of the part is trained
             row[max(ends) - 1] += algorithm.settings.process_weight * part.reward
     return row, len(parts)
 
@@ -107,7 +107,7 @@ def add_process_credit(
     values = algorithm.of_parts(np.array([part.reward for _, part in parts], np.float64), marks) if parts else ()
     for (index, part), value in zip(parts, values, strict=True):
         for span in part.tokens:
-            if span.call in places_E[index]:  # else no token of the call is trained
+            if span.call in places_E[index]:  # other calls have no trained token
                 start, stop = places_E[index][span.call]
                 rows[index][start + span.start : min(start + span.stop, stop)] += weight * value
     return len(parts)

@@ -137,7 +137,7 @@ def evaluate(
         target = None
     for option, file in (("--csv", csv), ("--parquet", parquet), ("--mark", mark), ("--picture", picture)):
         if file is not None:
-            require_place(file, option, new=False)  # a repetition of the command writes the files anew
+            require_place(file, option, new=False)  # a repeated command overwrites the files
     keys = tuple(by) if by else TAG_KEYS
     evaluation_options = EvaluationOptions(
         tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training, mark is not None

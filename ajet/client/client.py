@@ -82,7 +82,7 @@ class Client:
             raise
         except BaseException as problem:
             if episode.ended is None:
-                with suppress(Refused, Unreachable):  # what was raised is what is to be known
+                with suppress(Refused, Unreachable):  # the caller needs the first exception, not this one
                     if isinstance(problem, Exception):
                         episode.fail(problem)
                     else:
@@ -184,7 +184,7 @@ class _EpisodePlayer:
                 status = self._play_episode(*found)
                 with self._lock:
                     self.counts[status] += 1
-        except Exception as problem:  # noqa: BLE001 - a thread's, for whoever called `play`
+        except Exception as problem:  # noqa: BLE001 - the thread's error is raised by `play`
             self.stop()
             self.problem = problem
 
@@ -213,7 +213,7 @@ class _EpisodePlayer:
             return "lost"
         except Unreachable:
             raise
-        except Exception as problem:  # what it answered says no reward: that is told to whoever called `play`
+        except Exception as problem:  # the agent's result is no valid reward; the caller of `play` gets the error
             with suppress(Refused, Unreachable):
                 episode.fail(problem)
             raise

@@ -154,7 +154,7 @@ def _first_request(episode: Episode) -> list[str]:
 
 
 def _remove_question(episode: Episode) -> list[str]:
-    """Return the texts of the first request without the task's question, once."""
+    """Return the texts of the first request, with one occurrence of the task's question removed."""
     sent, own = _first_request(episode), episode.task.main_query.strip()
     if own in sent:
         sent.remove(own)
@@ -182,7 +182,10 @@ _MAX_ASSIGNMENTS = 8
 
 
 def hint_on_comparisons(experiment: Experiment, episode: Episode) -> list[str]:
-    """Return a hint for each comparison that is never true, judged by the values of a played episode."""
+    """Return a hint for each `==` or `!=` in the judge's or the workflow's code whose sides can never be equal.
+
+    For example, a number is compared with text. The kinds of the sides follow from the code and the episode's values.
+    """
     named = (
         (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
         (experiment.ajet.rollout.user_workflow, "execute", ("task", "tuner")),
@@ -204,7 +207,7 @@ def _find_comparison_hints(
     try:
         lines, first = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):  # of no file, or a part of a line
+    except (OSError, TypeError, SyntaxError):  # the source is in no file, or is a lambda within a line
         return []
     body = tree.body[0]
     if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):

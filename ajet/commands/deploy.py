@@ -89,7 +89,7 @@ class ModelServer:
     def renew_sessions(self) -> None:
         """Close earlier sessions without open requests, and replace the present session if full."""
         if self.earlier:
-            self.gateway.on_loop(self._close_idle)  # on the loop, where a request is counted once its session is found
+            self.gateway.on_loop(self._close_idle)  # runs on the loop, where requests are counted
         if self.session is None or self.session.calls >= MAX_SESSION_CALLS:
             self._open_session()
 

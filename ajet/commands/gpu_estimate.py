@@ -88,6 +88,7 @@ class GpuMemory:
 
     @property
     def sampling(self) -> float:
+        """The memory in use while the engine samples."""
         return CONTEXT + self.engine_weights + self.cache + self.resident
 
 

@@ -188,7 +188,7 @@ def close_with_outcome(run: RunDirectory) -> Iterator[None]:
         if isinstance(error, ServiceUnreachableError):
             outcome = "interrupted"
         elif isinstance(error, UserError) and not isinstance(error, RunFailed):
-            run.discard()  # another run's log may have the path by now
+            run.discard()  # another run may use the path for its log now
         else:
             vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback and shows the path
         raise

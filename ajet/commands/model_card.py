@@ -180,5 +180,5 @@ def _list_leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[st
 def flatten_text(value: Any) -> str:
     """Return a value as a line of plain text in Markdown, without addresses and the folders of this machine."""
     line = _FOLDERS.sub("", _ADDRESS.sub("(an address)", " ".join(printable(str(value)).split())))[:300]
-    # No table, code, HTML, image or link of the record's own.
+    # The record's text must not create a table, code, HTML, an image or a link.
     return line.replace("`", "'").replace("|", "\\|").replace("<", "\\<").replace("](", "] (")

@@ -145,7 +145,7 @@ def _parse_endpoint(given: str) -> str:
     secret = "@" in given or "?" in given  # may contain a password or a key
     try:
         parts = urlsplit(given)
-    except ValueError:  # of brackets
+    except ValueError:  # urlsplit refuses unmatched brackets
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise UserError(

@@ -343,7 +343,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     if settings.sft.objective is not None:
         require_sources(experiment)
     elif find_part("workflow", settings.rollout.user_workflow):
-        load_workflow(experiment)  # ajet's own workflow, whose check starts no process
+        load_workflow(experiment)  # this is ajet's own workflow, whose check starts no process
         require_rewards(experiment)
     unchecked = ["what the code of the workflow and the judge does"]
     store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None

@@ -43,7 +43,8 @@ class InProcessRunner(Runner):
         samplers = SamplerPool(options.from_store) if options.from_store is not None else None
         with ExitStack() as stack:
             if experiment.ajet.trainer_common.mode == "async" and samplers is None:
-                samplers = stack.enter_context(run_colocated_sampler(experiment, run))  # first: both load at once
+                # Started first, so that both load in parallel.
+                samplers = stack.enter_context(run_colocated_sampler(experiment, run))
                 experiment = sink.experiment = share_cores(experiment)
             parts = stack.enter_context(
                 assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run))

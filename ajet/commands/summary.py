@@ -69,13 +69,14 @@ class RunTally:
             seen.update(row.get("tasks", ()))
             unused.update(row.get("discarded", ()))
             if "tasks" in row:
-                ahead = set(row.get("waiting", ()))  # of the newest step
+                ahead = set(row.get("waiting", ()))  # only the newest step's waiting tasks count
                 dead |= {int(order): tuple(why) for order, why in row.get("given_up", {}).items()}
             failed += int(row.get("train/failed", 0)) - int(row.get("train/retrained_failed", 0))
             forked += int(row.get("train/forks", 0)) - int(row.get("train/retrained_forks", 0))
             held_out += int(row.get("validation/failed", 0))
         expected = max({*seen, *unused}, default=-1) + 1
-        dead = {order: why for order, why in dead.items() if order not in {*seen, *unused, *ahead}}  # else revived
+        # An order used later was revived.
+        dead = {order: why for order, why in dead.items() if order not in {*seen, *unused, *ahead}}
         return cls(
             trained=len(seen),
             skipped=len({*range(expected)} - {*seen, *unused, *ahead, *dead}),

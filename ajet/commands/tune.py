@@ -153,7 +153,7 @@ def _make_reader_settings(training: str, held_out: str | None, given: Tasks | No
             expected="the name of a split of a data set; a task reader brings its own",
             do="leave it out, or give both as lists or as JSON Lines files",
         )
-    one_file = training.lower().endswith(TABLES)  # any split of the file has all of its rows
+    one_file = training.lower().endswith(TABLES)  # each split of a single file has all of its rows
     splits = {} if held_out is None and not one_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}
 

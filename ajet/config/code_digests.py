@@ -32,7 +32,7 @@ _SIZE = 16
 
 
 def digest_code(experiment: Experiment) -> CodeDigests:
-    """Return the digests of all code affecting the run, by the key with the code's name."""
+    """Return the digests of all code affecting the run, keyed by the configuration key that names the code."""
     found: CodeDigests = {}
     for key, text in _list_candidate_texts(experiment):
         digests = (

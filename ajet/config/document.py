@@ -128,7 +128,7 @@ def parse_document(text: str, path: Path) -> Document:
         do = _advise_on_script(path, text) or _advise_on_syntax(error, text)
         raise ConfigError(f"The YAML does not parse: {error.problem or error.context}.", where=where, do=do) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        # PyYAML lets through what a tag such as !!int or !!bool finds in its text
+        # PyYAML does not wrap the errors of converting a text by a tag such as !!int or !!bool.
         raise ConfigError(f"The YAML does not parse: {str(error)[:300]}", where=str(path)) from error
     finally:
         loader.dispose()

@@ -34,7 +34,7 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of C, and silent on what it takes
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return
     try:
         signature.bind(*names)
@@ -78,7 +78,7 @@ def require_order(
 def _list_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of C, and silent on what it takes
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return {}
 
 

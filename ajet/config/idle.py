@@ -161,7 +161,7 @@ def _find_ineffective_keys(config: AjetConfig, users: Sequence[Layer], serving: 
         full = ("ajet", *path)
         layer = find_last_layer(full, users)
         if layer is None or (is_written_by_ajet(layer) and field.default in (layer.get_value(full), "auto")):
-            continue  # what is "auto" is settled when ajet writes it
+            continue  # ajet wrote this value: the default, or the value chosen for "auto"
         if (reason := find_idle_reason(notes, config, backbone, serving=serving)) is not None:
             yield _make_idle_key(full, ("ajet", *reason.source), layer, users, reason.why)
 

@@ -40,7 +40,7 @@ def is_settable(path: Sequence[Any]) -> bool:
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
     """Return the field or section at `path` below `ajet`. A path into a free mapping or a list returns the field."""
     model: type[Section] = config_model()
-    named = False  # of a mapping of sections: any name leads to one
+    named = False  # True after a mapping of sections, where any name leads to a section
     for index, name in enumerate(path):
         if named:
             named = False

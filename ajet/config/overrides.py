@@ -75,7 +75,7 @@ def _parse_override(text: str, roots: Collection[str], backbones: Collection[str
             raise _make_override_error(
                 text, f"Hydra's grammar ({_first_line(error)}); quote what holds special characters"
             ) from error
-        composed = f"{sign}{'.'.join(path)}={quote_value(rest[1:])}"  # what opens nothing is text: workflow.py->Class
+        composed = f"{sign}{'.'.join(path)}={quote_value(rest[1:])}"  # a value without an opener is text
         parsed = OverridesParser.create().parse_override(composed)
     if parsed.is_sweep_override():
         raise _make_override_error(text, "one value; a list is written key=[a,b]")

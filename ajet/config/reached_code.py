@@ -196,7 +196,7 @@ class ReachedCode:
             place, wanted = target
             try:
                 module = self._modules.get(place) or ParsedModule.parse(place.read_bytes())
-            except (SyntaxError, ValueError, OSError):  # the import, which comes later, says what is wrong
+            except (SyntaxError, ValueError, OSError):  # the later import explains the error
                 continue
             self._modules[place] = module
             pending += self._take_statements(place, module.select(wanted))

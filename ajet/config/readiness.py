@@ -91,7 +91,8 @@ def require_ready(
         )
     for path, _, notes in walk_keys(config_model()):
         chosen = None if evaluating and ".".join(path) == OBJECTIVE else get_setting(config, path)
-        idle = path[0] == "trainer_common" and "trains" not in backbone.can  # how one would train bears on nothing
+        # Settings of training have no effect without training.
+        idle = path[0] == "trainer_common" and "trains" not in backbone.can
         for value, able in () if idle else notes.get("needs", ()):
             if chosen == value and able not in backbone.can:
                 raise ConfigError(

@@ -96,7 +96,7 @@ def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
 def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file, and replace `path` if the block ends without an error."""
     with _open_parent(path) as parent:
-        # A name that nobody can guess, created exclusively: a link that waits there is not written through.
+        # The name cannot be guessed and is created exclusively, so that a planted link is not written through.
         temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=parent)
         try:
@@ -169,7 +169,8 @@ def refuse_special_files(folder: Path, *, links: bool) -> None:
                 raise RecordFileError(path, "is a link")
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise RecordFileError(path, "is no regular file")
-        if links:  # a library reads the files of such a folder itself, and what is below may be all of a disk
+        # A library reads the files of a linked folder itself, and the link may lead to a complete disk.
+        if links:
             return
 
 
@@ -244,7 +245,7 @@ def _count_data(number: int) -> int:
         try:
             start = os.lseek(number, at, os.SEEK_DATA)
             at = os.lseek(number, start, os.SEEK_HOLE)
-        except OSError:  # ENXIO: nothing but a hole is left
+        except OSError:  # ENXIO: only a hole follows
             break
         found += at - start
     os.lseek(number, 0, os.SEEK_SET)

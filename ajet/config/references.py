@@ -184,7 +184,7 @@ def find_code_file(reference: str, base: Path) -> Path | None:
 def _list_module_candidates(parsed: CodeReference, base: Path) -> list[Path]:
     parts = parsed.place.split(".")
     if parts[0] == "ajet":
-        return []  # always this one, also beside a clone of AgentJet
+        return []  # `ajet` is always this package, even next to a clone of AgentJet
     roots = [base, Path.cwd()] + ([find_tutorials().parent] if parts[0] == "tutorial" else [])
     return [
         path
@@ -292,7 +292,8 @@ def _find_last_user_line(error: BaseException) -> str:
 def is_library_file(file: str | Path) -> bool:
     """Return True if a file belongs to Python, an installed package or ajet."""
     path = Path(file)
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)  # another user's or another Python's
+    # The folder may belong to another user or Python.
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
     return installed or any(path.is_relative_to(root) for root in _library_roots())
 
 

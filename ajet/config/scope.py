@@ -116,7 +116,7 @@ def _look_up_own_name(package: str, dotted: str) -> str | None:
             return None if same else f"{candidate}.{dotted}"
         if ordinary is None:
             return f"{candidate}.{dotted}"
-        # A folder without __init__.py: libraries win over it, another such folder only where it is the same one.
+        # A library wins over a folder without __init__.py. Another such folder wins only if it is the same folder.
         mine = [str(Path(place).resolve()) for place in spec.submodule_search_locations or ()]
         theirs = [str(Path(place).resolve()) for place in ordinary.submodule_search_locations or ()]
         if ordinary.loader is None and not set(mine) & set(theirs):

@@ -92,7 +92,7 @@ def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
     if item["type"] == "value_error":
         message = str(item["ctx"]["error"])
         expected = message if message.startswith("one of") else expected
-    for name, bound in item.get("ctx", {}).items():  # of one member of a list or a union, the field has none
+    for name, bound in item.get("ctx", {}).items():  # a bound may belong to a list or union member only
         if (words := _BOUNDS.get(name)) and words not in expected:
             expected += f", {words} {bound:g}"
     near = get_close_matches(str(value), [str(arg) for arg in _list_literals(field)], 1)

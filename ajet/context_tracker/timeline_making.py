@@ -183,7 +183,17 @@ def _build_timeline(
     logprobs_unit: Floats,
     versions: Ids,
 ) -> Timeline:
-    """Build one timeline. The given arrays have the timeline's length and are filled here (first 0, `versions` -1)."""
+    """Build the timeline of one chain of calls, in which each call continues the tokens of the call before.
+
+    The four arrays have the timeline's length T, are written in place and become the timeline's arrays.
+
+    Args:
+        spots: For each call, the place in `tree` where the call's tokens end.
+        chain: Indexes of the calls. The last call has all tokens of the timeline.
+        mask: [T], all False; set to True at sampled tokens.
+        logprobs: [T], all 0; set at sampled tokens, like `logprobs_unit`.
+        versions: [T], all -1; set to the policy versions of sampled tokens.
+    """
     leaf = calls[chain[-1]]
     ids = tree.ids(spots[chain[-1]])
     spans = []

@@ -90,7 +90,7 @@ def _find_rotary_border(config: dict[str, Any]) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict):
         return None
-    # rope parameters of all layers, or per kind of layer
+    # The rope parameters are those of all layers, or nested by kind of layer.
     for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
         kind = str(part.get("rope_type") or part.get("type"))
         if kind in ("longrope", "su") or "dynamic" in kind:

@@ -36,7 +36,7 @@ def replace_norms(model: Any) -> int:
         if kind not in known:
             known[kind] = _same_bits(module)
         if known[kind]:
-            # a bound method, so copies of the module get their own
+            # The method is bound with MethodType, so that copies of the module get their own.
             module.forward = MethodType(_forward_in_pieces, module)
             count += 1
     return count
@@ -149,7 +149,7 @@ def _same_bits(module: Any) -> bool:
                 else:
                     out = _RmsNorm.apply(x, w, module.variance_epsilon, piece)
                 found.append((out, *torch.autograd.grad(out, (x, w), grad)))
-            # the module needs rows of another shape, or has no such gradient
+            # The module needs rows of another shape, or has no such gradient.
             except (TypeError, ValueError, RuntimeError):
                 return False
     return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*found, strict=True))

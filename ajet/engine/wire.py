@@ -28,7 +28,8 @@ class Wire(Protocol):
     """Start option that makes the server report logprobs of the sampled distribution."""
     reports_truncated: bool
     """True if reported logprobs include truncation by top_p and top_k."""
-    route: str  # of generate requests
+    route: str
+    """Route of generate requests."""
     name_route: str
     """Route with the name of the weights, in `weight_version`."""
 

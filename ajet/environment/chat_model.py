@@ -46,7 +46,8 @@ MOST_TOKENS = 1 << 53
 """Maximum plausible token count. Larger values count as unknown."""
 HANG_WARNING_S = 60.0
 """Seconds between two warnings about a hanging server."""
-hung_endpoints = RateLimiter(HANG_WARNING_S)  # by server
+hung_endpoints = RateLimiter(HANG_WARNING_S)
+"""Limits the warnings about each hanging server."""
 _sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -248,7 +249,7 @@ async def _read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
 def _retry_after_seconds(header: str | None) -> float:
     try:
         seconds = float(header or 0)
-    except ValueError:  # a date
+    except ValueError:  # the header may be a date, which is ignored
         return 0.0
     return min(seconds, LONGEST_WAIT_S) if seconds > 0 else 0.0
 

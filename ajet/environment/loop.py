@@ -31,13 +31,13 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     def work() -> None:
         try:
             outcome, problem = function(*arguments), None
-        except BaseException as raised:  # noqa: BLE001 - handed to whoever awaits it
+        except BaseException as raised:  # noqa: BLE001 - the awaiting task raises it
             outcome, problem = None, raised
         with suppress(RuntimeError):  # that loop has ended
             loop.call_soon_threadsafe(_settle_future, done, outcome, problem)
 
     thread = threading.Thread(target=work, name="ajet-call", daemon=True)
-    thread.start()  # who asks where the code stands reads this variable (ajet.rollout.runtime)
+    thread.start()  # ajet.rollout.runtime reads this variable to locate the running code
     return await done
 
 
@@ -141,11 +141,11 @@ async def on_tools_loop(
             problem = CallFailedError(
                 "the asyncio task of the server's connection was cancelled", "transport", lost=True
             )
-        except BaseException as raised:  # noqa: BLE001 - it is raised where it was asked for
+        except BaseException as raised:  # noqa: BLE001 - the caller raises it
             problem = raised
         try:
             here.call_soon_threadsafe(settle, result, problem)
-        except RuntimeError:  # the caller's loop is closed: nobody waits
+        except RuntimeError:  # the caller's loop is closed, so no task waits
             if problem is None and unclaimed is not None:
                 await unclaimed(result)
 
@@ -177,5 +177,5 @@ def _close_at_exit(loop: asyncio.AbstractEventLoop) -> None:
         for close in _at_end:
             await close()
 
-    with suppress(futures.TimeoutError):  # the process ends all the same
+    with suppress(futures.TimeoutError):  # the process ends even if closing takes too long
         asyncio.run_coroutine_threadsafe(all_closed(), loop).result(timeout=ENDS_S)

@@ -21,10 +21,12 @@ from ajet.record.files import write_atomically
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import EnvironmentFailure, UserError
 
-FILE = "tools.json"  # in the run folder
+FILE = "tools.json"
+"""Name of the file in the run folder."""
 LINES = 60
 """Maximum lines of a diff in an error."""
-ToolList = Sequence[Mapping[str, Any]]  # as a request's `tools`
+ToolList = Sequence[Mapping[str, Any]]
+"""Tools in the form of a request's `tools`."""
 Pin = Callable[[ToolList], list[dict[str, Any]]]
 """Returns the found tools in the run's order. Raises ToolsChangedError."""
 

@@ -68,6 +68,7 @@ class _RecordedUse:
 
     @classmethod
     def of(cls, use: ToolUse) -> _RecordedUse:
+        """Return a recorded use with its arguments as canonical JSON."""
         return cls(use, canonical_json(use.arguments))
 
 

@@ -87,7 +87,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up after a closed connection and report an unread reply."""
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # after a reset uvicorn keeps its timer, and this object with it
+        self._unset_keepalive_if_required()  # after a reset uvicorn's timer would keep this object alive
         self.acceptor.left(self)
         leave, self._leave = self._leave, None
         if leave is not None:

@@ -287,7 +287,7 @@ class Recorder:
         if prefix == 0:
             return None, 0, 0
         shared = _common_text(prompt.text, text + self.stored[parent].reply_text)
-        # The oldest call with these ids: chains then grow with conversations, not with sessions.
+        # The oldest call with these ids is taken, so that chains grow with conversations, not with sessions.
         while prefix <= self.capture.calls[parent].prefix:
             older = self.capture.calls[parent].parent
             assert older is not None, f"call {parent} shares tokens with no other"

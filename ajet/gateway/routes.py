@@ -76,7 +76,7 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
         return JSONResponse(_describe_model(request, context, name))
 
     async def serve_dialect(request: Request) -> Response:
-        raise HTTPException(404)  # a path ending in a newline: the App serves the others, this route gives the 405
+        raise HTTPException(404)  # only paths ending in a newline come here; the route is needed for the 405
 
     async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

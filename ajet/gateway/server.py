@@ -204,7 +204,7 @@ class Gateway:
         def run() -> None:
             try:
                 function()
-            except BaseException as error:  # noqa: BLE001 — handed to who waits
+            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
                 done.set_exception(error)
             else:
                 done.set_result(None)

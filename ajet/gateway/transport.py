@@ -106,7 +106,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         self._has_ended = False
 
-        # Used on the gateway's loop, except `_has_left`.
+        # These attributes are used on the gateway's loop only, except `_has_left`.
         self._has_left = False
         self._gone: asyncio.Event | None = None
         self._on_leave: Leave | None = None
@@ -138,7 +138,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         except RuntimeError as error:
             raise httpx.ConnectError("the gateway is closed", request=request) from error
 
-    # On the client's loop.
+    # The functions below run on the client's loop.
 
     async def next_message(self) -> Message:
         """Return the next ASGI message. Raises httpx.ReadTimeout or httpx.RemoteProtocolError."""
@@ -189,7 +189,7 @@ class InProcessResponse(httpx.AsyncByteStream):
             self.disconnect()
             self._waiter.set_exception(httpx.ReadTimeout("the gateway sent nothing", request=self._request))
 
-    # On the gateway's loop.
+    # The functions below run on the gateway's loop.
 
     def _start_app(self) -> None:
         self._task = asyncio.ensure_future(self._app(self._scope, self._receive_message, self._send_message))

@@ -57,7 +57,7 @@ class ArchivedRun:
         for each in outside:
             try:
                 os.replace(each, archived.archived_path(each))
-            except OSError as error:  # where a disk is mounted, say, or of somebody else
+            except OSError as error:  # for example a mount point, or another user's folder
                 archived.restore_run()
                 raise UserError(
                     f"The checkpoints of {folder.name} cannot be set aside: {error.strerror}.",
@@ -118,7 +118,7 @@ class ArchivedRun:
         Raises:
             OSError: another start has created the folder again.
         """
-        shutil.rmtree(self.removal_path, ignore_errors=True)  # of one that was killed here
+        shutil.rmtree(self.removal_path, ignore_errors=True)  # a start killed during a restore leaves this folder
         try:
             if self.folder.exists():
                 os.replace(self.folder, keep or self.removal_path)
@@ -141,5 +141,5 @@ class ArchivedRun:
 
     def remove_mark(self) -> None:
         """Remove the mark: the new run has a result, and the archived run keeps the new name."""
-        with suppress(OSError):  # an archive that nobody may write to
+        with suppress(OSError):  # the archive may be read-only
             (self.old / FILE).unlink(missing_ok=True)

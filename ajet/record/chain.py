@@ -182,7 +182,7 @@ class Chain:
             body = json.dumps(link, ensure_ascii=False)
             digest = link_digest(body.encode(), self._key)
             head = ChainHead(self._head.links + 1, digest, self._name)
-            cut_partial_line(self.path)  # else the size that a write which failed is cut to could hold it
+            cut_partial_line(self.path)  # a failed write is cut back to `size`, which must not include a partial line
             size = self.path.stat().st_size if self.path.exists() else 0
             try:
                 with write_errors.explain_write_errors(
@@ -190,7 +190,8 @@ class Chain:
                 ):
                     append_lines(self.path, [f'{body[:-1]}{_OWN.decode()}{digest}"}}'])
                 self._head, self._lines, self._rows = head, [], []
-            except BaseException:  # an interrupt too: what may be there whole would be followed by its like
+            except BaseException:
+                # After an interrupt, too, the link may be written completely. The next write would repeat it.
                 with suppress(OSError):
                     os.truncate(self.path, size)
                 raise

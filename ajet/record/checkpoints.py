@@ -45,7 +45,7 @@ def checkpoints_folder(run: Path, base: str | None) -> Path:
     """Where the checkpoints of the run in `run` lie. `base`: its `trainer_common.checkpoint_base_dir`."""
     if not base:
         return run / "checkpoints"
-    home = base == "~" or base.startswith("~/")  # ~SOMEBODY raises where there is nobody of that name
+    home = base == "~" or base.startswith("~/")  # ~USER raises for an unknown user
     return (Path(base).expanduser() if home else Path(base)).absolute() / run.name
 
 
@@ -65,6 +65,7 @@ class Checkpoints:
         """Chain linked with each saved checkpoint; the checkpoint stores the chain's head."""
 
     def all(self) -> list[Checkpoint]:
+        """Return the checkpoints on disk, by step."""
         found = [read_checkpoint(path) for path in self._step_folders()]
         return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
 
@@ -81,7 +82,7 @@ class Checkpoints:
         """Refuse to skip an incomplete checkpoint of a step above `above`. Raises UserError."""
         for path in self._step_folders():
             found = inspect_checkpoint(path) if step_of(path) > above else None
-            if isinstance(found, str) and path.exists():  # a live run removes old ones meanwhile
+            if isinstance(found, str) and path.exists():  # a live run may remove old checkpoints meanwhile
                 raise damaged_checkpoint_error(path, found)
 
     def sound(self) -> Checkpoint | None:

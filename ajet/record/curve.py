@@ -231,7 +231,7 @@ def notebook_cell() -> Show | None:
 
     shell = get_ipython()
     if shell is None or any(each.__name__ == "TerminalInteractiveShell" for each in type(shell).__mro__):
-        return None  # that of IPython.embed() is one of these, too
+        return None  # the class also covers the shell of IPython.embed()
     from IPython.display import HTML, display
 
     place = display(HTML(""), display_id=True)

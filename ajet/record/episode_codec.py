@@ -313,7 +313,7 @@ def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Se
         begin = span.start - call.prefix - len(call.suffix_ids)
         here, there = slice(span.start, span.stop), slice(begin, begin + span.stop - span.start)
         if begin < 0 or there.stop > len(call.response_ids) or span.stop > len(ids):
-            continue  # not where the call's own reply lies; the encoder sees the difference and stores the arrays
+            continue  # the span is not the call's reply: the encoder sees the difference and stores arrays
         mask[here] = True
         logprobs[here], unit[here] = call.logprobs[there], call.logprobs_unit[there]
         versions[here] = _lowest_versions(call)[there]

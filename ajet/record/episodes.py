@@ -86,7 +86,7 @@ class EpisodeFiles:
                 append_lines(path, lines)
                 sync_folder(self.folder)
             except BaseException:
-                with contextlib.suppress(OSError):  # by its name, which takes no descriptor; the first error is told
+                with contextlib.suppress(OSError):  # a name needs no descriptor; the first error is raised
                     os.truncate(path, size)
                 raise
             self._ends[path] = (path.stat().st_size, end, count + len(lines))

@@ -35,8 +35,9 @@ class HeldFolder:
             self.path.chmod(mode)
             coming = self.path / f"{LOCK}~"
             self._lock = open_lock(coming, 0o600)
-            if acquire_lock(self._lock) is None:  # without locks, what a killed maker left stays there
-                coming.rename(self.path / LOCK)  # held when it is there: nobody takes it for one that was left
+            # Without support for locks there is no lock file, and a killed creator's folder is never removed.
+            if acquire_lock(self._lock) is None:
+                coming.rename(self.path / LOCK)  # renamed once held, so no process takes the folder for abandoned
         except BaseException:
             self.remove()
             raise
@@ -64,7 +65,7 @@ def remove_abandoned_folders(kind: str, place: str) -> None:
         try:
             number = open_record_descriptor(folder / LOCK, os.O_RDWR)
         except OSError:
-            continue  # it is just being made, or somebody else's
+            continue  # the folder is being created, or belongs to another user
         try:
             if folder.stat().st_uid == os.geteuid() and lock_descriptor(number, blocking=False):
                 remove_folder(folder)  # its maker holds no lock any more

@@ -161,7 +161,7 @@ def format_unscored(numbers: Mapping[str, Any], prefix: str) -> str:
     count = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
     undecided = int(numbers.get(f"{prefix}/no_score") or 0)
     by = {name: int(numbers.get(f"{prefix}/failed/{name}") or 0) for name in BOUNDARIES}
-    # a failure of the policy may have a reward (rollout.policy_failure_reward): it is among the scored
+    # with rollout.policy_failure_reward a policy's failure has a reward and counts as scored
     by["agent"] -= max(0, count["scored"] - (count["episodes"] - count["failed"] - count["aborted"] - undecided))
     parts = [f"{number} {name}" for name, number in by.items() if number > 0]
     parts += [f"{undecided} no score"] if undecided else []

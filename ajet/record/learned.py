@@ -64,7 +64,10 @@ def is_idle(row: Mapping[str, Any]) -> bool:
 
 
 def _is_without_advantage(row: Mapping[str, Any]) -> bool:
-    """Whether rewards gave no token of a step an advantage. A critic, teacher or parts may though scores are equal."""
+    """Return True if no token of the step had an advantage, because the scores of each group were equal.
+
+    Equal scores alone do not imply this: a critic, a teacher or separately rewarded parts can still give an advantage.
+    """
     equal = row.get("credit/groups", 0) > 0 and row.get("credit/zero_variance_groups") == row["credit/groups"]
     return equal and row.get("credit/advantage_abs_mean") == 0 and not row.get("credit/parts")
 

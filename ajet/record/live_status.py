@@ -86,7 +86,7 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
         len(status.get("processes") or ()),
         problem=str(status.get("problem") or ""),
     )
-    if found.state != "finished":  # the last that it said, of a step that is over
+    if found.state != "finished":  # a finished run's last values describe a step that is over
         found.depths = {name: int(count) for name, count in (status.get("depths") or {}).items()}
         since = (_seconds_since(status.get("looked"), now) or 0.0) if found.state == "running" else 0.0
         found.oldest = {name: age + since for name, age in (status.get("oldest") or {}).items()}

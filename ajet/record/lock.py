@@ -59,7 +59,8 @@ def release_lock(lock: FileLock) -> None:
     lock.release()
 
 
-_held: set[FileLock] = set()  # filelock gives a lock back when its object goes; ours end with the process
+_held: set[FileLock] = set()
+"""Locks held until the process ends; filelock releases a lock when its object is deleted."""
 
 
 FILE = "lock.json"
@@ -150,7 +151,7 @@ class RunLock:
         if mine is not None and mine.process.pid == os.getpid() and Holder.read(self.path) == mine:
             try:
                 self.path.unlink(missing_ok=True)
-            except OSError as error:  # the kernel's lock ends all the same, and with it what the file says
+            except OSError as error:  # the kernel's lock ends anyway, and the file is void then
                 logger.warning("{} could not be removed: {}", self.path, error.strerror)
         self._let_go()
 
@@ -225,7 +226,7 @@ def _wait_for_lock(
 
 def _write_holder(path: Path, text: str) -> None:
     with suppress(OSError), open(open_record_descriptor(path, os.O_WRONLY | os.O_TRUNC), "w") as file:
-        file.write(text)  # on a full disk those who wait are not told who holds the lock
+        file.write(text)  # on a full disk the waiting processes do not see the holder's name
 
 
 def _capitalize_words(words: str) -> str:

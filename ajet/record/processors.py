@@ -38,10 +38,11 @@ def _list_quotas() -> Iterator[tuple[int, int]]:
     except OSError:
         lines = []
     groups = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for _, controllers, path in [*groups, ["0", "", "/"]]:  # in a container its own group is where the root is
+    for _, controllers, path in [*groups, ["0", "", "/"]]:  # a container may see its own group as the root
         if controllers and "cpu" not in controllers.split(","):
             continue
-        group = PurePosixPath(path.lstrip("/") if "/.." not in path else "")  # else it is out of sight
+        # The path of a group outside the container has "..".
+        group = PurePosixPath(path.lstrip("/") if "/.." not in path else "")
         for each in (group, *group.parents):
             if not controllers:
                 yield from _read_quota(mount / each / "cpu.max")
@@ -54,7 +55,7 @@ def _read_quota(*files: Path) -> Iterator[tuple[int, int]]:
     try:
         quota, period = " ".join(file.read_text() for file in files).split()
         yield int(quota), int(period)
-    except (OSError, ValueError):  # there is none: no such file, or "max"
+    except (OSError, ValueError):  # no quota is set: the file is missing, or says "max"
         return
 
 

@@ -236,7 +236,7 @@ class RecoveryCounts:
         waiting = {*begun}
         given_up = lost - taken.keys() - waiting
         known = taken.keys() | waiting | given_up
-        from_start = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
+        from_start = any(row.get("step") == 1 for row in rows)  # other runs began from another run's checkpoint
         places = range(0 if from_start else min(known, default=0), max(known, default=-1) + 1)
         return cls(
             consumed=sum(position >= 0 for position in taken),

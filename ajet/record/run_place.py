@@ -82,7 +82,7 @@ class RunPlace:
             except FileExistsError:
                 number += 1
                 continue
-            lock = RunLock(folder) if kind == "eval" else None  # the others are never taken up again
+            lock = RunLock(folder) if kind == "eval" else None  # runs of other kinds are never resumed
             if lock is not None:
                 lock.take()
             return cls(folder, str(folder.relative_to(root)), lock)
@@ -131,7 +131,8 @@ class RunPlace:
         backbone, given = experiment.ajet.backbone, experiment.list_set_keys()
         training = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
-        for name in START_FILES:  # of who was killed as it wrote one of them; only who has the lock does
+        # A start that was killed as it wrote a file left a partial copy. Only the lock's holder writes these files.
+        for name in START_FILES:
             for left in self.folder.glob(f".{name}.*.aside"):
                 left.unlink()
         self._open_checkpoints(experiment)
@@ -285,7 +286,8 @@ class RunPlace:
                 if place.absolute().is_relative_to(was):
                     return self.checkpoints.at(now / place.absolute().relative_to(was))
         found = path if path.exists() or not (root / path).exists() else root / path
-        if (found / "resolved.yaml").exists() and not (found / "checkpoints").exists():  # a run's, whose lie elsewhere
+        # The run's checkpoints are in another folder.
+        if (found / "resolved.yaml").exists() and not (found / "checkpoints").exists():
             found = checkpoints_of(found).folder
         return self.checkpoints.at(found)
 
@@ -316,7 +318,7 @@ class RunPlace:
         """Return the checkpoint folders of the current configuration and of the last start."""
         try:
             return [self.checkpoints.folder, checkpoints_of(self.folder).folder]
-        except UserError:  # a record that is damaged can be set aside all the same
+        except UserError:  # a damaged record can still be archived
             return [self.checkpoints.folder]
 
     def _archive_run(self) -> ArchivedRun:
@@ -336,7 +338,7 @@ class RunPlace:
 
         A notice is added if other data occupies the original path.
         """
-        (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # of a start that was killed before its first rename
+        (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # a start killed before its first rename left the file
         if (archived := ArchivedRun.find_archived(self.folder)) is None:
             return
         if not (self._holds_only(START_FILES) and archived.is_restorable):
@@ -429,7 +431,7 @@ class RunPlace:
             return None
         try:
             archived.restore_run()
-        except OSError:  # another start has made the folder anew: the earlier run stays under its other name
+        except OSError:  # another start created the folder again: the earlier run stays in the archive
             return None
         finally:
             lock.moved(archived.removal_path)
@@ -445,8 +447,8 @@ def _path_below(root: Path, path: Path) -> str:
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:
     """Return the settings as JSON values without secrets.
 
-    Values of ajet's own keys are not searched for environment values (a LICENSE_KEY may equal a model name); secrets in
-    them have secret names or shapes.
+    Under ajet's own keys a value is redacted only if its key or its form looks like a secret. Equality with an
+    environment variable is not enough, because e.g. LICENSE_KEY may hold the name of the model.
     """
     plain = json.loads(dumps(training))
     return {

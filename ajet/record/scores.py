@@ -76,6 +76,7 @@ class Scores:
 
     @property
     def scored(self) -> int:
+        """Number of attempts with a reward that count."""
         return sum(attempt.reward is not None and not attempt.left_out for attempt in self.attempts)
 
     @property

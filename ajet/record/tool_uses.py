@@ -21,8 +21,10 @@ ARGUMENTS = 1 << 16
 """Maximum stored characters of a use's arguments as JSON."""
 IN_ALL = 1 << 22
 """Maximum stored characters of all results and arguments of an episode."""
-MOST_USES = 10_000  # of an episode
-NAME = 1_000  # characters of a name
+MOST_USES = 10_000
+"""Maximum stored uses of an episode."""
+NAME = 1_000
+"""Maximum stored characters of a name."""
 CUT = "cut"
 """Key of shortened arguments: their beginning, next to the digest."""
 _ERRORS = frozenset(get_args(ToolError))

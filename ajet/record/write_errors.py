@@ -138,7 +138,7 @@ def _free_bytes(folder: Path) -> int:
 
 def require_place(file: Path, option: str, *, new: bool = True) -> None:
     """Refuse a path that cannot be written: missing folder, no permission, a folder, or an existing file (`new`)."""
-    with convert_os_errors(file, option):  # a name that is too long, a folder that nobody may look into
+    with convert_os_errors(file, option):  # the name may be too long, or the folder unreadable
         _require_place(file, option, new)
 
 
@@ -172,7 +172,7 @@ def convert_os_errors(file: Path, option: str) -> Iterator[None]:
     """Within the block, what the system refuses becomes a UserError."""
     try:
         yield
-    except UserError:  # of what is written, and not of the place
+    except UserError:  # the content is wrong, not the place
         raise
     except OSError as error:
         why = error.strerror or str(error)

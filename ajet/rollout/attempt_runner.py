@@ -151,7 +151,7 @@ class AttemptRunner:
             await wait_first(future, stopped, timeout=left)
             ended = future.done()
             if not ended and not stopped.done():
-                where = self.isolation.locate  # in a thread, because a worker process may take a moment to reply
+                where = self.isolation.locate  # a worker may reply late, so it is called in a thread
                 line = await in_thread(where, attempt) if self.isolation.is_remote else where(attempt)
         finally:
             if not ended:

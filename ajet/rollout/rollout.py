@@ -241,6 +241,12 @@ class Rollout:
     async def _play_tasks(
         self, batch: InflightBatch, tasks: Sequence[tuple[int, Task, list[int]]], options: PlayOptions, limit: int
     ) -> None:
+        """Play all attempts of the tasks and finish the batch.
+
+        Args:
+            tasks: (order, task, repeats) of each group: position in the training order, task, attempts to play.
+            limit: Number of episodes that may run in parallel.
+        """
         total = sum(len(repeats) for _, _, repeats in tasks)
         slots = Slots(limit, total, self._rounds.expect if self._rounds else None)
         runs = []

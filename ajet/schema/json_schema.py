@@ -61,7 +61,7 @@ def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
         return _load_validator(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:
         return "nested too deeply"
-    except ValueError as error:  # an `$id` that is no address
+    except ValueError as error:  # the schema has an `$id` that is no address
         return str(error)
 
 
@@ -156,7 +156,7 @@ def _charging_validator(kind: Any, parts: int) -> Any:
     extended: Any = validators.extend(
         kind, {name: _charge_keyword(name, keyword, parts) for name, keyword in own.items()}
     )
-    # jsonschema's own `evolve` goes over to a class without our keywords where a subschema says `$schema`.
+    # jsonschema's own `evolve` changes to a class without our keywords if a subschema has `$schema`.
     extended.evolve = attrs.evolve
     return extended
 
@@ -167,7 +167,7 @@ def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
     def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         budget = _BUDGET.get()
         cost = _estimate_reference_cost(value, parts) if is_reference else 1
-        for walked in (value, instance):  # a keyword may walk through its list and through what it is applied to
+        for walked in (value, instance):  # a keyword may visit all entries of its value and of the instance
             if isinstance(walked, (list, dict)):
                 cost += len(walked)
         budget.charge(cost)

@@ -68,7 +68,7 @@ class WorkflowTask(BaseModel):
         """Explain missing AgentJet attributes. Raise AttributeError."""
         if name in _REFUSED_NAMES:
             raise AttributeError(f"a WorkflowTask has no {name}: the tuner is the one way to the model")
-        return super().__getattr__(name)  # type: ignore[misc] # which pydantic hides from type checkers
+        return super().__getattr__(name)  # type: ignore[misc] # pydantic hides it from type checkers
 
 
 class WorkflowOutput(BaseModel):

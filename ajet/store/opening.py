@@ -37,7 +37,8 @@ class Address:
 
     path: Path | None = None
     """Path of a SQLite file; `None` for a server."""
-    uri: str = ""  # of a server
+    uri: str = ""
+    """Address of a server; "" for a SQLite file."""
     database: str = ""  # database on the server
 
     @classmethod

@@ -162,6 +162,7 @@ class RunStore:
             return [self._attach_episodes(lease) for lease in self._positions.take(count)]
 
     def bring(self) -> Lease:
+        """Lease a new position for a client's own task, outside the training order."""
         with self._lock:
             return self._positions.bring()
 
@@ -171,6 +172,7 @@ class RunStore:
             return [self._attach_episodes(self._positions.claim(order)) for order in left]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
+        """Write episodes to a file of pending episodes; episodes that are already stored are skipped."""
         if self._files is None:
             raise RuntimeError("the store has no folder")
         with self._lock:
@@ -195,10 +197,12 @@ class RunStore:
                 self._closed_marker(self._numbers[lease.order]).touch()
 
     def closed(self) -> list[Lease]:
+        """Return the positions that are closed and not over, in order."""
         with self._lock:
             return [self._attach_episodes(self._positions.current_lease(order)) for order in sorted(self._closed)]
 
     def begun(self) -> list[int]:
+        """Return the positions of the training order that were leased and never used or discarded."""
         with self._lock:
             return [order for order in self._positions.begun() if order not in self._steps]
 

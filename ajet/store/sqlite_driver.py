@@ -39,12 +39,14 @@ class SqliteDriver:
     default = "sqlite:store.sqlite"
 
     def open(self, address: Address, opener: StoreOptions) -> SqliteStore:
+        """Open the store as a member of a run."""
         return SqliteStore(_file_path(address), opener)
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
         check_file(_file_path(address), made=made)
 
     def read(self, address: Address) -> SqliteReader:
+        """Open the store read-only."""
         return SqliteReader(_file_path(address))
 
     def survey(self, address: Address) -> list[Finding]:
@@ -91,11 +93,13 @@ class SqliteReader:
         self.database.close()
 
     def announced(self) -> Policy | None:
+        """Return the latest announced policy; None without one."""
         with self.bound_reads():
             found = self.database.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
 
     def begun(self) -> int:
+        """Return the first position of the training order never leased."""
         with self.bound_reads():
             return read_count("next", self.database.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 

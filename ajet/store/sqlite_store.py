@@ -128,6 +128,7 @@ class SqliteStore:
 
     @_outlast_outage
     def bring(self) -> Lease:
+        """Lease a new position for a client's own task, outside the training order."""
         with self._open_lease_transaction() as base:
             (lease,) = self._lease_positions(base, [-fetch_count(base, "brought", 1) - 1])
             return lease
@@ -141,6 +142,7 @@ class SqliteStore:
 
     @_outlast_outage
     def put(self, lease: Lease, *kept: Kept) -> None:
+        """Write episodes in one transaction and renew the lease."""
         rows = self._episodes.encode_rows(lease, kept)
         with self.open_transaction() as base:
             self._positions.prolong(base, lease)
@@ -153,6 +155,7 @@ class SqliteStore:
 
     @_outlast_outage
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
+        """Return the first `count` positions that are closed and not over, except those in `but`. None: all."""
         with self.open_transaction() as base:
             rows = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
             found = [(order, fence) for order, fence in rows if order not in but][:count]
@@ -164,6 +167,7 @@ class SqliteStore:
 
     @_outlast_outage
     def begun(self) -> list[int]:
+        """Return the positions of the training order that were leased and never used or discarded."""
         with self.open_transaction() as base:
             query = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
             found = [int(row[0]) for row in base.execute(query)]
@@ -246,6 +250,7 @@ class SqliteStore:
 
     @_outlast_outage
     def dead(self) -> list[DeadLetter]:
+        """Return the dead letters, in order."""
         with self.open_transaction() as base:
             query = (
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
@@ -275,6 +280,7 @@ class SqliteStore:
 
     @_outlast_outage
     def announced(self) -> AnnouncedPolicy | None:
+        """Return the latest announced policy; None without one."""
         with self.open_transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(found, time.time()) if found else None
@@ -361,7 +367,7 @@ class SqliteStore:
             raise damaged_file(self._path, damaged) from damaged
         except sqlite3.Error as error:
             found = None
-            with suppress(sqlite3.Error):  # of a file that is damaged or closed
+            with suppress(sqlite3.Error):  # the file may be damaged or closed
                 found = read_version(self.database)
             if found is not None and found > VERSION:
                 raise other_version_error(str(self._path), found, VERSION) from error

@@ -126,7 +126,7 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
     if found != VERSION and (found or tables):
         raise other_version_error(str(path), found, VERSION)
     added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index", "version")]
-    if added:  # a view stands in for a table and runs what it likes, and a trigger changes what is put
+    if added:  # a view can replace a table and run any code; a trigger can change stored rows
         raise UserError(
             f"The store {path} cannot be opened: another program has put {added[0]} into it.",
             expected="a file with only the tables of ajet",
@@ -182,8 +182,8 @@ def _create_tables(base: sqlite3.Connection, path: Path) -> None:
     """Create the tables in an empty file, in one transaction, unless another process has created them."""
     if read_version(base) == VERSION:
         return
-    base.execute("BEGIN IMMEDIATE")  # ended by `connect`, which closes the file, where what follows fails
-    found = read_version(base)  # another process may have made them meanwhile
+    base.execute("BEGIN IMMEDIATE")  # if a later statement fails, `connect` closes the file and ends it
+    found = read_version(base)  # another process may have created the tables meanwhile
     require_own(base, path)
     if found != VERSION:
         for statement in _SCHEMA.split(";"):

@@ -47,7 +47,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
                     problem, why = error, f"it sent nothing for {TIMEOUT:g} s, {RETRIES + 1} times"
                 except OpenAIError as error:
                     problem, why = error, str(error)
-                except (ValueError, AttributeError, TypeError, IndexError) as error:  # a page, nothing, other JSON
+                except (ValueError, AttributeError, TypeError, IndexError) as error:  # the reply is a page or empty
                     problem, why = error, "its reply is not a chat completion"
         why = why.replace(key, "[redacted]")
         raise JudgeFailure(

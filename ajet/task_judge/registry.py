@@ -128,7 +128,7 @@ def make_judge_class(function: Callable[..., Any], reference: str, *, what: str)
         def __init__(self, config: Any) -> None:
             """Accept the composed config; a function does not use the config."""
 
-    # a plain one is asked in a thread of its own, an async one where the others are
+    # A plain function is called in its own thread, an async function on the judges' loop.
     method = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
     UserFunctionJudge.compute_reward = method  # type: ignore[attr-defined]
     UserFunctionJudge.__name__ = UserFunctionJudge.__qualname__ = parse_reference(reference, what=what).name

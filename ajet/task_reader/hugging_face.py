@@ -188,7 +188,7 @@ def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
             first = datasets.DownloadManager().download_and_extract(str(files[name][0]))
             options = _text_columns(datasets, Path(first), builder.config.sep)
         return datasets.load_dataset(place.path, place.config, split=split, **options)
-    except StopIteration:  # how the library says that no file has a row
+    except StopIteration:  # the library raises this if no file has a row
         raise TaskError(f"The data files of {place} hold no rows.", where=f"{KEY}.dataset_path") from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
         raise _load_error(datasets, place, split, problem) from problem
@@ -427,7 +427,7 @@ def _call_within(seconds: float, call: Callable[[], T], late: Exception) -> T:
     def run() -> None:
         try:
             outcome.append((True, call()))
-        except Exception as problem:  # noqa: BLE001 - handed to the waiting thread, whatever it is
+        except Exception as problem:  # noqa: BLE001 - the waiting thread raises it
             outcome.append((False, problem))
 
     thread = threading.Thread(target=run, name="ajet-hub", daemon=True)

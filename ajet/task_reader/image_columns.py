@@ -18,7 +18,8 @@ from ajet.schema.errors import MissingExtraError
 from ajet.task_reader.rows import BadRowError
 
 PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")  # formats with unchanged bytes
-_ORIENTATION, _TURNED = 0x0112, range(2, 9)  # of EXIF
+_ORIENTATION, _TURNED = 0x0112, range(2, 9)
+"""EXIF's orientation tag, and the values of a rotated or mirrored image."""
 _STORED = {"bytes", "path"}
 
 _Convert = Callable[[Any], Any]
@@ -117,7 +118,7 @@ def _open_image(data: bytes) -> Any:
 
 def _encode_url(image: Any, data: bytes) -> str:
     kind = image.format
-    # to look for the mark in a PNG would be to decode it, and hardly any has one
+    # PNG is not checked: that would decode the image, and hardly any PNG has the tag.
     turned = kind in ("JPEG", "WEBP") and image.getexif().get(_ORIENTATION) in _TURNED
     if turned or kind not in PASSED_ON:
         kind, data = "PNG", _as_png(image)

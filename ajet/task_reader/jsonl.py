@@ -179,7 +179,7 @@ def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parse_row(line: bytes) -> dict[str, Any]:
     try:
-        text = line.decode("utf-8").rstrip()  # what lacks an end lacks it on its line, not on the next
+        text = line.decode("utf-8").rstrip()  # so an error at the end names this line, not the next
     except UnicodeDecodeError as problem:
         raise BadRowError(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
     if text.strip() in ("[", "[{"):

@@ -78,7 +78,7 @@ def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
     query = None if query_column is None else found.look_up(query_column)
     messages = found.get("init_messages") or []
     reply = None
-    if isinstance(query, list) and messages:  # which say by themselves how the dialogue opens
+    if isinstance(query, list) and messages:  # the messages already open the dialogue
         query = ""
     elif isinstance(query, list):
         messages, query = query, ""

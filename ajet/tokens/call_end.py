@@ -114,7 +114,10 @@ class BareSyntax:
 
     @cached_property
     def inside(self) -> dict[tuple[bool, bool], regex.Pattern[str]]:
-        """The next tag within a value, by (is on its own line, is quoted within another value)."""
+        """Patterns that match the next tag inside a value: the opening of a quoted argument, or the value's end.
+
+        The key is (the value is on its own line, the value is quoted within another value).
+        """
         opened, own_line = f"(?P<open>{self.opening})", f"(?P<open>{self.line_start}{self.opening})"
         ends_line = f"{self.ending}(?={_NEWLINE}(?:{self.following}))"
         return {

@@ -106,7 +106,7 @@ class ImageTokens:
     def _count_tokens(self, image: Image) -> int:
         try:
             ids = self._processor(text=[self.token], images=[image])["input_ids"][0]
-        except ValueError as problem:  # for example one side is too long for the other
+        except ValueError as problem:  # for example, one side is much longer than the other
             raise TemplateRefused(f"the model's processor refuses an image: {problem}") from problem
         if any(token != self.token_id for token in ids):
             raise TemplateRefused("this model's processor writes an image in other tokens than one, unknown to ajet")

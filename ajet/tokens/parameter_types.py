@@ -106,6 +106,7 @@ class _TypeReader:
         self._following: set[str] = set()
 
     def read(self, schema: Any) -> Types:
+        """Return the JSON types that a schema admits, or None for any type."""
         self._left -= 1
         if schema is False:
             return frozenset()

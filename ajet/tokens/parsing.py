@@ -253,10 +253,12 @@ class ReplyParser:
         return "".join(self._raw)
 
     def feed(self, text: str) -> list[Delta]:
+        """Add sampled text and return the deltas that are certain by now."""
         self._held += text
         return self._parse_held(end=False)
 
     def close(self) -> list[Delta]:
+        """End the reply and return the remaining deltas."""
         deltas = self._parse_held(end=True)
         if self._blank and not self._calls and self._style != "none":
             deltas += self._add_content("")

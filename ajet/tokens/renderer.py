@@ -98,9 +98,8 @@ class Renderer:
         self.tokenizer = tokenizer
         self.images = images
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        os.environ.setdefault(
-            "TOKENIZERS_PARALLELISM", "false"
-        )  # or each child process prints a warning about our batches of one
+        # Without this variable each child process prints a warning about our batches of one.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None, escaped=escaped)
         self._keep_thinking = keep_thinking
         self._encoded: OrderedDict[str, Ids] = OrderedDict()
@@ -193,7 +192,7 @@ class Renderer:
         reply = before.forced + self.decode(reply_ids, after=before.ids)
         try:
             text = self.template.text(messages, tools, raw=dict(raw))
-        except TemplateRefused:  # for example several calls in one reply, sampled despite the template
+        except TemplateRefused:  # for example, the reply has several calls and the template allows one
             if not has_calls:
                 raise
             raw = (*raw, (at, self._split_reply(before, reply, int(reply_ids[-1])).rest))

@@ -283,7 +283,7 @@ def own_reply(
     head, full = text(messages, tools), text([*messages, reply], tools, prompt=False)
     if full.startswith(head):
         written = full[len(head) :]
-    else:  # the history is rendered otherwise now: the reply follows the same opening
+    else:  # the history is rendered in another way now: the reply follows the same opening
         opening = head.removeprefix(text(messages, tools, prompt=False))
         marked = text([*messages[:-1], {**messages[-1], "content": MARK}, reply], tools, prompt=False)
         _, found, written = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")

@@ -49,7 +49,8 @@ REPLY = 16
 class Footprint(NamedTuple):
     """Bytes of a training on the local backbone."""
 
-    weights: int  # with the low halves of their masters, and adapters
+    weights: int
+    """Includes adapters, and the low halves of the weights' masters."""
     moments: int
     reference: int
     cache: int  # keys and values while sampling, at most
@@ -58,7 +59,7 @@ class Footprint(NamedTuple):
     longest_sample: int  # tokens of the longest sample that the settings allow
     flops: float  # operations of the forward and backward pass over `longest` tokens
     checkpoint: int  # on the disk
-    sampler: int  # a sampler process in parallel (`mode: async`), with weights and a cache of its own
+    sampler: int  # a parallel sampler process (`mode: async`) has its own weights and cache
 
     @property
     def both(self) -> int:
@@ -128,7 +129,7 @@ def estimate_cache(size: ModelSize, *, width: int) -> int:
 
 def estimate_activations(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
     """Return the bytes of activations stored for the backward pass, with `width` bytes per number."""
-    row = width * (7 * size.hidden + 2 * size.kv_width + 5 * size.inner) + 8 * size.hidden  # as measured
+    row = width * (7 * size.hidden + 2 * size.kv_width + 5 * size.inner) + 8 * size.hidden  # the factors were measured
     if settings.trainer_common.gradient_checkpointing:
         return tokens * (row + width * size.hidden * size.layers)
     return tokens * row * size.layers
@@ -138,7 +139,7 @@ def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) ->
     """Return the bytes of one checkpoint, on any backbone."""
     if find_backbone(settings.backbone).opens is not None:
         return estimate_footprint(size, settings, wide=wide).checkpoint
-    merged = 4 if settings.trainer_common.mode == "async" else 0  # for samplers the weights as a model folder, too
+    merged = 4 if settings.trainer_common.mode == "async" else 0  # samplers also need the weights as a model folder
     return (4 + MOMENTS + merged) * size.parameters
 
 

@@ -174,7 +174,7 @@ class Interrupts:
         time.sleep(_RESEND_S)
         while self._is_in_hook:  # starting a thread may take long on a busy machine
             time.sleep(_RESEND_S)
-        if self._raised is not None:  # else a block has raised it
+        if self._raised is not None:  # otherwise a block has raised it already
             self._is_resent = True
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
 

@@ -22,6 +22,6 @@ _OWN = ["AjetTuner", "ModelTuner", "Task", "Workflow", "WorkflowOutput", "Workfl
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return [*_OWN, *list_exports("workflow")]
-    if name.startswith("_"):  # what Python and tools look for in any module
+    if name.startswith("_"):  # Python and tools look up such names in any module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return load_export(f"workflow.{name}")

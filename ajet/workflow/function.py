@@ -100,7 +100,7 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
     class FunctionWorkflow(Workflow):
         name: str = called
 
-    # whether `execute` is a coroutine function decides what an isolation runs it in
+    # The isolation decides by `execute`, coroutine function or not, where to run it.
     FunctionWorkflow.execute = execute if inspect.iscoroutinefunction(function) else execute_plain  # type: ignore[method-assign]
     FunctionWorkflow.__abstractmethods__ = frozenset()
     FunctionWorkflow.__name__ = FunctionWorkflow.__qualname__ = called

@@ -288,7 +288,7 @@ def fork_guarded(report: int) -> int:
     own = os.getpid()
     if (child := os.fork()) == 0:
         call = ctypes.CDLL(None).prctl
-        os.setpgid(0, 0)  # what ends the group of one ends not both
+        os.setpgid(0, 0)  # a signal to the group of one process must not end the other
         call(SUBREAPER, 1, 0, 0, 0)
         call(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         return own
@@ -319,7 +319,7 @@ def main() -> None:
         line += part
     result = json.dumps(run_order(json.loads(line), guard)).encode()
     os.write(report, result)
-    os._exit(0)  # killed after its report, the other would report, too
+    os._exit(0)  # exits at once: if it were killed after its report, the guard would report, too
 
 
 if __name__ == "__main__":

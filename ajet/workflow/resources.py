@@ -135,7 +135,7 @@ class Resources:
         self._require_open()
 
     def _take_exits(self) -> list[tuple[str, Any]]:
-        if os.getpid() != self._owner:  # a process that user code forked has copies of what its parent goes on with
+        if os.getpid() != self._owner:  # in a process forked by user code the exits belong to the parent
             return []
         with self._lock:
             found, self._exits = self._exits or [], None
@@ -145,7 +145,7 @@ class Resources:
 def _run_close(left: Coroutine[Any, Any, Any]) -> None:
     try:
         asyncio.run(asyncio.wait_for(left, PATIENCE_S))
-    except asyncio.CancelledError as problem:  # by itself: nobody cancels this loop
+    except asyncio.CancelledError as problem:  # the coroutine cancelled itself: no other code cancels this loop
         raise RuntimeError("it was cancelled") from problem
 
 

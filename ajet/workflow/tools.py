@@ -79,7 +79,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         if self._replay is not None:
             try:
                 recorded = self._replay(self.name, self.arguments)
-            except Exception:  # whatever the agent makes of it: the record has it
+            except Exception:  # the error is recorded even if the agent handles it
                 self.error = "environment"
                 self.__exit__(*sys.exc_info())
                 raise
@@ -196,14 +196,14 @@ def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, .
         return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a function in C
+    except ValueError:  # a function written in C may have no signature
         return lambda args, kwargs: {**{str(at): value for at, value in enumerate(args)}, **kwargs}
     spread = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             found = dict(signature.bind(*args, **kwargs).arguments)
-        except TypeError:  # the call itself will say what is wrong
+        except TypeError:  # the call itself raises an error that explains the mistake
             return {"args": list(args), **kwargs}
         for each in spread:
             found |= found.pop(each, {})

@@ -213,7 +213,7 @@ class ModelTuner:
                 self._clients[key] = make(self.as_oai_baseurl_apikey(agent_name, tag, debug_model))
             return self._clients[key]
 
-    # What AgentScope asks of a model.
+    # AgentScope requires the following attributes of a model.
 
     async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
         """Answer as an AgentScope chat model does: `(messages, tools, tool_choice, structured_model)` to a

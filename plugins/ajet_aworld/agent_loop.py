@@ -24,7 +24,7 @@ from ajet.workflow.workflow import Workflow
 from ajet_aworld.startup import start
 from ajet_aworld.tool_environment import open_episode_tools
 
-start()  # whoever plays such an agent imports AWorld after this
+start()  # an agent's module imports AWorld after this call
 
 
 class Told(str):

@@ -34,7 +34,7 @@ from ajet.workflow.tuner import ModelTuner
 
 _ENDLESS = 1 << 30
 _ROUNDS = 10_000
-# not to be set for one agent: AWorld has callers that ask no agent's settings
+# The limits are set globally, because some callers in AWorld do not read the agent's settings.
 tool_result_compaction._TOOL_RESULT_CHAR_THRESHOLD = tool_result_compaction._TOOL_RESULT_LINE_THRESHOLD = _ENDLESS
 _lost: dict[str, list[str]] = {}
 """Sandbox -> its tool calls without an answer."""
@@ -127,7 +127,7 @@ def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelT
             agent._llm = LLMModel(conf=settings, custom_provider=EpisodeProvider(client))
             agent.llm_max_attempts = 1
         elif not settings.get("llm_provider"):
-            settings["llm_provider"] = "openai"  # 0.3.2 asks for the key, which it drops where it is None
+            settings["llm_provider"] = "openai"  # AWorld 0.3.2 requires the key, and drops it if it is None
 
 
 def _choose_name(name: str, taken: set[str]) -> str:
@@ -146,7 +146,8 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
         prepare_agent(agent, missing)
     kind = "swarm" if isinstance(built, Swarm) else "agent"
     patience = {f"post_tool_progress_watchdog_{each}_seconds": _ENDLESS for each in ("timeout", "poll")}
-    conf = ConfigDict({**TaskConfig().model_dump(), **patience})  # else a slow model's turn is begun again
+    # Without this AWorld restarts the turn of a slow model.
+    conf = ConfigDict({**TaskConfig().model_dump(), **patience})
     task = Task(input=question, session_id=session, conf=conf, **{kind: built})
     running = asyncio.ensure_future(Runners.run_task(task))
     try:
@@ -154,7 +155,7 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
     finally:
         try:
             await _cancel_runner(running)
-        finally:  # its tools end, too, where the end is asked for again meanwhile
+        finally:  # its tools end even if the end is interrupted by another cancellation
             lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
             for agent in agents:
                 await release_agent(agent)
@@ -175,7 +176,7 @@ async def _cancel_runner(running: asyncio.Future[Any]) -> None:
         running.cancel()
         await asyncio.wait([running], timeout=_CANCEL_TIMEOUT_S)
     if not running.cancelled():
-        running.exception()  # else it is logged as one that nobody has seen
+        running.exception()  # an exception that was not retrieved would be logged
 
 
 def prepare_agent(agent: Any, missing: list[str]) -> None:
@@ -183,7 +184,7 @@ def prepare_agent(agent: Any, missing: list[str]) -> None:
     memory = agent.memory_config
     settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
     settings |= {
-        "history_write_strategy": HistoryWriteStrategy.DIRECT,  # by messages, each write waits for a poll
+        "history_write_strategy": HistoryWriteStrategy.DIRECT,  # a write by messages would wait for a poll
         "history_rounds": max(settings.get("history_rounds", 0), _ROUNDS),
         "tool_result_length_threshold": _ENDLESS,
     }

@@ -34,7 +34,8 @@ class ClusterJob:
     name: str
     """Lower-case letters, digits and dashes; at most 47."""
     nodes: int
-    accelerators: int  # for each node
+    accelerators: int
+    """For each node."""
     cpus: int | None
     """For each node, from verl's settings (`ray_kwargs.ray_init.num_cpus`); None: Ray decides."""
     kind: Literal["cuda", "npu", "cpu"]

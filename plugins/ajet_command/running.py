@@ -92,7 +92,7 @@ class RunningCommand:
         """End the process tree. Idempotent; does not wait."""
         with self._lock:
             if self.keeper.stdin is not None and not self.keeper.stdin.closed:
-                with suppress(BrokenPipeError):  # a keeper that was killed has not read all that is in the buffer
+                with suppress(BrokenPipeError):  # a killed keeper has not read the complete buffer
                     self.keeper.stdin.close()
 
     def wait(self) -> Ended:

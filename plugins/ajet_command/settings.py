@@ -35,7 +35,7 @@ class CommandLimits(BaseModel):
     processes: int | None = Field(default=256, ge=1)
     output_mb: float = Field(default=4, gt=0)
     """For standard output and standard error each."""
-    file_mb: float | None = Field(default=1024, gt=0)  # for one written file
+    file_mb: float | None = Field(default=1024, gt=0)  # the limit applies to each written file
 
     def numbers(self) -> dict[str, float]:
         """Return the limits in bytes, seconds and processes, for the keeper."""
@@ -96,7 +96,7 @@ class CommandSettings(BaseModel):
     """A folder copied into each episode's folder."""
     folders: str | None = None
     """Parent of the episodes' folders; null is the system's temporary folder."""
-    keep: Literal["never", "failed", "always"] = "never"  # which episodes' folders stay
+    keep: Literal["never", "failed", "always"] = "never"  # selects the episodes whose folders are not deleted
     home: bool = False
     """Give each episode a home directory."""
     stdin: Literal["none", "task"] = "none"

@@ -109,7 +109,8 @@ class RunningCompanion(SupervisedProcess):
     def _start_in_cell(self, *, anew: bool) -> None:
         self._cell = self._make_cell()
         wall = self._cell.program
-        try:  # what starts the sandbox is its first process, whose variables can be read inside: it has none
+        # The process that starts the sandbox is its first process. Its variables can be read inside, so it gets none.
+        try:
             self._start_keeper(wall.argv, "/", {}, anew=anew, descriptors=wall.descriptors, user=wall.user)
         finally:
             self._cell.start_forwarding()
@@ -144,7 +145,7 @@ class RunningCompanion(SupervisedProcess):
                     expected=f"{self._companion.ready} {'to answer' if self._has_ready_address else 'to be printed'}",
                 )
             time.sleep(POLL_S)
-        if self.is_over():  # what answers is not this one
+        if self.is_over():  # the address answers, so another process does
             raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
 
     def close(self) -> None:
@@ -170,7 +171,7 @@ class RunningCompanion(SupervisedProcess):
         if not ready:
             return True
         if self._cell is not None and not self._cell.is_open:
-            return False  # what answers is another run's
+            return False  # another run's service may answer at the address
         if self._has_ready_address:
             return self._is_answering()
         wanted = ready.encode()
@@ -195,7 +196,7 @@ def find_connection_problem(address: str, seconds: float = CONNECT_TIMEOUT_S) ->
         if place.scheme == "tcp":
             socket.create_connection((place.hostname, place.port), seconds).close()
             return ""
-        # no proxy: a companion is on this machine, or named by an address of its own
+        # No proxy is used, because a companion is on this machine or has its own address.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         opener.open(address, timeout=seconds).close()
     except urllib.error.HTTPError as answer:

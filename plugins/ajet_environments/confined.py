@@ -167,7 +167,7 @@ class ServiceCell:
                     server = await asyncio.start_server(
                         door.make_forwarder(connect), sock=self._listener, backlog=BACKLOG
                     )
-                except OSError as problem:  # two that listen to nothing yet may be bound to one port
+                except OSError as problem:  # two sockets may be bound to one port until one listens
                     self.port_problem = problem.strerror or str(problem)
                     await over
                     return

@@ -96,7 +96,7 @@ class WatchedProcess:
         if self._ready_since is not None and now - self._ready_since > STEADY_S:
             self._restarts = 0
         if self._companion.has_succeeded() and not self._is_late:
-            self._has_given_up = True  # it had nothing more to do
+            self._has_given_up = True  # the service has finished its work, so it is not restarted
             logger.info("the service {} ended", self._companion.name)
         elif self._restarts == self._max_restarts:
             self._give_up(

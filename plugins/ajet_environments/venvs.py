@@ -76,7 +76,7 @@ def compute_digest(text: str) -> str:
 
 def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
     """Fill the folder by `make` and mark it as complete; return the error in a list, or an empty list."""
-    shutil.rmtree(target, ignore_errors=True)  # what an interrupted one left
+    shutil.rmtree(target, ignore_errors=True)  # an interrupted call may have left files
     if why := make():
         shutil.rmtree(target, ignore_errors=True)
         return [why]

@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     about="tool servers by the names that agents of AWorld's GAIA environment know",
     environment_files={
         "gaia-local": "ajet_gaia.deployment:GAIA_LOCAL",
-        "gaia-mcp-server": "ajet_gaia.deployment:GAIA_LOCAL",  # AWorld's name for it
+        "gaia-mcp-server": "ajet_gaia.deployment:GAIA_LOCAL",  # AWorld uses this name
     },
     environment_families={"gaia": "ajet_gaia.deployment:FAMILY"},
 )

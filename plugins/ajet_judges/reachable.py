@@ -20,7 +20,7 @@ def list_services(experiment: Experiment) -> Iterator[RequiredService]:
     """Yield the models of `task_judge.judges` as one service, or the model of `rubrics_auto_grader` if it judges."""
     judges = JudgeKeys.of(experiment.ajet).judges
     if not judges and experiment.ajet.task_judge.judge_type != "rubrics_auto_grader":
-        return  # without loading what asks models
+        return  # no model judges, so the modules below are not imported
     from ajet.environment.chat_model import explain_no_model
     from ajet_judges.model_judge.settings import JUDGES, list_judge_models
 

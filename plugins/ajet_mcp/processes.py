@@ -50,7 +50,7 @@ class ServerProcess:
         Raises:
             CallFailedError: the server cannot be started.
         """
-        mark = uuid.uuid4().hex if server.walls is None else ""  # in a sandbox all processes end with the first
+        mark = uuid.uuid4().hex if server.walls is None else ""  # in a sandbox all processes end with the first one
         container = None
         try:
             if server.image:
@@ -130,9 +130,8 @@ class ServerProcess:
         _signal_group(self._process.pid, signal.SIGKILL)
         if self._mark:
             await asyncio.to_thread(_end_marked, self._mark)
-        if (
-            self._container is not None and self._process.returncode != 0
-        ):  # with code 0 the container has removed itself
+        # A container that ended with code 0 has removed itself.
+        if self._container is not None and self._process.returncode != 0:
             with suppress(SandboxFailure):  # the next run removes a remaining container
                 await asyncio.to_thread(remove_container, self._container.program, self._container.name)
         self._listening.cancel()
@@ -191,9 +190,8 @@ async def _behind_walls(server: Server) -> Child:
     assert server.walls is not None
     try:
         await asyncio.to_thread(choose_mechanism, "bubblewrap")
-        shown = await asyncio.to_thread(
-            ShownFolders.of, server.walls.shown
-        )  # in a thread: scanning the folders may take long
+        # The scan of the folders runs in a thread, because it may take long.
+        shown = await asyncio.to_thread(ShownFolders.of, server.walls.shown)
         wall = wall_program(server.command, server.walls, server.env, shown)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailedError(

@@ -112,9 +112,10 @@ def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
     use, base = use.strip(), Path(base)
     if use.startswith(("http://", "https://")):
         return (_build_remote(use),)
+    # With white space and without such a file, `use` is a command with a file as last argument.
     if Path(use).suffix in (".json", ".yaml", ".yml") and (
         not re.search(r"\s", use) or any((folder / use).is_file() for folder in (base, Path.cwd()))
-    ):  # otherwise a command with a file as last argument
+    ):
         return _read_servers(use, base)
     words = _split_command(use, base)
     if len(words) == 1 and (found := _find_running(words[0])) is not None:

@@ -47,8 +47,18 @@ class MongoConnection:
         *,
         patience: float = PATIENCE,
     ) -> None:
-        """`login`: user and password. `patience`: seconds until the first contact. `later`: seconds of retries
-        afterwards (`outage.patience`), also a bound of one answer. Raises MissingExtraError, StoreDownError."""
+        """Create the client without contacting the server.
+
+        Args:
+            login: User and password, or None.
+            patience: Seconds that an operation is retried until the first contact.
+            later: Seconds that an operation is retried after the first contact; the store sets `outage.patience` to
+                this value then. Here it only limits the wait for one answer. None: the same as `patience`.
+
+        Raises:
+            MissingExtraError: pymongo is not installed.
+            StoreDownError: the address cannot be used.
+        """
         try:
             from pymongo import MongoClient, ReadPreference, WriteConcern
             from pymongo.errors import PyMongoError
@@ -64,9 +74,10 @@ class MongoConnection:
             self._client: MongoClient[dict[str, Any]] = MongoClient(uri, **options)
         except PyMongoError as error:
             raise StoreDownError(f"The store's address cannot be used: {error}", where=self.shown) from error
-        # of a member that lags behind, a position would name what is not there yet
+        # Reads go to the primary: on a lagging secondary a position could name documents that have not arrived yet.
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
-        self.quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
+        # w=1 overrides the write concern of the address, because w=0 reports no errors.
+        self.quick = base.with_options(write_concern=WriteConcern(w=1))
         self._unacknowledged = base.with_options(write_concern=WriteConcern(w=0))
         self.durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
@@ -117,7 +128,7 @@ class MongoConnection:
 
         try:
             return operation(base)
-        except AutoReconnect as error:  # also where no server is found
+        except AutoReconnect as error:  # pymongo also raises this if it finds no server
             raise self._make_unreachable_error(error) from error
         except InvalidOperation as error:
             if not self.outage.is_closing:
@@ -130,7 +141,7 @@ class MongoConnection:
                 raise self._make_unreachable_error(error, CANNOT_WRITE) from error
             if error.code == _NO_ROOM or isinstance(error, WriteConcernError):
                 raise StoreDownError(**self._describe_failure(error, CANNOT_WRITE)) from error
-            if error.code in (13, 18, 8000):  # of who may not, or is not who it says
+            if error.code in (13, 18, 8000):  # the user lacks a permission, or the login failed
                 raise StoreDownError(
                     "The store's server refuses this user.",
                     where=self.shown,

@@ -20,12 +20,14 @@ class MongoDriver:
     default = "mongodb://127.0.0.1:27017"
 
     def open(self, address: Address, opener: StoreOptions) -> MongoStore:
+        """Open the store as a member of a run."""
         return MongoStore(address.uri, address.database, opener, login=credentials())
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
         check_database(address.uri, address.database, login=credentials())
 
     def read(self, address: Address) -> MongoReading:
+        """Open the store read-only."""
         return MongoReading(address.uri, address.database, credentials())
 
     def survey(self, address: Address) -> list[Finding]:

@@ -73,7 +73,7 @@ class MongoLeftovers:
         for name in without:
             try:
                 self.link.run_durable(lambda base, name=name: base[RECORD].insert_one({"_id": name}))  # type: ignore[misc]
-            except DuplicateKeyError:  # it has come meanwhile, or an earlier try's answer was lost
+            except DuplicateKeyError:  # the record was written meanwhile, or by a try whose answer was lost
                 continue
-            self._records.remove([name], fence=None)  # not the one that a put has there once this one's is gone
+            self._records.remove([name], fence=None)  # a record that a put inserts afterwards has a fence, and stays
         self._records.remove(unnamed)

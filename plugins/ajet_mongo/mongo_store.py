@@ -90,6 +90,7 @@ class MongoStore:
             return leases
 
     def bring(self) -> Lease:
+        """Lease a new position for a client's own task, outside the training order."""
         with self._hold_lock():
             self.positions.prepare_claim()
             number = self._ledger.add_position()
@@ -107,6 +108,7 @@ class MongoStore:
             return self.records.build_leases(found)
 
     def put(self, lease: Lease, *entries: Kept) -> None:
+        """Write the episodes' records first, then name them in the position, if the lease is valid."""
         if not entries:
             return
         ends = self.records.build_ends(entries)
@@ -134,7 +136,9 @@ class MongoStore:
             raise _make_lost_error(lease)
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
+        """Return the first `count` closed positions that are not over, except those in `but`. None: all."""
         with self._hold_lock():
+            # An earlier trainer may have written uses after this trainer's start. Their groups are closed again.
             if self._ledger.own:
                 self._take_back_late_uses()
             wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}
@@ -142,6 +146,7 @@ class MongoStore:
             return self.records.build_leases(found, self._find_holding_commits(found))
 
     def begun(self) -> list[int]:
+        """Return the positions of the training order that were leased and never used or discarded."""
         wanted = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
         found = self.link.find(TASK, wanted, {"_id": 1, "uses": 1})
         names = self._find_holding_commits(found)
@@ -212,12 +217,14 @@ class MongoStore:
                 raise LeaseLostError(f"position {order} is not closed")
 
     def dead(self) -> list[DeadLetter]:
+        """Return the dead letters, in order."""
         found = self.link.find(TASK, {"status": DEAD})
         return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
 
     def revive(self, order: int) -> None:
         found = self.link.find(TASK, {"_id": order, "status": DEAD})
-        altered = [each for each in found if not self.records.is_unchanged(each)]  # else nobody would ever get it
+        # A lease of a position with changed episodes would fail each time.
+        altered = [each for each in found if not self.records.is_unchanged(each)]
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
@@ -231,6 +238,7 @@ class MongoStore:
             self._ledger.amend([{"$set": change}])
 
     def announced(self) -> AnnouncedPolicy | None:
+        """Return the latest announced policy; None without one."""
         (found,) = self.link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None
@@ -328,7 +336,8 @@ class MongoStore:
             if end:
                 self.link.update(TASK, ending, changes.build_use(name, step, reason))
             if stay:
-                once = {"$nor": [changes.match_use(name, step)]}  # a try whose answer was lost may have done it
+                # A try whose answer was lost may have recorded the use.
+                once = {"$nor": [changes.match_use(name, step)]}
                 self.link.update(TASK, {**staying, **once}, changes.build_reuse(name, step))
             took = {each["_id"] for each in self.link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:

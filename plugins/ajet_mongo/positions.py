@@ -86,7 +86,8 @@ class MongoPositions:
         def once(base: Database[dict[str, Any]]) -> Document | None:
             nonlocal tries
             tries += 1
-            mine = base[TASK].find_one({"mark": mark}) if tries > 1 else None  # by a try whose answer was lost
+            # An earlier try may have claimed the position, and its answer was lost.
+            mine = base[TASK].find_one({"mark": mark}) if tries > 1 else None
             return mine or base[TASK].find_one_and_update(wanted, change, **options)
 
         return self._link.run_durable(once)
@@ -96,7 +97,7 @@ class MongoPositions:
         found: list[Document] = []
         wanted = changes.match_available(self._ledger.floor, below)
         while len(found) < count:
-            # a claim waits for the journal even where there is none, so who got none looks first
+            # A claim waits for the journal even if no position is free, so look first if the last claim found none.
             if self._none_left and not self._link.find(TASK, wanted, {"_id": 1}, limit=1):
                 if not self._make_positions(count - len(found), below):
                     break
@@ -160,7 +161,7 @@ class MongoPositions:
 
     def raise_floor(self) -> None:
         """Raise the floor to the lowest unfinished position, and delete documents below."""
-        end = self.find_last() + 1  # as of before the look: what is made meanwhile is somebody's
+        end = self.find_last() + 1  # read first: positions created meanwhile belong to other processes
         remaining = {"_id": {"$gte": 0}, "$nor": [{"status": OVER, "ends": None}]}
         lowest = self._link.find(TASK, remaining, {"_id": 1}, limit=1)
         floor = lowest[0]["_id"] if lowest else end

@@ -48,10 +48,12 @@ class MongoReading:
         self._link.close()
 
     def announced(self) -> Policy | None:
+        """Return the latest announced policy; None without one."""
         ledger = self._read_ledger()
         return Policy(**ledger["policy"]) if "policy" in ledger else None
 
     def begun(self) -> int:
+        """Return the first position of the training order never leased."""
         had = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
         last = self._link.find(TASK, had, {"_id": 1}, order=-1, limit=1)
         return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
@@ -82,7 +84,7 @@ class MongoReading:
         if document is None or reread is None:
             return None
         valid_uses = [use for use in document["uses"] if use["of"] in self._valid_commits]
-        reasons = [use["reason"] for use in valid_uses if use["reason"] is not None]  # of discards, not of updates
+        reasons = [use["reason"] for use in valid_uses if use["reason"] is not None]  # only discards have a reason
         steps = list_steps(document, self._valid_commits)
         return build_stored_position(order, STATES[document["status"]], episodes, steps, reasons[-1] if reasons else "")
 

@@ -209,7 +209,7 @@ class EpisodeRecords:
         return Counter({name: len(documents) for name, documents in there})
 
     def insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
-        """Insert documents. Existing documents are from an attempt with a lost answer."""
+        """Insert documents. Existing ones are not changed: they were written by an attempt whose answer was lost."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
@@ -219,7 +219,8 @@ class EpisodeRecords:
                 details: Mapping[str, Any] = error.details or {}
                 if any(each["code"] != DUPLICATE for each in details["writeErrors"]):
                     raise
-                if unsure := details.get("writeConcernErrors"):  # of a server that goes down: it may come back without
+                # A server that shuts down reports this error. It may restart without the documents, so insert again.
+                if unsure := details.get("writeConcernErrors"):
                     raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
 
         (self._link.run_quick if is_acknowledged else self._link.send_unacknowledged)(insert)

@@ -25,7 +25,12 @@ class FolderProbe:
         self._rounded = experiment.ajet.model.dtype != "float32"
 
     def continue_probe(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
-        """Return a probe that continues from version `below`, with the `earlier` probe's older versions."""
+        """Return the probe, the log-probabilities of a fixed text, of a trainer that resumes from version `below`.
+
+        Args:
+            earlier: The probe announced before. Its log-probabilities of versions lower than `below` are copied.
+            below: The resumed version. The caller adds its log-probabilities, since the weights may differ now.
+        """
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
         return WeightsProbe.resume_from(earlier, self._ids, tolerance, version=below)
 

@@ -172,6 +172,7 @@ class _Mailbox:
         self._more = asyncio.Condition()
 
     async def put(self, letters: list[Notice]) -> None:
+        """Queue notices for the trainer. A closed group is also stored in its ticket's grant."""
         for letter in letters:
             if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
                 self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
@@ -214,6 +215,7 @@ class _Mailbox:
         self._stop = True
 
     async def stopping(self) -> bool:
+        """Return True if the trainer should end after its present step."""
         return self._stop
 
 

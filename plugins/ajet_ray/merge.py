@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard  # which also makes torch.load accept them
+from torch.distributed.tensor import DTensor, Replicate, Shard  # this import also makes torch.load accept them
 
 from ajet.schema.errors import UserError
 

@@ -90,9 +90,8 @@ class RayRecord:
 
     def handle_notice(self, letter: Notice) -> None:
         """Apply a notice to the record."""
-        if isinstance(
-            letter, (GroupNotice, StepNotice, ValidationNotice)
-        ):  # whoever sends them has loaded the checkpoint
+        # The sender of these notices has loaded the checkpoint.
+        if isinstance(letter, (GroupNotice, StepNotice, ValidationNotice)):
             self._run.take_up()
         match letter:
             case ToolsNotice():
@@ -131,7 +130,7 @@ class RayRecord:
     def _handle_group(self, group: Group, step: int) -> None:
         first = group.episodes[0]
         if first.split == "train" and not self._tickets.close(group, step):
-            return  # its process died after it had told
+            return  # the group was handed over before; then its process died
         if first.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
             self._run.status.set(depths={"leased": len(self._tickets.list_begun())})
         for episode in group.episodes:

@@ -40,8 +40,8 @@ def build_rows(
 
     Args:
         group_order: the task's position in the training order.
-        policy_version: for an episode without versions in its calls.
-        others: the group's episodes without rows.
+        policy_version: version of the row's tokens if the episode's calls do not say their versions.
+        others: failed or unscored episodes of the group. They have no rows and travel in the first row returned here.
     """
     if not episode.scored:
         return []

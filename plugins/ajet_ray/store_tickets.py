@@ -85,11 +85,11 @@ class StoreTickets(LaunchTickets):
         there = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
         ]
-        # what takes a place among those that may be played, and fills none of the batch
+        # These groups take places of the positions that may be played, and do not fill the batch.
         useless = sum(not each.scored for each in self._list_handed_groups()) + len(self._given_up)
         earlier = self._announcer.leased
         self._announce_state(stale=len(ready.stale) + useless)
-        self._played = max(earlier, self._announcer.leased)  # what closed between the two looks is not in `ready` yet
+        self._played = max(earlier, self._announcer.leased)  # groups closed since the read are not in `ready` yet
         grants, left = list[TicketGrant](), iter(there)
         while self._granted <= self._last_requested:
             if self._granted in self._abandoned:

@@ -83,5 +83,5 @@ class ContainerSandbox(WarmSandbox):
         process = getattr(self, "_process", None)
         if process is not None and process.returncode != 0 and not self._removed:
             self._removed = True
-            with suppress(SandboxFailure):  # what could not be removed is removed by the next run
+            with suppress(SandboxFailure):  # the next run removes a remaining container
                 remove_container(self._program, self._name)

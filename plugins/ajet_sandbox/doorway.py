@@ -35,7 +35,7 @@ def listen_at(path: str, listening: socket.socket) -> None:
 
     So `remove_dead_doors` of another process never sees a bound socket that does not listen yet.
     """
-    coming = f"{path[:-1]}~"  # as long: longer ones cannot be had
+    coming = f"{path[:-1]}~"  # as long as `path`, because the length of a socket's path is limited
     listening.bind(coming)
     listening.listen(BACKLOG)
     os.rename(coming, path)
@@ -53,4 +53,4 @@ def remove_dead_doors(folders: str, name: str) -> None:
             except ConnectionRefusedError:
                 remove_folder(folder)
             except OSError:
-                continue  # it is just being made, or somebody else's
+                continue  # the socket is being created, or belongs to another user

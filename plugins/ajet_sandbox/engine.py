@@ -149,4 +149,4 @@ def _has_ended(label: str) -> bool:
     try:
         return not ProcessIdentity.recorded(json.loads(label)).alive()
     except (ValueError, KeyError, TypeError):
-        return False  # not one of ours
+        return False  # the container was not created by ajet

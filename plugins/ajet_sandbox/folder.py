@@ -41,12 +41,14 @@ class LocalFolder:
         self._folder = SandboxFolder(number, owner)
 
     def read(self, path: str, longest: int) -> bytes:
+        """Return the first `longest` bytes of a file."""
         try:
             return self._folder.read(path, longest)
         except PathEscapeError as error:
             raise UnsafePathError(str(error)) from error
 
     def put(self, path: str, content: bytes) -> None:
+        """Write a file and missing parent folders."""
         try:
             self._folder.put(path, content)
         except PathEscapeError as error:
@@ -63,10 +65,12 @@ class ResidentFolder:
         self._send_order = send_order
 
     def read(self, path: str, longest: int) -> bytes:
+        """Request the first `longest` bytes of a file from the resident."""
         found = self._request_blobs({"do": "read", "path": path, "longest": longest}, b"", path)
         return b"".join(found)[:longest]
 
     def put(self, path: str, content: bytes) -> None:
+        """Let the resident write a file and missing parent folders."""
         self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:

@@ -175,7 +175,7 @@ class WorkerSandbox:
                 group.remove()
                 group = None
         lower_priority(first)
-        with suppress(BrokenPipeError):  # it has ended: its output says why
+        with suppress(BrokenPipeError):  # the process has ended, and its output says why
             os.write(block_write, b"!")
         os.close(block_write)
         gone = group.remove if group is not None else lambda: None
@@ -205,7 +205,7 @@ class GatewayDoor:
         self._host, self._port = place.hostname or "127.0.0.1", place.port or 80
         remove_dead_doors(_FOLDERS, "gateway")
         self._folder = tempfile.mkdtemp(prefix=_FOLDERS)
-        os.chmod(self._folder, 0o711)  # for a user of a sandbox's own; it lists nothing
+        os.chmod(self._folder, 0o711)  # a sandbox's own user may enter the folder, but not list it
         self.path = f"{self._folder}/gateway"
         try:
             listening = _open_socket(self.path)
@@ -234,7 +234,7 @@ class GatewayDoor:
         async def connect() -> door.Streams:
             return await asyncio.open_connection(self._host, self._port)
 
-        async def until_closed() -> None:  # which may be at once
+        async def until_closed() -> None:  # `close` may have been called already
             forward = door.make_forwarder(connect)
             server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
             await self._closing.wait()
@@ -260,7 +260,7 @@ def _refuse_memory_limit(experiment: Experiment) -> None:
     """Raise ConfigError for a configured memory limit not enforceable on the machine for a workflow."""
     layer = experiment.layers.find_winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
-        return  # ajet's own
+        return  # the limit is ajet's default, not configured
     if not _can_hold_memory(build_limits(experiment.ajet.environment)):
         raise ConfigError(
             "A workflow's memory cannot be held on this machine: no control group can be written.",

@@ -99,7 +99,8 @@ def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
         code += _check_call(
             _PRCTL[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _SET_DUMPABLE), _answer_with(errno.EPERM)]
         )
-        buffers = [row for each in _BUFFERS for row in ((_EQUAL, 0, 1, each), _answer_with(0))]  # as if it were done
+        # The call reports success without an effect.
+        buffers = [row for each in _BUFFERS for row in ((_EQUAL, 0, 1, each), _answer_with(0))]
         code += _check_call(
             _SETSOCKOPT[column],
             [(_LOAD, 0, 0, _SECOND), (_EQUAL, 1, 0, _SOL_SOCKET), (_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _THIRD)]

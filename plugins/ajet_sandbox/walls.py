@@ -150,7 +150,7 @@ def wall_command(
         "projects": [places.of(each) for each in shown.projects],
         **(settings or {}),
     }
-    # root without its rights may not enter another's folder: the program inside does, once it is somebody else
+    # Root without capabilities cannot enter another user's folder. The program enters it after changing its user.
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
     argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
     return ConfinedProgram(argv, tuple(descriptors), None if as_root else uid)
@@ -250,7 +250,7 @@ def _list_own_python() -> Iterator[Path]:
         here = here.parent / os.readlink(here)
         prefixes.append(here.parent.parent)
     for prefix in prefixes:
-        if (prefix / "pyvenv.cfg").exists():  # which may be a project, too: `python -m venv .`
+        if (prefix / "pyvenv.cfg").exists():  # the prefix may be a project, too: `python -m venv .`
             yield from (prefix / name for name in ("pyvenv.cfg", *sorted(ENVIRONMENT_FOLDERS)))
         else:
             yield prefix

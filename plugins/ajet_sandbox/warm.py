@@ -92,7 +92,8 @@ class WarmSandbox(ABC):
         try:
             try:
                 self._start_resident(theirs)
-            except ControlGroupRefusedError:  # started anew, with what counts memory otherwise
+            except ControlGroupRefusedError:
+                # Start again without the control group; memory is then counted in another way.
                 self._end_processes()
                 self._line.close()
                 self._remove_leftovers()
@@ -144,12 +145,14 @@ class WarmSandbox(ABC):
         return self._run_call(order, (stdin, code.encode("utf-8", "surrogateescape")), limits)
 
     def put(self, path: str, content: bytes) -> None:
+        """Write a file into the working folder. Raises SandboxFailure."""
         try:
             self._open_folder().put(path, content)
         except OSError as error:
             raise SandboxFailure(f"{path} could not be written: {error.strerror}", retryable=False) from error
 
     def read(self, path: str, longest: int) -> bytes:
+        """Return the first `longest` bytes of a file. Raises FileNotFoundError, SandboxFailure."""
         try:
             return self._open_folder().read(path, longest)
         except FileNotFoundError:
@@ -200,7 +203,7 @@ class WarmSandbox(ABC):
                     stdout=theirs.fileno() if plan.is_piped else output_fd,
                     stderr=output_fd,
                     env=plan.variables,
-                    cwd="/proc" if plan.is_piped else "/",  # where podman can leave no file
+                    cwd="/proc" if plan.is_piped else "/",  # podman cannot leave files in /proc
                     start_new_session=True,
                     pass_fds=[theirs.fileno(), number, *plan.descriptors],
                     user=plan.user,
@@ -216,7 +219,7 @@ class WarmSandbox(ABC):
                     os.close(each)
             theirs.close()  # so that its end is seen
             if plan.is_piped:
-                with suppress(OSError):  # that it ended, it has said otherwise
+                with suppress(OSError):  # the end of the process is reported in another way
                     self._line.sendall(len(given).to_bytes(4, "big") + given)
             self._pid = self._read_pid(plan)
             self._await_resident(plan, output_fd)

@@ -135,7 +135,7 @@ def _build_node(
         "mode": mode,
         "batches": "ExplorerSteps" if mode == BOTH else "StoreGroups",
         "rows": ajet.data.train_batch_size * ajet.rollout.num_repeat,
-        "saves": ajet.trainer_common.save_freq if mode == BOTH else 1,  # what is announced is on the disk
+        "saves": ajet.trainer_common.save_freq if mode == BOTH else 1,  # announced weights must be on disk
         "engines": engines,
         "gpu_per_node": slots,
         "prompt_tokens": prompt,

@@ -39,7 +39,6 @@ class TrinityRecord(RayRecord):
             assigned = self._assigned.pop(letter.step)
             letter = StepNotice(letter.step, assigned.metrics | letter.metrics, assigned.credited)
         super().handle_notice(letter)
-        if (
-            isinstance(letter, CheckpointNotice) and letter.step == self.step
-        ):  # the last one, written after its numbers were told
+        # The last checkpoint is written after the step's metrics were recorded.
+        if isinstance(letter, CheckpointNotice) and letter.step == self.step:
             self._commit_checkpoint(letter)

@@ -71,7 +71,7 @@ def train_on_trinity(
     else:
         store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
         tickets = LaunchTickets(store, order, batch=experiment.ajet.data.train_batch_size)
-    if over:  # whoever was killed may not have said so
+    if over:  # a killed run may not have marked its end
         tickets.finish_run()
         return
     if run.resumed is not None:
@@ -149,7 +149,7 @@ def prepare_config(
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    compose_trinity_config(experiment)  # what is wrong is said before anything is loaded
+    compose_trinity_config(experiment)  # raises errors of the config before anything is loaded
     if run.resumed is not None and BACKBONE not in run.resumed.state:
         raise ConfigError(
             "The checkpoint is of another backbone: Trinity cannot go on from it.",

@@ -164,7 +164,7 @@ def read_trinity_keys() -> Keys:
 
     try:
         folder = require_trinity()
-    except UserError:  # said by whoever needs it
+    except UserError:  # code that needs Trinity raises the error
         return {}
     places = [str(folder)] if folder is not None else sys.path
     (found, *_) = distributions(name=DISTRIBUTION, path=places)

@@ -32,7 +32,7 @@ NOTHING: dict[str, list[Any]] = {"prompt_ids": [0], "completion_ids": [0], "env_
 class TrlRollout:
     """Called by the trainer once a step, with one prompt for each episode."""
 
-    __name__ = "episodes"  # TRL asks its functions for one
+    __name__ = "episodes"  # TRL reads the name of its functions
 
     def __init__(
         self, rollout: Rollout, engine: TokenEngine, run: RunDirectory, order: TaskOrder, repeats: int

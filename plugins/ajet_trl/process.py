@@ -115,7 +115,7 @@ class SharedModel:
 
 
 def _exit_with_parent() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock would be held at the end
+    while os.read(0, 1):  # sys.stdin is not used, since its lock would be held at exit
         pass
     os._exit(1)
 

@@ -24,7 +24,7 @@ class TrlTrainer(RunProcessor):
     """Trains with TRL's GRPOTrainer in a separate process. Agent, data and reward are ajet's, as for every engine
     (`RunProcessor`); the optimizer and the steps are TRL's."""
 
-    backbone = "local"  # whose keys the configuration has
+    backbone = "local"  # the configuration has the keys of this backbone
     sections = (SECTION,)
 
     def __init__(self, run_path: str) -> None:
@@ -57,7 +57,7 @@ class TrlTrainer(RunProcessor):
             try:
                 code = process.wait()
             finally:
-                process.kill()  # of one that has ended, nothing
+                process.kill()  # a process that has ended is not affected
                 process.wait()
             if failure_file.exists():
                 raise UserError(**json.loads(failure_file.read_text()))

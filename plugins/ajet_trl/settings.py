@@ -61,13 +61,13 @@ def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dic
         "adam_beta1": optim.betas[0],
         "adam_beta2": optim.betas[1],
         "adam_epsilon": optim.eps,
-        "max_grad_norm": optim.grad_clip or 0.0,  # which is how transformers is told not to clip
+        "max_grad_norm": optim.grad_clip or 0.0,  # 0 makes transformers skip clipping
         "beta": trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
         "epsilon": credit.clip_low,
         "epsilon_high": credit.clip_high,
         "scale_rewards": "group" if credit.norm_adv_by_std else "none",
         "loss_type": _LOSSES[credit.loss_aggregation],
-        "max_completion_length": config.data.max_response_length,  # what dr_grpo divides by; nothing is cut to it
+        "max_completion_length": config.data.max_response_length,  # dr_grpo divides by it; nothing is cut to it
         "gradient_checkpointing": trainer.gradient_checkpointing,
         "num_iterations": 1,
         "use_vllm": False,

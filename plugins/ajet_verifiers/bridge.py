@@ -53,8 +53,8 @@ def main() -> int:
     parser.add_argument("--index", type=int, default=0)
     given = parser.parse_args()
     sys.path[:0] = given.path
-    os.environ["PYTHONPATH"] = os.pathsep.join(given.path)  # tool servers are processes of their own
-    # the programs of this environment, `uv` among them, for harnesses that are scripts
+    os.environ["PYTHONPATH"] = os.pathsep.join(given.path)  # tool servers are separate processes
+    # Harnesses that are scripts need the programs of this environment, for example `uv`.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -92,7 +92,7 @@ def build_result(episode: Any) -> dict[str, Any]:
     trained agents is not one, or if another agent uses the trained model.
     """
     trained = [trace for trace in episode.traces if trace.agent.trainable]
-    blamed = trained if episode.ok else episode.traces  # another agent's that it got over cost the trained one nothing
+    blamed = trained if episode.ok else episode.traces  # errors of other agents do not count if the episode is ok
     raised = [*episode.errors, *(error for trace in blamed for error in trace.errors)]
     errors = [make_error(error.type, error.message) for error in raised]
     if errors or not episode.ok:
@@ -143,7 +143,7 @@ def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
         made = cache / f"ajet-made-{hashlib.sha256(script.encode() if isinstance(script, str) else script).hexdigest()}"
         with contextlib.ExitStack() as held:
             if not made.exists():
-                with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
+                with contextlib.suppress(OSError):  # scripts are not shared if the cache cannot be written
                     cache.mkdir(parents=True, exist_ok=True)
                     lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
                     await _take_lock(lock)

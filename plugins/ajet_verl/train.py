@@ -101,7 +101,14 @@ def train_on_verl(
 def open_tickets(
     experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder
 ) -> LaunchTickets:
-    """Return the tickets of verl's rows, starting at the resumed checkpoint; `config` is verl's."""
+    """Return the tickets of this launch, starting at the resumed checkpoint.
+
+    A ticket is the trainer's claim on one group. verl's data set has a row for each ticket, without a task: the run's
+    store assigns the task when the row is played.
+
+    Args:
+        config: verl's config.
+    """
     settings = experiment.ajet
     oldest = find_oldest_version(config, run.resumed.step if run.resumed else 0)
     store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)

@@ -91,7 +91,8 @@ class Views:
         row["off"] = list_off_curves(self._settings.of(folder))
         if row["state"] not in ENDED_EARLY and row["kind"] != "debug":
             return row
-        table = self.table(name)  # of any other run only who asks for its episodes has them all read
+        # Episodes are read here only for these runs, since reading all of them takes long.
+        table = self.table(name)
         table.read_new_rows(0.0)
         failed = sum(1 for found, _ in table.rows() if found["failure"])
         return {**row, "failed": failed, "log": read_log_end(folder)}

@@ -122,7 +122,7 @@ def _read_new_lines(file: _EpisodeFile) -> None:
             while True:
                 try:
                     line = next_line(stream)
-                except ValueError:  # nothing behind it is looked for
+                except ValueError:  # the rest of the file is not searched
                     file.damaged, file.end = file.damaged + 1, found.st_size
                     break
                 if not line.endswith(b"\n"):
@@ -134,7 +134,7 @@ def _read_new_lines(file: _EpisodeFile) -> None:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
     except RecordFileError:
-        about = file.path.lstat()  # as it is now: looked at again when it is another
+        about = file.path.lstat()  # the file is read again only after it was replaced or changed
         file.inode, file.end, file.rows, file.damaged = about.st_ino, about.st_size, [], 1
     except OSError:
         return

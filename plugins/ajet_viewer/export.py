@@ -50,7 +50,8 @@ def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         rows.append(row)
         pages[row["uuid"]] = page
         tokens[row["uuid"]] = []
-        for line in lines:  # of the first episode as many as there is room for: it is in the file in any case
+        # The first episode is exported in any case, with as many tokens as there is room for.
+        for line in lines:
             shown = min(len(line.ids), max(0, before))
             before -= shown
             tokens[row["uuid"]].append(episode_page.build_token_window(episode, line, 0, shown, spell, most=shown))

@@ -97,7 +97,7 @@ class Library:
 
     def _read_cached(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
         path = folder / name
-        stamp = _read_stamp(path)  # before it is read: what is written meanwhile is read again
+        stamp = _read_stamp(path)  # taken before the read, so that a file written meanwhile is read again
         known = self._read.get(path)
         if known is not None and known[0] == stamp:
             found: T = known[1]
@@ -221,7 +221,7 @@ def read_last_values(
     wanted = {f'"{names[0]}"'.encode(): names for names in rows}
     for line in reversed(lines):
         there = [mark for mark in wanted if mark in line]
-        if not there:  # most rows of most files, and all of those that lack what a run of another kind has
+        if not there:  # most rows have none of the wanted metrics
             continue
         try:
             row = parse_object(line)

@@ -47,7 +47,8 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
     words = [word for row in rows for word in (row["held_out_short"] or "").split()]
     held_out = max(map(len, ("held out", *words))) if narrow else None
     room = max(8, console.width - BESIDE_NAME - (held_out or 0)) if narrow else None
-    table.add_column("run", overflow="fold", no_wrap=short, max_width=room)  # a name is there to be typed
+    # Names are copied into commands, so none is cut.
+    table.add_column("run", overflow="fold", no_wrap=short, max_width=room)
     table.add_column("state", min_width=len("interrupted"))
     table.add_column("step", justify="right")
     table.add_column("reward", justify="right")

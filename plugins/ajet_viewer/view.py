@@ -221,8 +221,9 @@ def view_run(run: RunDirectory) -> Iterator[None]:
             run.close("finished")
             print(f"The run has ended; {viewer.address} stays until you press Enter. ", end="", flush=True)
             with suppress(KeyboardInterrupt):
+                # `input` is not used: a Ctrl-C just before its read would have no effect until a line is typed.
                 while not select.select([sys.stdin], [], [], 0.5)[0]:
-                    pass  # a Ctrl-C that came just before `input` had begun to read would wait for a line
+                    pass
     finally:
         if viewer is not None:
             viewer.end()

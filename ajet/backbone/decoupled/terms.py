@@ -51,7 +51,8 @@ class SamplingTerms:
     lineage: str
     tokenizer: str
     template: str
-    order: Mapping[str, Any]  # as returned by `TaskOrder.identity`
+    order: Mapping[str, Any]
+    """The result of `TaskOrder.identity`."""
     repeats: int
     sampling: tuple[float, float, int]
 

@@ -117,8 +117,7 @@ class LocalBackbone:
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`. On return, the engine samples with the new weights."""
         with self._sampler.paused():
-            # written replies: nothing was sampled, so no memory is left to release, and the next phase is another
-            # update
+            # Written replies were not sampled, so no memory has to be released before the update.
             if not batch.written:
                 release_memory()
             metrics = self.trainer.update(batch, gap=self._gap, alarm=self._alarm)

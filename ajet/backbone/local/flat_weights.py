@@ -115,7 +115,7 @@ class FlatWeights:
         if self._dithered_by is not None:
             generator = torch.Generator(self.values.device).manual_seed(self._dithered_by)
             low.random_(-(2**15), 2**15, generator=generator)
-            low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie numbers of the other sign
+            low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern are numbers of the other sign
         return low
 
     def master(self, start: int, stop: int, room: tuple[Tensor, Tensor] | None = None) -> Tensor:

@@ -250,7 +250,8 @@ class Trainer:
         """Sum the gradients of all rows, and the critic's, and return the number of computed tokens.
 
         Args:
-            passes: minimum number of passes to reserve gradient memory for.
+            passes: allocate the gradient buffer as for at least this number of backward passes. Several passes need
+                float32; one pass over bfloat16 weights needs bfloat16 only.
         """
         forward = self.policy.forward
         rows = self._pack_rows(loss.samples, forward)
@@ -263,9 +264,9 @@ class Trainer:
             if loss.needs_reference:
                 with self.policy.reference() as frozen:
                     reference = frozen.logprobs(row, temperature)
-            its_loss = loss.row(row.targets, forward.device, reference)
+            row_loss = loss.row(row.targets, forward.device, reference)
             head_gradient = critic.row(row.targets, forward.device) if critic is not None else None
-            forward.backward(row, temperature, its_loss, gather=passes == 1, head_gradient=head_gradient)
+            forward.backward(row, temperature, row_loss, gather=passes == 1, head_gradient=head_gradient)
         return sum(row.ids.size for row in rows)
 
     def _step_optimizer(

@@ -169,7 +169,7 @@ def _require_model_server(evaluation: Evaluation) -> None:
     if model.url is None:
         return
     services = list(model_servers(evaluation.experiment))
-    if "@" in model.label or "://" in model.label:  # by --model, and not by the YAML
+    if "@" in model.label or "://" in model.label:  # the model comes from --model, not from the YAML
         do = f"start the server at {model.url}, or name another one (--model NAME@URL)"
         services = [replace(each, key=f"--model {model.label}", do=do) for each in services]
     require_answers(services)

@@ -224,7 +224,7 @@ def _format_cells(scores: Scores, columns: Sequence[str]) -> list[str]:
         "s": f"{sum(a.seconds for a in counting) / max(1, len(counting)):.1f}",
     }
     passes = [name for name in columns if name.startswith("pass@")]
-    for name in passes:  # only the first and the last with an interval, else the line would be long
+    for name in passes:  # only the first and the last have an interval, to limit the line's length
         rate = scores.pass_rate(int(name.removeprefix("pass@")))
         has_interval = name in (passes[0], passes[-1])
         cells[name] = "–" if rate is None else str(rate) if has_interval else f"{rate.value:.1%}"

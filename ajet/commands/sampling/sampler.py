@@ -177,7 +177,8 @@ class GroupSampler:
         announced = self.store.announced()
         if announced is None or announced.policy.told.get(OVER):
             return True
-        with suppress(PolicyWentBackError, TimeoutError):  # groups waiting for the weights are then returned
+        # If the wait fails, groups waiting for the weights are returned.
+        with suppress(PolicyWentBackError, TimeoutError):
             self._require_known(announced)
             try:
                 self._follow_policy(announced.policy, waits)

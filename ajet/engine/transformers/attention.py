@@ -159,7 +159,7 @@ def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: 
         mask = block.mask(how.window, q.dtype)[:, :seen]
         got = attend_fused_rows(q, keys[rows, :, :seen], values[rows, :, :seen], mask, how.scale)
     else:
-        # the complete capacity, masked: a product over a part of each row would first copy the parts
+        # The product covers the complete capacity, masked. A product over a part of each row would copy the parts.
         heads = keys.shape[1]
         grouped = q.reshape(n, heads, -1, q.shape[-1])
         mask = block.mask(how.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)

@@ -145,7 +145,7 @@ def _invert_cumulative(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     places = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     inside = probability_BV.gather(1, places.clamp(max=vocabulary - 1)).double() * (places < vocabulary)
     within = ((inside.cumsum(-1) + before) <= goal).sum(-1)
-    # rounding can move the goal past the end of the block: then take the block's last possible token
+    # if rounding moves the goal past the end of the block, the block's last possible token is taken
     last = torch.where(inside > 0, places - block * _BLOCK, -1).amax(-1)
     return block[:, 0] * _BLOCK + torch.minimum(within, last.clamp_(min=0))
 

@@ -315,7 +315,7 @@ def _leads_out(path: str) -> bool:
     try:
         for _ in range(_MAX_DECODED):
             decoded = unquote(decoded, errors="strict")
-    except UnicodeDecodeError:  # for example an overlong form of a dot
+    except UnicodeDecodeError:  # the bytes are no UTF-8, for example an overlong form of a dot
         return True
     if unquote(decoded) != decoded:
         return True

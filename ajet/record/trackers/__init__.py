@@ -53,7 +53,7 @@ class Trackers:
             patience = _patience_seconds(type(tracker), closing=closing)
             try:
                 call_within(patience, partial(call, tracker), what=type(tracker).__name__)
-            except Exception as error:  # noqa: BLE001 - a service's client or the user's code: the run goes on without
+            except Exception as error:  # noqa: BLE001 - the run continues without this tracker
                 name = type(tracker).__name__
                 logger.warning("{} failed ({}: {}) and is dropped from now on", name, type(error).__name__, error)
                 self.opened.remove(tracker)
@@ -115,7 +115,7 @@ def call_within(seconds: float | None, call: Callable[[], T], *, what: str) -> T
     def work() -> None:
         try:
             answers.append(call())
-        except BaseException as error:  # noqa: BLE001 - raised below, where somebody sees it
+        except BaseException as error:  # noqa: BLE001 - it is raised below
             errors.append(error)
 
     thread = threading.Thread(target=work, name=f"ajet-{what}", daemon=True)

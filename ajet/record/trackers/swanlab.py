@@ -52,7 +52,7 @@ class SwanlabTracker(Tracker):
                 probe=chosen.Probe(runtime=False, requirements=False, git=False),
             ),
         )
-        sys.excepthook = hook  # ajet says how a run ended, and waits no longer than `closing_s` for it
+        sys.excepthook = hook  # ajet reports the run's end itself, and waits at most `closing_s`
         with suppress(AttributeError):
             atexit.unregister(self._run._handle_atexit)
         self._table = swanlab.echarts.Table

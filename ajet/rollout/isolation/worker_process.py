@@ -285,7 +285,7 @@ def lower_session_priority(pid: int) -> None:
             return
         except BlockingIOError:
             time.sleep(_PRIORITY_PAUSE_S)
-        except OSError:  # ended, or /proc is read-only: then only the priority within the session counts
+        except OSError:  # it ended, or /proc is read-only: only the priority within the session counts
             return
 
 

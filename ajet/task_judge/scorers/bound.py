@@ -126,7 +126,7 @@ class BoundScorer:
         """Return (parameter or "" for positional, value name, required) of each parameter."""
         try:
             parameters = [*inspect.signature(self._function).parameters.values()]
-        except (TypeError, ValueError):  # of C, and silent on what it takes
+        except (TypeError, ValueError):  # a function written in C may have no signature
             return [("", ANSWER, True), ("", REFERENCE, True)]
         plain = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)

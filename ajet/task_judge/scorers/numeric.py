@@ -130,7 +130,7 @@ def find_stated_number(answer: str) -> StatedNumber | None:
     while (each := _VALUE.search(text, place)) is not None:
         place = each.end("number")
         if not each["money"] and _NAME_LETTER.match(text[each.start() - 1 : each.start()]):
-            continue  # of a name: x1
+            continue  # the number is part of a name such as x1
         read = _read_value(text, each)
         if read is None:
             return None

@@ -200,7 +200,7 @@ class StoreSource(TaskReaderSource):
         self._may_complete = (
             not is_ending or closed + in_flight >= size or (self.samplers.is_colocated and in_flight > 0)
         )
-        if not is_ending:  # else samplers may be ending, too
+        if not is_ending:  # at the end samplers may be ending, too
             self.samplers.watch()
         self.announcer.wait(session.step + 1, closed, size, self._stale)
         time.sleep(POLL_S)

@@ -104,19 +104,25 @@ def other_model_class() -> Any:
         def __init__(
             self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: Any
         ) -> None:
+            """Create the model; the client is created at each call, with the server's address and key.
+
+            Args:
+                kwargs: only `generate_kwargs` and `reasoning_effort` are passed on. Others, such as client arguments,
+                    are dropped, because the client is replaced.
+            """
             from openai import AsyncOpenAI
 
             ours = {name: kwargs[name] for name in ("generate_kwargs", "reasoning_effort") if name in kwargs}
             super().__init__(model_name=model_name, api_key="none", stream=stream, **ours)
             self.max_try = max_try
-            self._made = AsyncOpenAI
+            self._client_class = AsyncOpenAI
 
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
             from openai import OpenAIError
 
             server = find_other_server()
             for number, key in enumerate(server.keys, start=1):
-                self.client = self._made(base_url=server.base_url, api_key=key, max_retries=self.max_try - 1)
+                self.client = self._client_class(base_url=server.base_url, api_key=key, max_retries=self.max_try - 1)
                 try:
                     return await super().__call__(messages, *args, **kwargs)
                 except OpenAIError:

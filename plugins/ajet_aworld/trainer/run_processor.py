@@ -70,7 +70,7 @@ class RunProcessor(TrainerProcessor):
         Raises ValueError for an unusable value, ConfigError for a wrong key or value.
         """
         given = _read_tree(config, self.base)
-        if not given.get("ajet"):  # keys of ajet's without the word, beside sections of a backbone's
+        if not given.get("ajet"):  # ajet's keys may lie at the top, next to a backbone's sections
             backbone_sections = {*_SECTIONS, *self.sections}
             own = {key: value for key, value in given.items() if key not in backbone_sections}
             given = {"ajet": own, **{key: value for key, value in given.items() if key in backbone_sections}}

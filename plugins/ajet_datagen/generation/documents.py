@@ -112,7 +112,7 @@ def read_document(file: Path) -> str:
 def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
     held = ""
     for piece in (part.strip() for part in ends.split(text)):
-        while len(piece) > size:  # no end in it, so it is cut
+        while len(piece) > size:  # the piece contains no end, so it is cut by size
             if held:
                 yield held
                 held = ""
@@ -159,7 +159,7 @@ def _read_pdf(data: bytes, name: str) -> str:
         raise MissingExtraError("pypdf", "documents", needed_for="Reading PDF files") from error
     try:
         pages = [page.extract_text().strip() for page in PdfReader(io.BytesIO(data)).pages]
-    except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed
+    except (DependencyError, PyPdfError) as error:  # DependencyError: no package for decryption
         raise ValueError(str(error)) from error
     if silent := [number for number, page in enumerate(pages, 1) if not page]:
         problem = f"{len(silent)} of {len(pages)} pages have no text (scanned pages?)"

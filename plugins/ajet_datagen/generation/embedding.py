@@ -118,7 +118,7 @@ def embed_texts(
     found = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
     if refused := sum(not rows[name] for name in names.values()):
         logger.warning("{} of {} questions are compared by letters only: {} refused them", refused, len(names), model)
-    largest = np.abs(found).max(axis=1, keepdims=True)  # whose square no number may hold
+    largest = np.abs(found).max(axis=1, keepdims=True)  # the square of a larger number could overflow
     return normalize_vectors((found / np.where(largest == 0, 1, largest)).astype(np.float32))
 
 
@@ -150,7 +150,7 @@ class ServerEmbedder:
             if len(texts) > 1:
                 refused, half = self._refused, (len(texts) + 1) // 2
                 parts = [*self._embed_or_split(texts[:half]), *self._embed_or_split(texts[half:])]
-                if self._refused == refused:  # each text is taken, and not all at once
+                if self._refused == refused:  # the server accepts each text, but not all in one batch
                     self._batch_size = min(self._batch_size, half)
                 return parts
             self._refused += 1

@@ -23,7 +23,13 @@ RELATED_PARTS = ("header", "footer", "footnotes", "endnotes")
 
 
 def read_word(data: bytes) -> str:
-    """Return the text of a Word file. Raises MissingExtraError, and the exceptions of its readers for damage."""
+    """Return the text of a Word file.
+
+    A damaged file raises the exceptions of `checked_archive`, of python-docx or of its XML parser.
+
+    Raises:
+        MissingExtraError: python-docx is not installed.
+    """
     try:
         from docx import Document
         from docx.oxml.parser import parse_xml
@@ -34,7 +40,7 @@ def read_word(data: bytes) -> str:
     found += _read_diagrams_and_charts(document.part, parse_xml)
     for kind in RELATED_PARTS:
         texts = [_read_blocks(parse_xml(part.blob)) for part in _find_parts(document.part, kind)]
-        found += dict.fromkeys(block for blocks in texts for block in blocks)  # each section has the same ones
+        found += dict.fromkeys(block for blocks in texts for block in blocks)  # sections repeat the same blocks
     return "\n\n".join(found)
 
 

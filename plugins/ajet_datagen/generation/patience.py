@@ -47,7 +47,7 @@ async def request_with_retries(
             if not problem.is_retryable or number >= retries or hung or failover.is_resting(place):
                 raise
             await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
-            if failover.is_resting(place):  # another prompt found out meanwhile
+            if failover.is_resting(place):  # another prompt's failure has put the server to rest
                 raise
             number += 1
 

@@ -43,7 +43,7 @@ def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace
     def mask(text: str) -> str:
         try:
             masked = function(text)
-        except Exception as error:  # the user's code: whatever it raises is its failure
+        except Exception as error:  # the user's code may raise anything
             raise TaskError(
                 f"The masking function failed: {type(error).__name__}: {error}", where=f"{KEY}, {trace.where}"
             ) from error

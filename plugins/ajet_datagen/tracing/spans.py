@@ -60,10 +60,10 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
             else:
                 (calls if kind == "call" else agents).append(trace)
         named = {agent.agent for agent in agents}
-        if len(named) == 1:  # AgentScope's calls do not say whose they are
+        if len(named) == 1:  # AgentScope's calls do not name their agent
             calls = [call if call.agent else replace(call, agent=agents[0].agent) for call in calls]
         rated = [agent.rating for agent in agents if agent.rating != ReplyRating()]
-        if calls and rated:  # said of the agent's answer, which is the last reply
+        if calls and rated:  # an agent's rating is about its answer, the last reply
             at = len(calls) - 1
             calls[at] = replace(calls[at], rating=rated[-1].update_with(calls[at].rating))
         found += select_last(calls or agents)

@@ -206,7 +206,7 @@ class FrontEpisodes:
             return EnvironmentFailure(why)
         if episode.instances.get(server.name) is instance:
             del episode.instances[server.name]
-            self._run_in_background(server.give_back(instance))  # nobody waits for a corpse
+            self._run_in_background(server.give_back(instance))  # no caller waits for the lost instance
         episode.lost = why
         return EpisodeLostError(episode.lost)
 

@@ -218,7 +218,7 @@ class InstancePool:
     async def _start_spare(self) -> None:
         try:
             found = await self.start("")
-        except BoundaryError as problem:  # whoever needs it is told when it is needed
+        except BoundaryError as problem:  # the call that needs the server gets the error
             logger.warning("{}: could not be started ahead: {}", self.name, problem)
         else:
             self.waiting.append(found)

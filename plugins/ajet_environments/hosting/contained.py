@@ -47,7 +47,7 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
     end_on_hangup()
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
-        before = dict(os.environ)  # without the variables of the environment's own file
+        before = dict(os.environ)  # the environment's own file adds its variables below
         description = read_description(Path(file))
         program = find_engine(image)
         with open_listener(host, port) as listening:
@@ -79,7 +79,7 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         state.forget()
-        with suppress(SandboxFailure):  # what could not be removed is removed by the next start
+        with suppress(SandboxFailure):  # the next start removes a remaining container
             run_engine(program, "stop", "--time", str(int(DOWN_S * 2 / 3)), name)
         with suppress(SandboxFailure):
             remove_container(program, name)

@@ -69,9 +69,9 @@ def start_environment(
     state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     log = state_file(name).with_suffix(".log")
     with alone(state_file(name).with_suffix(".lock"), f"starts {name}", say=console.print):
-        _refuse_second(name)  # two that were asked for at once
-        log.write_bytes(b"")  # each start draws a token of its own
-        with log.open("ab") as output:  # so that whoever shortens it does not leave a hole
+        _refuse_second(name)  # two starts may run at the same time
+        log.write_bytes(b"")  # each start has its own token, so the old log is cleared
+        with log.open("ab") as output:  # in append mode a truncated log has no hole
             environment = {key: value for key, value in os.environ.items() if key != TOKEN}
             process = subprocess.Popen(
                 build_command(f"ajet_environments.hosting.{module}", json.dumps(settings)),
@@ -80,7 +80,7 @@ def start_environment(
             )  # fmt: skip
         try:
             return _wait_until_ready(name, process, log)
-        except BaseException:  # an interrupt, too: nobody would know of what comes up then
+        except BaseException:  # also an interrupt: the started process would be unknown
             _end_process(process)
             raise
 

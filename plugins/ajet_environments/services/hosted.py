@@ -260,7 +260,7 @@ async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
 def _count_arguments(function: Callable[..., Any], most: int) -> int:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of C, and silent on what it takes
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return most
     for count in range(most, -1, -1):
         try:

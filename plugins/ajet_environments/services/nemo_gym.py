@@ -63,7 +63,7 @@ class NemoGymInstance:
             raise ValueError(f"task {task_id!r} has no row with `{ROW}`")
         self._row = given
         self._schemas = {tool["name"]: tool.get("parameters") or {} for tool in _list_functions(given[ROW])}
-        jar = aiohttp.CookieJar(unsafe=True)  # of addresses that are numbers, too
+        jar = aiohttp.CookieJar(unsafe=True)  # accepts cookies of hosts that are IP addresses, too
         self._session = aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
         status, body = await self._post_json("seed_session", dict(given))
         if status >= 400:
@@ -116,7 +116,7 @@ class NemoGymInstance:
         return content, fits
 
     async def _run_call(self, name: str, spelled: str) -> tuple[str, bool]:
-        if name not in self._schemas:  # and never one of the server's own paths
+        if name not in self._schemas:  # the name becomes a path, and must not be one of the server's own
             return f"There is no tool {name}; there are {', '.join(self._schemas) or 'none'}.", False
         try:
             arguments = json.loads(spelled or "{}")
@@ -124,7 +124,8 @@ class NemoGymInstance:
             return "That was no action: its arguments are no JSON.", False
         why: str | None = "they are no object"
         if isinstance(arguments, dict):
-            why = await asyncio.to_thread(find_value_problem, arguments, self._schemas[name])  # which may take a second
+            # The check runs in a thread, because it may take a second.
+            why = await asyncio.to_thread(find_value_problem, arguments, self._schemas[name])
         if why is not None:
             return f"That was no action: its arguments do not fit: {why}.", False
         status, body = await self._post_json(name, arguments)

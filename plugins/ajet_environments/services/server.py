@@ -160,7 +160,8 @@ class WorldServer:
         self, verb: Callable[[Mapping[str, Any]], Awaitable[Any]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
-            if request.content_type != "application/json":  # what a page of another site can send without being asked
+            # A page of another site can send other content types without a preflight request.
+            if request.content_type != "application/json":
                 return _build_refusal(415, "the request is no application/json")
             try:
                 body = await request.read()
@@ -284,16 +285,16 @@ class WorldServer:
             ending = asyncio.create_task(self._end_instance(held))
             self._leaving.add(ending)
             ending.add_done_callback(self._leaving.discard)
-            await asyncio.shield(ending)  # whoever asked for it may be gone before it is
+            await asyncio.shield(ending)  # the client may disconnect before the release has finished
 
     async def _end_instance(self, held: _HostedInstance) -> None:
         """Release the instance and free its slot."""
         try:
             if held.instance is not None:
-                with suppress(asyncio.TimeoutError):  # what it is doing now may hang
+                with suppress(asyncio.TimeoutError):  # the instance's current call may hang
                     await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
                 await asyncio.wait_for(call_world(held.instance.release), CLOSE_S)
-        except Exception as problem:  # noqa: BLE001 - a world's own code; its slot is free all the same
+        except Exception as problem:  # noqa: BLE001 - the world's code may fail; its slot is freed anyway
             print(f"{self.world.name}: releasing an instance failed: {type(problem).__name__}: {problem}", flush=True)
         finally:
             if held in self._living:
@@ -333,7 +334,7 @@ class WorldServer:
     async def release_idle(self) -> None:
         until = time.monotonic() - self.idle_s
         idle = [each for each in self.hosted.values() if each.last_used < until and not each.is_busy]
-        for held in idle:  # at once: a request that comes while one is released finds none of them
+        for held in idle:  # all are removed first, so no request finds an instance being released
             del self.hosted[held.name]
         await asyncio.gather(*map(self._end_when_made, idle))
 

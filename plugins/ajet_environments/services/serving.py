@@ -41,7 +41,7 @@ def serve_world(
 async def serve_until_signal(server: WorldServer, host: str, port: int) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores the last
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which stays ignored
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         bound = await server.start(host, port)

@@ -172,7 +172,7 @@ async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> Rejudge
         judged = []
         for episode, _ in recorded:
             before, rejudged = results[episode.uuid]
-            if rejudged.verdict is None:  # not asked: as it was; failed: no score
+            if rejudged.verdict is None:  # an episode that was not judged is unchanged; after a failure it has no score
                 judged.append(episode if rejudged.attempt is before else replace_verdict(episode, None))
                 continue
             try:

@@ -136,7 +136,8 @@ class WhatIfCredit:
     def _compute_advantages(
         self, step: int, groups: Sequence[Group], left: set[str], outcomes: Mapping[str, Outcome]
     ) -> dict[str, float]:
-        scored_ids = {e.uuid for group in groups for e in group.scored}  # the models saw what had a score then
+        # The models saw the episodes that had a score in the run.
+        scored_ids = {e.uuid for group in groups for e in group.scored}
         if self._algorithm is not None and "critic" in self._algorithm.needs:
             left = left | {uuid for uuid in scored_ids if outcomes[uuid].values is None}
         if self._settings.trainer_common.algorithm.use_kl_in_reward and any(

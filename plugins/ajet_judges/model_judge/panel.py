@@ -46,7 +46,8 @@ class PanelMember:
 
     model: ChatModel
     price_in: float = 0.0
-    price_out: float = 0.0  # for a million tokens
+    price_out: float = 0.0
+    """Price of a million sampled tokens."""
     without: set[str] = field(default_factory=set)
     """Optional fields rejected by its server."""
     free_at: float = 0.0
@@ -200,7 +201,7 @@ class ModelPanel:
         """Add to the budget. Raises JudgeFailure if it is exhausted."""
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
-            return  # before any thread is asked: 64 at once would queue for it
+            return  # returns before a thread is used, since 64 calls in parallel would queue
         try:
             all_calls, all_cost = await asyncio.to_thread(self.store.spend, self._run, calls, cost)
         except sqlite3.Error as error:

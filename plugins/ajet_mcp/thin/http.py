@@ -64,7 +64,7 @@ class HttpChannel:
         try:
             answer, session = await self._send_request("initialize", HELLO, {}, seconds)
         except (CallFailedError, RpcError):
-            server.stateless = None  # another server may stand there when it is asked next
+            server.stateless = None  # another server may answer at this address next time
             raise
         version = answer.get("protocolVersion")
         self._headers = {"MCP-Protocol-Version": version if is_header_text(version) else HELLO["protocolVersion"]}
@@ -115,7 +115,7 @@ class HttpChannel:
         try:
             self._episode = await OwnEpisode.begin(server, server.episodes, seconds=seconds, limit=self._limit)
         except CallFailedError:
-            server.stateless = None  # another server may stand there when it is asked next
+            server.stateless = None  # another server may answer at this address next time
             raise
 
     async def _send_request(

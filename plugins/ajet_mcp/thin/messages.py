@@ -94,7 +94,7 @@ def decoded(frame: bytes | str) -> dict[str, Any] | None:
     """Parse a JSON-RPC message; None for any other frame."""
     try:
         message = load_reply(frame)
-    except (ValueError, RecursionError):  # also an integer too long for Python
+    except (ValueError, RecursionError):  # the frame is no JSON, or has an integer too long for Python
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
 

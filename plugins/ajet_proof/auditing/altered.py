@@ -26,7 +26,7 @@ def list_altered_episodes(run: Path) -> list[str]:
             for reasons in given_up.values() if isinstance(given_up, dict) else ():
                 for why in reasons if isinstance(reasons, list) else ():
                     if isinstance(why, str) and why.startswith(ALTERED):
-                        found.setdefault(why, row.get("step"))  # a trainer that goes on says it again
+                        found.setdefault(why, row.get("step"))  # a resumed trainer records the reason again
     return [f"step {step}: {why}" for why, step in found.items()]
 
 
@@ -35,5 +35,5 @@ def find_waiting_changes(run: Path) -> Iterator[Change]:
     try:
         for path, line, altered in find_changed_episodes(run / "pending"):
             yield Change(f"pending/{path.name}", str(altered), line)
-    except UserError as damage:  # of a line that can't be read at all
+    except UserError as damage:  # a line cannot be read at all
         yield Change("pending", f"{damage.what} ({damage.where})")

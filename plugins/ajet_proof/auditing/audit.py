@@ -280,18 +280,27 @@ class _SavedCheckpoints:
         return {"first_checkpoint": first, "checkpoints": [saved for saved in self._present_steps if saved >= step]}
 
 
-def _build_trail(folder: Path, index: ChainIndex, step: int | None, places: list[dict[str, Any]]) -> Trail:
+def _build_trail(folder: Path, index: ChainIndex, step: int | None, episodes: list[dict[str, Any]]) -> Trail:
+    """Return the trail of recorded episodes, with facts on each step that trained them.
+
+    A step's `as_committed` is True if its metrics row has a digest in the chain, and None if the chain has no link of
+    the step.
+
+    Args:
+        step: The requested step, listed even if no episode was trained in it. None: an episode or a task is traced.
+        episodes: The facts of each episode's line, as in `Trail.episodes`.
+    """
     saved = _SavedCheckpoints(index, checkpoints_of(folder))
-    used = {int(place["trained_in"]) for place in places if place.get("trained_in") is not None}
+    used = {int(episode["trained_in"]) for episode in episodes if episode.get("trained_in") is not None}
     wanted = sorted(used | ({step} if step is not None else set()))
     rows = _read_metric_rows(folder / METRICS, set(wanted))
     steps = []
     for each in wanted:
         row, digest = rows.get(each, (None, ""))
-        link, linked = index.find_step_link(each), index.list_row_digests(each)
-        about = {"link": link, "row": row, "as_committed": digest in linked if link is not None else None}
+        link, committed = index.find_step_link(each), index.list_row_digests(each)
+        about = {"link": link, "row": row, "as_committed": digest in committed if link is not None else None}
         steps.append({"step": each, **about, **saved.find_checkpoints_with(each)})
-    return Trail(folder, step, places, steps)
+    return Trail(folder, step, episodes, steps)
 
 
 def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:

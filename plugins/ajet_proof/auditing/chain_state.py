@@ -192,7 +192,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
             state.key = str(link.get("key", "")) if link else state.key
             state.unkeyed += not state.key
             state.heads.add(digest)
-    if key and state.key != named:  # whoever has no key could have written all of it anew
+    if key and state.key != named:  # a process without the key could have rewritten the complete chain
         made = f"with the key {state.key}" if state.key else "without a key"
         state.changes.append(Change(FILE, f"it was made {made}, but {KEY} is the key {named}"))
     return state
@@ -338,7 +338,7 @@ def _check_arrays(
         yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
         return
     with open_record_file(path) as blobs:
-        end = 0  # lines that claim the same bytes again would have them read again and again
+        end = 0  # bytes claimed by several lines are read only once
         for number, (line, _, at) in enumerate(places, 1):
             found = read_record_part(blobs, at, line.blob_length) if at >= end else b""
             end = at + len(found)
@@ -411,5 +411,5 @@ def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes)
 def _find_damage(checkpoint: Checkpoint, weights: bool) -> str:
     try:
         return checkpoint.damage(tensors=weights) or checkpoint.find_extra_files()
-    except FileNotFoundError:  # a live run removes old ones meanwhile
+    except FileNotFoundError:  # a live run may remove old checkpoints meanwhile
         return "it is missing"

@@ -59,7 +59,7 @@ class DrawChecker:
         if not self._has_curriculum:
             return
         if self._curriculum is None:
-            self._drawn[0] = None  # how long an epoch is nobody says, either
+            self._drawn[0] = None  # the length of an epoch is not recorded, either
             return
         self._is_complete = self._is_complete and all(not self._has_attempts(each) for each in range(self._next, step))
         self._next = step + 1

@@ -102,12 +102,15 @@ def prove(
     return proof
 
 
-def build_samples(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
-    """Return timelines as samples without credit, for packing."""
+def build_samples(timelines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
+    """Return timelines as samples without credit, for packing.
+
+    A timeline with a sampled first token is left out, since no token predicts the first.
+    """
     return [
-        Sample(line, episode, group, np.zeros(line.ids.size, np.float32), 0.0)
-        for line in lines
-        if not line.mask[:1].any()
+        Sample(timeline, episode, group, np.zeros(timeline.ids.size, np.float32), 0.0)
+        for timeline in timelines
+        if not timeline.mask[:1].any()
     ]
 
 

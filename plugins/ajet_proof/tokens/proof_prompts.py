@@ -156,7 +156,7 @@ class _SessionReplay:
         match = self._match_call(call)
         base = match.extends if match.extends in self._prompts else None
         if match.extends is not None and base is None and self._calls[match.extends].response_ids.size:
-            return None  # it builds on one whose words the record hides
+            return None  # it extends a call whose text the record hides
         request = self._restore_replies(call, match.extends)
         tools = self._get_tools(call)
         prompt: Any = None

@@ -35,7 +35,7 @@ def list_gpus() -> list[Gpu]:
         return [
             Gpu(int(total) * 2**20, int(used) * 2**20, int(float(cap)), name.strip()) for total, used, cap, name in rows
         ]
-    except (OSError, subprocess.SubprocessError, ValueError):  # no such command, no GPU, or one that does not tell
+    except (OSError, subprocess.SubprocessError, ValueError):  # the command is missing, or reports no GPU
         return []
 
 

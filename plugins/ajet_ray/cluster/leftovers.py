@@ -70,7 +70,7 @@ class RunLeftovers:
         assert stream is not None
         if not stream.closed:
             stream.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on alone
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the remover continues alone
                 self._remover.wait(ENDED_S)
 
     def _send_line(self, line: str) -> None:
@@ -79,7 +79,7 @@ class RunLeftovers:
         try:
             stream.write(line.encode())
             stream.flush()
-        except BrokenPipeError:  # somebody ended it: segments stay, the run goes on
+        except BrokenPipeError:  # the remover was ended: segments stay, the run continues
             return
 
 
@@ -88,7 +88,7 @@ def list_segments(pid: int) -> Iterator[tuple[str, int]]:
     earlier name."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended, or is somebody else's, who could not open ours
+    except OSError:  # the process has ended, or belongs to a user who cannot open our files
         return
     inodes = {int(line.split(maxsplit=5)[4]) for line in lines if FOLDER in line}
     for path in Path(FOLDER).iterdir() if inodes else ():
@@ -124,7 +124,7 @@ def _mentions_folder(pid: int, folder: Path) -> bool:
         try:
             if str(folder).encode() in Path(f"/proc/{pid}/{kind}").read_bytes():
                 return True
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return False
 
@@ -149,13 +149,13 @@ def run_with_leftovers(command: Sequence[str]) -> int:
 
 def _run_remover() -> None:
     first = sys.stdin.readline()
-    if not first.endswith("\n"):  # its writer was killed before it had said anything
+    if not first.endswith("\n"):  # the writer was killed before its first line
         return
     folder = Path(first[:-1])
     segments: set[tuple[str, int]] = set()
     for line in sys.stdin:
         name, _, inode = line.partition(" ")
-        if inode.endswith("\n"):  # else its writer was killed within the line
+        if inode.endswith("\n"):  # in an incomplete line the writer was killed
             segments.add((name, int(inode)))
     _remove_leftovers(folder, segments)
 

@@ -38,7 +38,10 @@ def find_last_line(folder: Path) -> tuple[str, str]:
 
 @contextmanager
 def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Write lines to files in `folder` within the block, redacted. Enter after `ray.init`."""
+    """Write the output of verl's processes to `folder` within the block, redacted, a log file per process.
+
+    Enter the block after `ray.init`.
+    """
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ def connect_to_ray(
         common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
             ray.init(address="local", runtime_env=runtime, **{**common, **given})
-        except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
+        except Exception as problem:  # Ray has no narrower error for a head that does not start in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
                 do=f"start again when the machine is less busy; `{format_command('doctor')}` looks at what Ray needs",
@@ -134,7 +134,7 @@ def connect_to_ray(
                 do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
             ) from problem
     if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():  # else SIGTERM would end the run within a step
+        for number, handler in handlers.items():  # with Ray's handler SIGTERM would end the run within a step
             signal.signal(number, handler)
     try:
         wait_for_gpus(needs, own=address is None, on_wait=on_wait)

@@ -7,7 +7,7 @@ fork never returns to the resident's code.
 # ruff: noqa: SIM115
 from __future__ import annotations
 
-import _signal  # each page that a fork touches costs it: this one makes no enumerations
+import _signal  # unlike `signal`, `_signal` creates no enumerations; each page touched by a fork takes time
 import gc
 import os
 import resource
@@ -15,7 +15,7 @@ import sys
 
 from ajet_sandbox.inside import kernel
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+TYPE_CHECKING = False  # importing `typing` takes longer than a call
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than the rest
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
@@ -56,7 +56,7 @@ async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             writer.write(piece)
             await writer.drain()
     except OSError:
-        pass  # one side is gone: so is the other now
+        pass  # one side has closed, so the other is closed, too
     finally:
         writer.close()
 
@@ -95,9 +95,8 @@ def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> N
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         descriptors = [listening.detach(), *([settings["ready_fd"]] if "ready_fd" in settings else [])]
-        descriptors = [
-            os.dup(each) for each in descriptors
-        ]  # ascending, so that none is written over before it is read
+        # The copies have ascending numbers, so that `dup2` overwrites none before it is read.
+        descriptors = [os.dup(each) for each in descriptors]
         for place, number in enumerate(descriptors, 3):
             os.dup2(number, place)
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than the rest
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -67,7 +67,7 @@ def walk_project(top: str) -> Iterator[ProjectListing]:
             with os.scandir(here) as found:
                 entries = list(found)
         except OSError:
-            continue  # nobody inside can list it either
+            continue  # no process inside can list the folder either
         if here != top and is_record(os.path.basename(here), {entry.name for entry in entries}):
             yield ProjectListing(here, [], is_hidden=True)
             continue

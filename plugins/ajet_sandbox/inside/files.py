@@ -13,7 +13,7 @@ import stat
 import struct
 from contextlib import contextmanager
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+TYPE_CHECKING = False  # importing `typing` takes longer than a call
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -10,7 +10,7 @@ import os
 from ajet.schema.frames import send_all
 from ajet_sandbox.inside.files import PathEscapeError, SandboxFolder
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+TYPE_CHECKING = False  # importing `typing` takes longer than a call
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -14,7 +14,7 @@ import select
 import sys
 import time
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+TYPE_CHECKING = False  # importing `typing` takes longer than a call
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -75,9 +75,9 @@ class Resident:
 
         from ajet.schema.frames import pack_frame
 
-        exec(compile(b"0", "<code>", "exec"), {})  # what this sets up, no fork has to
+        exec(compile(b"0", "<code>", "exec"), {})  # the first run sets up state that the forks then share
         gc.disable()
-        gc.freeze()  # else a collection in each fork copies all pages
+        gc.freeze()  # without this a collection in each fork copies all pages
         while True:
             while (frame := self._frames.take_frame()) is None:
                 if not self._receive_bytes():

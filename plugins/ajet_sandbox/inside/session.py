@@ -13,7 +13,7 @@ import resource
 from ajet.schema.frames import FrameReader, pack_frame
 from ajet_sandbox.inside import call
 
-TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+TYPE_CHECKING = False  # importing `typing` takes longer than a call
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

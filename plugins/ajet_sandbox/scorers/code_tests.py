@@ -120,6 +120,7 @@ class _FieldReader:
         self._setup = "".join(f"{each}\n" for each in setup)
 
     def read(self, value: Any) -> Iterator[CodeTest]:
+        """Yield the tests of a text, a JSON object or a list; texts may be JSON or compressed."""
         if isinstance(value, str):
             if (decoded := self._decode_text(value)) is not None:
                 yield from self.read(decoded)
@@ -173,6 +174,7 @@ class _FieldReader:
             self._raise_failure(f"they are compressed, and cannot be read: {error}")
 
     def _read_mapping(self, value: Mapping[str, Any]) -> Iterator[CodeTest]:
+        """Yield the tests of a JSON object: nested tests, one input with its output, or parallel lists of both."""
         if not value:
             return
         language = str(value.get("language") or "python").lower()
@@ -185,15 +187,19 @@ class _FieldReader:
             if nested in value:
                 yield from self.read(value[nested])
                 return
-        for one, other in (("inputs", "outputs"), ("input", "output"), ("input", "expected_output")):
-            if one in value and other in value:
-                given, wanted = value[one], value[other]
+        for input_key, output_key in (("inputs", "outputs"), ("input", "output"), ("input", "expected_output")):
+            if input_key in value and output_key in value:
+                given, wanted = value[input_key], value[output_key]
                 break
         else:
             self._raise_failure(f"a case has {', '.join(map(str, value))}")
         function = self._function_of(value)
-        several = one == "inputs" or (not function and isinstance(given, (list, tuple)) and len(value) == 2)
-        if not several:
+        # A list under `input` holds the arguments of a named function. Without a function and further keys, it holds
+        # one input per test, as `inputs` always does.
+        is_parallel_lists = input_key == "inputs" or (
+            not function and isinstance(given, (list, tuple)) and len(value) == 2
+        )
+        if not is_parallel_lists:
             yield self._build_case(given, wanted, function)
             return
         if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or len(given) != len(wanted):

@@ -21,5 +21,5 @@ def build_environment() -> dict[str, str]:
     del found["PYTHONPATH"]
     return found | {
         "VERL_USE_EXTERNAL_MODULES": "ajet_trinity.cpu.trainer",
-        "VLLM_PLUGINS": NAME,  # and not Trinity's own: it imports what vLLM 0.28 does not have
+        "VLLM_PLUGINS": NAME,  # Trinity's own plugin imports names that vLLM 0.28 lacks
     }

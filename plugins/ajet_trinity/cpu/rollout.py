@@ -27,7 +27,7 @@ def _patch_engine_actor() -> None:
     import ray
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    # vLLM's own processes ask the synchronizer for weights: without this they would look into a cluster of their own
+    # vLLM's processes request weights from the synchronizer. Without the address they would look in another cluster.
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     begin: Any = AsyncLLM.start_weight_update
     if "is_checkpoint_format" in inspect.signature(begin).parameters:

@@ -113,14 +113,14 @@ class _VersionReader:
         waiting = self._next.get(loop)
         if waiting is None:
             waiting = self._next[loop] = loop.create_task(self._read_after(self._last_request.get(loop), loop))
-        return await asyncio.shield(waiting)  # one who is cancelled leaves the others their answer
+        return await asyncio.shield(waiting)  # a cancelled caller does not cancel the request of the others
 
     async def _read_after(self, before: asyncio.Task[int] | None, loop: asyncio.AbstractEventLoop) -> int:
         from ray.exceptions import RayError
 
         if before is not None:
             await asyncio.wait([before])
-        self._last_request[loop] = self._next.pop(loop)  # whoever comes from now on waits for another
+        self._last_request[loop] = self._next.pop(loop)  # callers from now on wait for the next request
         try:
             return int(await self._actor.get_model_version.remote())
         except RayError as problem:

@@ -28,7 +28,7 @@ class LastingRunner(RunnerWrapper):
         while True:
             try:
                 answer = await super().run_with_retry(*args, **kwargs)
-                if not answer[0].ok:  # Trinity says a death as it says any failure: ask who lives
+                if not answer[0].ok:  # Trinity reports a dead actor like any failure, so check the actor
                     await self.runner.__ray_ready__.remote()
                 return answer
             except RayError as died:

@@ -50,7 +50,8 @@ class TrinityStage:
                 synchronizer = Synchronizer.get_actor(namespace=checked.ray_namespace)
                 ray.get(synchronizer.coordinate_weight_sync_setup.remote())
                 ray.get([explorer.sync_weight.remote(), trainer.sync_weight.remote()])
-            else:  # one after the other: who asks first is told of version 0, whatever a resumed trainer has loaded
+            else:
+                # The first caller receives version 0, whatever version a resumed trainer has loaded.
                 ray.get(trainer.sync_weight.remote())
                 ray.get(explorer.sync_weight.remote())
             playing, training = explorer.explore.remote(), trainer.train.remote()

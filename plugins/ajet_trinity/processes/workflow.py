@@ -96,7 +96,7 @@ def _open_host(model: Any) -> Host:
                 experiment, load_context().run_id, engine, tokenizer, sender.post_async, sender.grant, None, pins
             )
             gc.collect()
-            gc.freeze()  # else each full collection looks through all that Trinity has loaded while nobody answers
+            gc.freeze()  # full collections would block while they visit all objects loaded by Trinity
         return _host
 
 

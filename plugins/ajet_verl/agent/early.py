@@ -28,7 +28,8 @@ class EarlyAgentLoop:
         from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
         worker: Any = AgentLoopWorkerTQ
-        try:  # in a thread: verl also runs the constructor outside an event loop
+        # The constructor runs in a thread, because verl also runs it outside an event loop.
+        try:
             self._worker = await asyncio.to_thread(worker.__ray_metadata__.modified_class, *parts)
         finally:
             self._is_built.set()

@@ -122,9 +122,8 @@ class ServerEngine:
         key, shown = request.key, {}
         if request.images:
             assert self._images is not None, "a text model's renderer refuses images"
-            pictures = [
-                await asyncio.to_thread(picture, url) for url in request.images
-            ]  # in a thread: other episodes continue meanwhile
+            # Images are decoded in a thread, so that other episodes continue meanwhile.
+            pictures = [await asyncio.to_thread(picture, url) for url in request.images]
             shown = {"image_data": pictures}
             if self._server == "vllm":  # vLLM's own processor expands each image to its tokens
                 prompt = self._images.folded(prompt)

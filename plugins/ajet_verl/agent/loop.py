@@ -27,7 +27,7 @@ class WorkflowLoop(AgentLoopBase):
     async def run(  # type: ignore[override] # verl's workers take a list, its base class does not say so
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[AgentLoopOutput]:
-        """Return the timelines of an episode.
+        """Play an episode and return its token sequences, one output per linear conversation.
 
         Args:
             kwargs: a row of the data set, with verl's uid, session_id and global_steps.

@@ -69,9 +69,8 @@ async def play_session(
             where=f"agent.yaml: {name}",
             expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
         )
-    sessions = await asyncio.to_thread(
-        _open_sessions, name, workflow, made_with
-    )  # in a thread: it waits for the record
+    # The sessions are opened in a thread, because this waits for the record.
+    sessions = await asyncio.to_thread(_open_sessions, name, workflow, made_with)
     episode = await sessions.play_episode(drawn, row)
     failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
     made = [] if failed else build_unscored_rows(episode, policy_version=sessions.version)

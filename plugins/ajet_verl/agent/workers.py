@@ -66,16 +66,15 @@ class AgentWorkers(AgentLoopManagerTQ):
             threading.Thread(target=self._watch_workers, name="ajet-agent-workers", daemon=True).start()
         size = -(-len(prompts) // len(self.agent_loop_workers))
         rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
-        # verl's own selection, since rows of a resumed run come from the queue with nested tensors
+        # The rows are selected by verl's function, since rows of a resumed run have nested tensors.
         chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
         with self._lock:
             self._forget_ended_tasks()
             for place, part in enumerate(rows):
                 for row in part:
                     self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
-            pairs = zip(
-                self.agent_loop_workers, chunks, strict=False
-            )  # with fewer tasks than processes there are fewer chunks
+            # With fewer tasks than processes there are fewer chunks.
+            pairs = zip(self.agent_loop_workers, chunks, strict=False)
             handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
         for each in handed:
             try:

@@ -30,7 +30,7 @@ class TrainerProcess:
 
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
-        with ThreadPoolExecutor(1) as executor:  # two processes import torch, one after the other
+        with ThreadPoolExecutor(1) as executor:  # two processes import torch, here in parallel
             queue = executor.submit(transfer_queue.init, config.transfer_queue)
             from verl.trainer.ppo.v1 import get_trainer_cls
 

@@ -34,7 +34,7 @@ class Telling:
 
 
 class Output:
-    """The growing items of one response. Events have no sequence numbers yet."""
+    """The growing items of one response. The dialect's stream adds the sequence numbers of the events."""
 
     def __init__(self, response: str, telling: Telling, called: Callable[[str, str], None]) -> None:
         """Begin a response; `called` gets (call id, response) for every function call."""
