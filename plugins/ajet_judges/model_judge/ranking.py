@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
@@ -25,7 +25,7 @@ from ajet_judges.model_judge.prompt import JudgeQuestion, shorten_text
 from ajet_judges.model_judge.reply import build_tiers_schema, parse_tiers
 
 if TYPE_CHECKING:
-    from ajet_judges.model_judge.judge import ModelJudge
+    from ajet_judges.model_judge.panel import ModelPanel
 
 ASKED = """Several attempts were made at one task. Which of them are better?
 
@@ -48,6 +48,15 @@ each other together. undecided: those of which you cannot tell. Each label stand
 Tiers = tuple[list[list[str]], str]
 
 
+class RankingJudge(Protocol):
+    """The settings of a judge whose models rank attempts."""
+
+    panel: ModelPanel
+    votes: int
+    temperature: float
+    max_chars: int
+
+
 @dataclass(frozen=True, slots=True)
 class Entrant:
     """One attempt in a ranking."""
@@ -64,7 +73,7 @@ class Entrant:
 
 
 async def compare_attempts(
-    judge: ModelJudge, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
+    judge: RankingJudge, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
     """Return a verdict for each attempt. `answer`: field of the answer in an output. Raises JudgeFailure."""
@@ -79,7 +88,7 @@ async def compare_attempts(
 
 
 async def rank_entrants(
-    judge: ModelJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+    judge: RankingJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
     """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
     if len(entrants) < 2:
@@ -186,7 +195,7 @@ def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> flo
 
 
 def _build_question(
-    judge: ModelJudge,
+    judge: RankingJudge,
     question: str,
     reference: str,
     entrants: Sequence[Entrant],
