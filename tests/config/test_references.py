@@ -65,8 +65,8 @@ def test_installed_modules_and_shipped_tutorials(base, monkeypatch):
 
     assert resolve_reference("ajet.schema.task->Task", base=base) is Task
     assert resolve_reference("collections:OrderedDict", base=base).__name__ == "OrderedDict"
-    reader = resolve_reference("benchmarks.addition.sums->Sums", base=base)
-    assert reader.__name__ == "Sums" and reader is resolve_reference("benchmarks/addition/sums.py->Sums", base=base)
+    reader = resolve_reference("tutorial.quickstart.mails->Mails", base=base)
+    assert reader.__name__ == "Mails" and reader is resolve_reference("tutorial/quickstart/mails.py->Mails", base=base)
 
 
 def test_two_files_of_one_name_are_two_classes_and_one_file_is_one_class(base, tmp_path):

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from tests.ajet_command import ajet, metric_rows
+from tests.support.ajet_process import ajet, metric_rows
 
 from ajet.config import load_experiment
 from ajet.task_reader import open_reader
