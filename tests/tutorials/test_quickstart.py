@@ -5,10 +5,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from tests.support.ajet_process import ajet, metric_rows
 
 from ajet.config import load_experiment
 from ajet.task_reader import open_reader
+from tests.support.ajet_process import ajet, metric_rows
 
 ROOT = Path(__file__).parents[2]
 YAML = ROOT / "tutorial" / "quickstart" / "quickstart.yaml"

@@ -41,7 +41,7 @@ def test_tools_are_listed_and_called_by_hand(file, capsys):
     assert first == "hello" and "of a core" in cost and "MiB" in cost
     for tool, arguments, said in (
         ("nothing", "{}", "no tool nothing"),
-        ("note", "[", "no JSON"),
+        ("note", "[", "not JSON"),
         ("die", "{}", "not answered"),
     ):
         with pytest.raises(UserError, match=said):
