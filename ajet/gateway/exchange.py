@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -109,7 +110,8 @@ class RequestExchange:
         """Answer the request with an error."""
         self.has_started = True
         body = self._dialect.format_error(refused, self._request_id)
-        await send_json(self._send, refused.status, body, [*list_refusal_headers(refused), *self._id_headers])
+        with suppress(OSError):  # the client has left
+            await send_json(self._send, refused.status, body, [*list_refusal_headers(refused), *self._id_headers])
 
     async def _open_call(self, secret: str, grant: Grant[Session]) -> InflightCall | None:
         """Read the request and start its call, or join the call that it repeats. Raises Refused.
