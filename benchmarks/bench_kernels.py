@@ -3,7 +3,7 @@
 Each pair gives the same bits, which is held before it is timed; that of a decoding step's attention does not, and is
 held to be no further from float64. The two take turns, so that both meet the same machine, and a ratio is that of their
 medians, in processor time of one thread. At SmolLM2's shapes: a decoding step's products of 64 rows out of weights that
-no cache holds; a norm over the quickstart's step, forward and backward; the attention of 27 prompts of 75 tokens and
+no cache holds; a norm over the addition task's step, forward and backward; the attention of 27 prompts of 75 tokens and
 the writing of their keys; that of 64 rows of 85 to 105 keys; the probabilities of 64 rows; the optimizer over 2^23
 weights; the sum of the gradients of 2^25.
 Limit: never slower.

@@ -1,13 +1,13 @@
-"""Learn: the quickstart against TRL's GRPOTrainer: seconds a step, peak memory, wall time to a held-out accuracy.
+"""Learn: the addition task against TRL's GRPOTrainer: seconds a step, peak memory, wall time to a held-out accuracy.
 
-Ours is the quickstart as a person starts it: the `ajet` command in a process of its own. TRL gets the same model
+Ours is the addition task as a person starts it: the `ajet` command in a process of its own. TRL gets the same model
 folder, tasks, batch, threads and optimizer setting, and the same torch and transformers; TRL itself is installed
 into the cache on first use. Limits: at least 4 times faster a step, at most half the memory.
 
     python benchmarks/bench_learn.py [--target 0.8] [--trl-steps 3] [--full] [--threads 2] [--trl-pass 64]
 
 TRL takes minutes a step on a small machine, so by default it runs `--trl-steps` steps and its time to the accuracy
-is left open; with `--full` it trains until it has the accuracy, or for as many steps as the quickstart has.
+is left open; with `--full` it trains until it has the accuracy, or for as many steps as the addition task has.
 Both compute a step's 64 sequences in one pass; `--trl-pass 16` lets TRL take four (measured once on two cores: 41 s
 a step either way, 4.8 GiB in place of 8.7).
 """
@@ -92,7 +92,7 @@ def run_watched(command: list[str], on_line: Callable[[str], None], **environmen
 
 
 def ours(threads: int, place: Path) -> Result:
-    """The quickstart by the ajet command."""
+    """The addition task by the ajet command."""
     command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(ADDITION), "--backbone", "local"]
     command += ["--exp-dir", str(place), "--fresh", f"trainer_common.threads={threads}"]
     command += ["trainer_common.device=cpu"]  # as TRL is told to
@@ -118,7 +118,7 @@ def trl_folder() -> Path:
 
 
 def setting_of(experiment: Experiment, **more: Any) -> dict[str, Any]:
-    """The quickstart's setting as trl_grpo.py reads it."""
+    """The addition task's setting as trl_grpo.py reads it."""
     sys.path.insert(0, str(ADDITION.parent))
     from agent import EXAMPLE
     from sums import Sums

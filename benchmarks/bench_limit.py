@@ -8,8 +8,8 @@ its data sheet (processor_peak.py), torch's fused attention with the model's hea
 the same products alone, at the model's shapes, out of weights that no cache holds: the share that a phase reaches of
 that is what bench_machine.py expects by. Rounds are interleaved; a ratio is the median of the rounds' own.
 
-Rollout: 64 prompts of 75 tokens that share nothing, 32 new tokens each. Update and logprobs: the quickstart's step, 8
-prompts of 75 tokens and 8 replies of 15 to each. Hand-over: with the engine of this process nothing is copied; with
+Rollout: 64 prompts of 75 tokens that share nothing, 32 new tokens each. Update and logprobs: the addition task's step,
+8 prompts of 75 tokens and 8 replies of 15 to each. Hand-over: with the engine of this process nothing is copied; with
 --vllm, vLLM's copy is refreshed, for which each weight is read once and written once. On a busy machine
 --processor-time counts a phase's own processor time; the limit's pieces are short enough to find the processor free in
 one of their rounds. Limits: 0.6 of the bound for rollout, 0.7 for the update.

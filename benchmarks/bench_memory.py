@@ -1,7 +1,7 @@
 """Memory: the peak of a training step against the weights, gradients and optimizer state that it must hold.
 
-The step is the quickstart's: 8 prompts of 75 tokens, 8 replies of 15 to each, all trained on, over SmolLM2-135M. What
-must be held is counted from the tensors themselves: weights, the masters' low halves, two moments, gradients. The
+The step is the addition task's: 8 prompts of 75 tokens, 8 replies of 15 to each, all trained on, over SmolLM2-135M.
+What must be held is counted from the tensors themselves: weights, the masters' low halves, two moments, gradients. The
 peak is the process's resident memory (or the GPU's), sampled every 5 ms; the first line is before the model is there.
 
     python benchmarks/bench_memory.py [--steps 3] [key=value ...]
@@ -124,7 +124,7 @@ def main() -> None:
     """Print the ratio; exit 1 above the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the quickstart's configuration")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the addition task's configuration")
     arguments = parser.parse_args()
     experiment = load_experiment(ADDITION, backbone="local", overrides=arguments.overrides)
     ratio = measure(experiment, arguments.steps)

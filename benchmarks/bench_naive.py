@@ -1,4 +1,5 @@
-"""Naive: the quickstart against the loop a person writes first: seconds from the start of the process to an accuracy.
+"""Naive: the addition task against the loop a person writes first: seconds from the start of the process to an
+accuracy.
 
 Both have the same model folder, tasks, held-out problems, batch and threads, and take turns: one runs for
 `--slice` seconds while the other is stopped, so that the machine's other work falls on both alike. What counts is
@@ -103,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=float, default=0.8)
     parser.add_argument("--slice", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=40, help="of the naive loop at most; ajet has the quickstart's")
+    parser.add_argument("--steps", type=int, default=40, help="of the naive loop at most; ajet has the addition task's")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     arguments = parser.parse_args()
     experiment = load_experiment(ADDITION, backbone="local")

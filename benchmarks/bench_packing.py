@@ -1,6 +1,6 @@
 """Packing: an update whose tasks begin alike, against one that computes their common beginning once a group.
 
-The model is the quickstart's, SmolLM2-135M in bfloat16 on one thread, and so are the lengths: a system prompt and a
+The model is the addition task's, SmolLM2-135M in bfloat16 on one thread, and so are the lengths: a system prompt and a
 worked example of 50 tokens that all tasks share, 9 of the question, replies of 15. What is timed is a whole update, the
 optimizer's step included, in processor seconds, each way in turn; the loss must be the same, and the gradient's norm
 within rounding. With `--shared` of some hundreds rounding is all that is left of the norm: in bfloat16 the gradients of

@@ -76,7 +76,7 @@ PARTS = (
                                   f"{VERL}/test_verl_vision.py"), boots=True),
     Part("trinity", 1500, ("plugins/ajet_trinity/tests",), boots=True),
     Part("aworld on verl", 900, ("plugins/ajet_aworld/tests",), boots=True),
-    Part("verl quickstart", 2400, (f"{VERL}/test_verl_learns.py",), boots=True),
+    Part("verl learns", 2400, (f"{VERL}/test_verl_learns.py",), boots=True),
 )  # fmt: skip
 
 

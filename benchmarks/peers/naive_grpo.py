@@ -1,4 +1,5 @@
-"""The loop that a person writes first: GRPO on the quickstart's sums with transformers alone. bench_naive.py runs it.
+"""The loop that a person writes first: GRPO on the addition task's sums with transformers alone. bench_naive.py runs
+it.
 
     naive_grpo.py SETTING.json      one JSON line a step on standard output
 

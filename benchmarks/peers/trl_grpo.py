@@ -1,8 +1,8 @@
-"""The quickstart's training by TRL's GRPOTrainer: run by bench_learn.py with TRL on its path, never by itself.
+"""The addition task's training by TRL's GRPOTrainer: run by bench_learn.py with TRL on its path, never by itself.
 
     trl_grpo.py SETTING.json        one JSON line a step on standard output, then one when it ends
 
-TRL's defaults hold but where the quickstart's setting says otherwise: 8 prompts and 8 replies to each in a step,
+TRL's defaults hold but where the addition task's setting says otherwise: 8 prompts and 8 replies to each in a step,
 `pass` sequences at a time, float32 weights under bfloat16 autocast, AdamW, no KL term.
 """
 

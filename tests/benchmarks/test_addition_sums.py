@@ -30,7 +30,7 @@ def test_nor_is_one_of_the_template_that_init_writes():
 
 def test_the_benchmarks_third_split_is_neither_trained_on_nor_looked_at(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    from quickstart_splits import ThreeSplits
+    from addition_splits import ThreeSplits
 
     splits = {split: pairs(ThreeSplits(None), split) for split in ("train", "validation", "test")}
     assert {split: len(found) for split, found in splits.items()} == {"train": 141, "validation": 32, "test": 200}

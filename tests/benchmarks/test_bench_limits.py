@@ -167,8 +167,8 @@ def test_a_launch_of_each_is_thrown_away_and_each_is_as_often_first(monkeypatch)
         bench.main()
 
 
-def test_ten_seeds_of_the_quickstart_are_judged_and_fewer_are_kept(rows, monkeypatch):
-    bench = loaded("bench_quickstart", monkeypatch)
+def test_ten_seeds_of_the_addition_task_are_judged_and_fewer_are_kept(rows, monkeypatch):
+    bench = loaded("bench_addition", monkeypatch)
 
     def runs(*tests):
         return [bench.Run("a", [], seed, test=test) for seed, test in enumerate(tests)]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
 """Maximum difference of engine and trainer on an improbable token, in nats: rounding only. Measured on 20 steps of the
-quickstart: 3e-5 in float32, 1.2 in bfloat16."""
+addition task: 3e-5 in float32, 1.2 in bfloat16."""
 Weights = dict[int, tuple[Path | None, str]]
 """Policy version -> (checkpoint, display name); a checkpoint of None is the initial model."""
 OUTSIDE = (

@@ -1,4 +1,4 @@
-"""The quickstart's experiment on verl: its reward rises within the noise of the local backbone, from the same data.
+"""The addition task's experiment on verl: its reward rises within the noise of the local backbone, from the same data.
 
 What a run's noise is, is measured: the local backbone's curves from several seeds, each held to the mean of the others.
 """
@@ -27,7 +27,7 @@ def trained(folder, backbone, seed):
     return curve, [row["validation/reward"] for row in rows if "validation/reward" in row]
 
 
-def test_the_quickstart_learns_on_verl_as_it_does_locally(tmp_path):
+def test_the_addition_task_learns_on_verl_as_it_does_locally(tmp_path):
     skip_without_verl()
     local = [trained(tmp_path, "local", seed) for seed in SEEDS]
     verl, held_out = trained(tmp_path, "verl", SEEDS[0])

@@ -1,21 +1,21 @@
-"""Quickstart: processor seconds of training until 0.8 of the held-out sums are right, and what the model knows at last.
+"""Addition: processor seconds of training until 0.8 of the held-out sums are right, and what the model knows at last.
 
-Every run is the quickstart as a person starts it, the `ajet` command in a process of its own, with one thread. Counted
-is that process's processor time between a step's end and what came before it: loading, validations and the checkpoint
-are not training, and other processes' work does not count, so that a busy machine can be used. (One thread's processor
-seconds are what one quiet core takes, and more than two take.)
+Every run is the addition task as a person starts it, the `ajet` command in a process of its own, with one thread.
+Counted is that process's processor time between a step's end and what came before it: loading, validations and the
+checkpoint are not training, and other processes' work does not count, so that a busy machine can be used. (One thread's
+processor seconds are what one quiet core takes, and more than two take.)
 
-Three splits of the quickstart's sums (quickstart_splits.py): `train`, 141 in place of the quickstart's 341, which is
-harder; `validation`, by which settings are chosen and the time is told; `test`, 200 sums that nothing was chosen by,
+Three splits of the addition task's sums (addition_splits.py): `train`, 141 in place of the addition task's 341, which
+is harder; `validation`, by which settings are chosen and the time is told; `test`, 200 sums that nothing was chosen by,
 for the accuracy at the end (`ajet eval`).
 
-    python benchmarks/bench_quickstart.py                                  one seed of the quickstart as it is
-    python benchmarks/bench_quickstart.py --seeds 5 --test                 its median and spread; the test split
-    python benchmarks/bench_quickstart.py --set trainer_common.optim.lr=1e-4 --name "lr 1e-4"
-    python benchmarks/bench_quickstart.py --clock --threads 2              seconds of the clock, of two quiet cores
-    python benchmarks/bench_quickstart.py --sweep --out sweep.jsonl        the grid below by successive halving
-    python benchmarks/bench_quickstart.py --table sweep.jsonl              what is in that file
-    python benchmarks/bench_quickstart.py --answers --seeds 10             what the right answers teach (`ajet sft`)
+    python benchmarks/bench_addition.py                                  one seed of the addition task as it is
+    python benchmarks/bench_addition.py --seeds 5 --test                 its median and spread; the test split
+    python benchmarks/bench_addition.py --set trainer_common.optim.lr=1e-4 --name "lr 1e-4"
+    python benchmarks/bench_addition.py --clock --threads 2              seconds of the clock, of two quiet cores
+    python benchmarks/bench_addition.py --sweep --out sweep.jsonl        the grid below by successive halving
+    python benchmarks/bench_addition.py --table sweep.jsonl              what is in that file
+    python benchmarks/bench_addition.py --answers --seeds 10             what the right answers teach (`ajet sft`)
 
 A row a run goes to `--out` as its end is known; runs that are there already are not repeated. Limits (seeds as asked
 for): a median of at most 70 processor seconds; and where ten seeds or more had the test split played, at least 0.85 of
@@ -47,7 +47,7 @@ from ratios import kept
 
 ROOT = Path(__file__).parents[1]
 ADDITION = ROOT / "benchmarks" / "addition" / "addition.yaml"
-SPLITS = ROOT / "benchmarks" / "quickstart_splits.py"
+SPLITS = ROOT / "benchmarks" / "addition_splits.py"
 LIMIT_S, GOOD, OFTEN, ENOUGH = 70.0, 0.85, 0.9, 10
 """Seconds to the target; of the test split, at the end, in what share of the seeds, judged from so many on."""
 COMMON = "trainer_common"
@@ -84,7 +84,7 @@ GRID: dict[str, tuple[str, ...]] = {
     "KL 0.002": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.002"),
     "KL 0.05": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.05"),
 }
-"""What is varied, one thing at a time, as overrides of quickstart.yaml."""
+"""What is varied, one thing at a time, as overrides of addition.yaml."""
 BY_ANSWERS = (
     "data.train_batch_size=32",
     f"{COMMON}.total_training_steps=20",
@@ -94,7 +94,7 @@ BY_ANSWERS = (
     f"{COMMON}.optim.lr=1.0e-3",
     f"{COMMON}.optim.lr_schedule=linear",
 )
-"""How the right answers are learned: the steps of the quickstart, the adapters of the grid."""
+"""How the right answers are learned: the steps of the addition task, the adapters of the grid."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ def played(
 
 def tested(folder: Path, threads: int) -> float:
     """Accuracy of the last checkpoint on the third split, greedily."""
-    from quickstart_splits import ThreeSplits
+    from addition_splits import ThreeSplits
 
     tasks, told = folder / "test.jsonl", folder / "test.json"
     rows = [
@@ -215,7 +215,7 @@ def read(file: Path | None) -> list[Run]:
 
 def taught(seed: int, folder: Path, threads: int) -> float:
     """Accuracy on the third split after learning from the right answers of `train`, in the agent's own form."""
-    from quickstart_splits import ThreeSplits
+    from addition_splits import ThreeSplits
 
     example = runpy.run_path(str(ADDITION.with_name("agent.py")))["EXAMPLE"]
     shown = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in example]

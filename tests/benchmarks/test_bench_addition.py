@@ -1,4 +1,4 @@
-"""What benchmarks/bench_quickstart.py counts as training, and how it chooses among settings."""
+"""What benchmarks/bench_addition.py counts as training, and how it chooses among settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("bench_quickstart", ROOT / "benchmarks" / "bench_quickstart.py")
+    spec = importlib.util.spec_from_file_location("bench_addition", ROOT / "benchmarks" / "bench_addition.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -91,11 +91,11 @@ def test_a_run_of_one_step_with_its_test_split_is_kept(tmp_path):
     settings = [argument for setting in tiny for argument in ("--set", setting)]
     out, record = tmp_path / "runs.jsonl", ROOT / "benchmarks" / "addition" / "launcher_record"
     before = sorted(record.rglob("*"))
-    command = [sys.executable, "benchmarks/bench_quickstart.py", "--test", "--every", "1", "--out", str(out), *settings]
+    command = [sys.executable, "benchmarks/bench_addition.py", "--test", "--every", "1", "--out", str(out), *settings]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1, done.stdout + done.stderr  # nothing is learned in a step: the limit is missed
     (row,) = map(json.loads, out.read_text().splitlines())
     assert [step for step, _, _ in row["accuracies"]] == [0, 1] and row["accuracies"][0][1] == 0
     assert row["processor_s"] > 0 and row["stopped"] is None and 0 <= row["test"] <= 1
     assert "inf processor seconds to 0.8" in done.stdout
-    assert sorted(record.rglob("*")) == before, "a benchmark leaves nothing beside the quickstart"
+    assert sorted(record.rglob("*")) == before, "a benchmark leaves nothing beside the addition task"

@@ -1,7 +1,7 @@
-"""The quickstart's sums in three splits, for settings that are chosen: 32 are looked at, 200 by nothing but the end.
+"""The addition task's sums in three splits, for settings that are chosen: 32 are looked at, 200 by nothing but the end.
 
-Invariant: no sum is in two splits in either order of its numbers; `validation` is the quickstart's own. What is trained
-on is 141 sums in place of the quickstart's 341, so that its numbers are not those of the quickstart.
+Invariant: no sum is in two splits in either order of its numbers; `validation` is the addition task's own. What is
+trained on is 141 sums in place of the addition task's 341, so that its numbers are not those of the addition task.
 """
 
 from __future__ import annotations
