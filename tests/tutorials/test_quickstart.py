@@ -36,4 +36,4 @@ def test_the_agent_learns_to_look_orders_up(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     held_out = [row["validation/reward"] for row in metric_rows(tmp_path / "learns") if "validation/reward" in row]
-    assert held_out[0] < 0.4 and held_out[-1] > 0.75, held_out  # FIGURES
+    assert held_out[0] <= 0.3 and held_out[-1] >= 0.9, held_out

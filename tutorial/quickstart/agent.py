@@ -2,6 +2,8 @@
 
 import re
 
+from openai import AsyncOpenAI
+
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 EXAMPLE = [
@@ -19,22 +21,21 @@ EXAMPLE = [
 class SupportAgent(Workflow):
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
-        client = tuner.as_raw_openai_sdk_client()  # an AsyncOpenAI whose model is the one being trained
+        client = tuner.as_raw_openai_sdk_client()  # its model is the one being trained
         messages = [*EXAMPLE, {"role": "user", "content": f"MAIL {task.main_query}"}]
-        answer = await ask(client, messages)
+        answer = await ask_model(client, messages)
         lookup = re.fullmatch(r"LOOKUP (\d+)", answer)
+        is_right_order = lookup is not None and lookup[1] == task.metadata["order"]
         if lookup:
-            result = task.metadata["arrives"] if lookup[1] == task.metadata["order"] else "no such order"
+            result = task.metadata["arrives"] if is_right_order else "no such order"
             messages += [
                 {"role": "assistant", "content": answer},
                 {"role": "user", "content": f"RESULT arrives {result}"},
             ]
-            answer = await ask(client, messages)
-        return WorkflowOutput(
-            metadata={"final_answer": answer, "looked_up": bool(lookup) and lookup[1] == task.metadata["order"]}
-        )
+            answer = await ask_model(client, messages)
+        return WorkflowOutput(metadata={"final_answer": answer, "looked_up": is_right_order})
 
 
-async def ask(client, messages) -> str:  # type: ignore[no-untyped-def]
+async def ask_model(client: AsyncOpenAI, messages: list[dict[str, str]]) -> str:
     reply = await client.chat.completions.create(model="tuned", messages=messages)
     return (reply.choices[0].message.content or "").strip()

@@ -51,7 +51,7 @@ SIZES = {"train": 512, "validation": 64}
 class Mails:
     """A task reader: any class with `tasks(split)`."""
 
-    def __init__(self, config) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, config: object) -> None:
         pass
 
     def tasks(self, split: str) -> list[Task]:
