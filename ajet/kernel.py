@@ -5,7 +5,7 @@ Invariant: each part has a single line without imports. A test compares each lin
 
 from __future__ import annotations
 
-from ajet.config.plugin import MAIN_PANEL, Command, Plugin, PluginPart
+from ajet.config.plugin import EXTENSIONS_PANEL, MAIN_PANEL, RECORDS_PANEL, REMOTE_PANEL, Command, Plugin, PluginPart
 
 PUBLISHED = ("training.file_path", "the benchmark's file or folder")
 ANSWER = "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself"
@@ -133,17 +133,17 @@ PLUGIN = Plugin(
         "serve": Command(
             "ajet.cli.serve:serve",
             "Give agents outside episodes over HTTP; with --backbone local, train on them.",
-            panel="Remote agents, samplers and clusters",
+            panel=REMOTE_PANEL,
         ),
         "observe": Command(
             "ajet.cli.observe:observe",
             "Record a deployed agent's model calls and the feedback of its users.",
-            panel="Remote agents, samplers and clusters",
+            panel=REMOTE_PANEL,
         ),
         "sample": Command(
             "ajet.cli.sample:sample",
             "Play episodes for a remote trainer; any number of samplers may run.",
-            panel="Remote agents, samplers and clusters",
+            panel=REMOTE_PANEL,
         ),
         "sft": Command(
             "ajet.cli.sft:sft",
@@ -173,7 +173,9 @@ PLUGIN = Plugin(
             panel=MAIN_PANEL,
         ),
         "gc": Command(
-            "ajet.cli.gc:gc", "List removable files of a run by kind and bytes; --yes removes them.", panel="Records"
+            "ajet.cli.gc:gc",
+            "List removable files of a run by kind and bytes; --yes removes them.",
+            panel=RECORDS_PANEL,
         ),
         "doctor": Command(
             "ajet.cli.doctor:doctor",
@@ -183,7 +185,7 @@ PLUGIN = Plugin(
         "plugins": Command(
             "ajet.cli.plugins:plugins",
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
-            panel="Extensions",
+            panel=EXTENSIONS_PANEL,
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config.", panel=MAIN_PANEL),
     },

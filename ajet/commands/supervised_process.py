@@ -24,6 +24,7 @@ from ajet.schema.errors import UserError
 from ajet.workflow import keeper
 
 GRACE_S = 5.0
+END_TIMEOUT_S = GRACE_S + 15
 """Seconds between SIGTERM and SIGKILL for a child."""
 SHOWN_LINES = 15
 """Last lines of a log shown in an error."""
@@ -63,14 +64,14 @@ class SupervisedProcess:
         with suppress(BrokenPipeError):
             self.keeper.stdin.close()
         try:
-            self.keeper.wait(GRACE_S + 15)
+            self.keeper.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             logger.warning(
-                "the service {} is still running {:.0f} s after the request to stop", self.name, GRACE_S + 15
+                "the service {} is still running {:.0f} s after the request to stop", self.name, END_TIMEOUT_S
             )
         else:  # a killed keeper ends before the program does
             if self.report is not None:
-                _is_readable(self.report, GRACE_S + 15)
+                _is_readable(self.report, END_TIMEOUT_S)
         self._read_end()
 
     def is_over(self) -> bool:

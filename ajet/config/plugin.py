@@ -52,6 +52,11 @@ class PluginPart:
 
 
 MAIN_PANEL = "Commands"
+REMOTE_PANEL = "Remote agents, samplers and clusters"
+RECORDS_PANEL = "Records"
+JUDGES_PANEL = "Data and judges"
+EXTENSIONS_PANEL = "Extensions"
+"""Headings of `ajet --help`, in which commands of several plug-ins stand together."""
 
 
 @dataclass(frozen=True, slots=True)

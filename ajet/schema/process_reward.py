@@ -35,7 +35,10 @@ class ProcessReward(BaseModel):
         "that stands.",
     )
     agent: str = Field(default="", description="All calls under this target tag.")
-    tool_use: int | None = Field(default=None, description="Index of a use of a tool: 0 is the first of the episode.")
+    tool_use: int | None = Field(
+        default=None,
+        description="Index of a tool use, 0 is the episode's first: the reward is for the call that requested it.",
+    )
     text: str = Field(default="", description="The tokens of this text, where it stands in a reply first.")
     name: str = Field(
         default="",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, Plugin
+from ajet.config.plugin import EXTENSIONS_PANEL, Command, Plugin
 
 PLUGIN = Plugin(
     name="ajet_aworld",
@@ -16,5 +16,7 @@ PLUGIN = Plugin(
         "debug": "ajet_aworld.trainer.run_processor:DebugProcessor",
         "trinity": "ajet_aworld.trainer.run_processor:TrinityProcessor",
     },
-    commands={"aworld": Command("ajet_aworld.command:app", "Names that AWorld's pages import.", panel="Extensions")},
+    commands={
+        "aworld": Command("ajet_aworld.command:app", "Names that AWorld's pages import.", panel=EXTENSIONS_PANEL)
+    },
 )

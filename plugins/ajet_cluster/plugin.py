@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, Plugin
+from ajet.config.plugin import REMOTE_PANEL, Command, Plugin
 
 PLUGIN = Plugin(
     name="ajet_cluster",
     about="`ajet cluster`: job files for Slurm and Kubernetes",
-    commands={
-        "cluster": Command(
-            "ajet_cluster.command:app", "Runs on a cluster (verl).", panel="Remote agents, samplers and clusters"
-        )
-    },
+    commands={"cluster": Command("ajet_cluster.command:app", "Runs on a cluster (verl).", panel=REMOTE_PANEL)},
 )

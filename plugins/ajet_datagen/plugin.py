@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Plugin, PluginPart
+from ajet.config.plugin import JUDGES_PANEL, Command, ConfigKeys, Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_datagen",
@@ -18,7 +18,7 @@ PLUGIN = Plugin(
         "traces": Command(
             "ajet_datagen.traces:traces",
             "Make tasks, training rows and preference pairs from traces of a deployed agent.",
-            panel="Data and judges",
+            panel=JUDGES_PANEL,
         ),
     },
     config_keys=(ConfigKeys("task_reader", "ajet_datagen.config:ReaderKeys"),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Plugin
+from ajet.config.plugin import REMOTE_PANEL, Command, ConfigKeys, Plugin
 
 WORLD = "ajet_environments.services.serving:serve_locally"
 PLUGIN = Plugin(
@@ -23,7 +23,7 @@ PLUGIN = Plugin(
         "env": Command(
             "ajet_environments.cli.env:app",
             "Tools and worlds that agents act in.",
-            panel="Remote agents, samplers and clusters",
+            panel=REMOTE_PANEL,
         )
     },
     config_keys=(ConfigKeys("", "ajet_environments.config:ServiceKeys"),),

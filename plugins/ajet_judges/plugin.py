@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Plugin, PluginPart
+from ajet.config.plugin import JUDGES_PANEL, Command, ConfigKeys, Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_judges",
@@ -23,11 +23,9 @@ PLUGIN = Plugin(
         "rejudge": Command(
             "ajet_judges.cli.rejudge:rejudge",
             "Judge recorded episodes again, without model or environment. Writes tables; the record stays unchanged.",
-            panel="Data and judges",
+            panel=JUDGES_PANEL,
         ),
-        "judge": Command(
-            "ajet_judges.cli.judge:app", "Check judges before a run trusts them.", panel="Data and judges"
-        ),
+        "judge": Command("ajet_judges.cli.judge:app", "Check judges before a run trusts them.", panel=JUDGES_PANEL),
     },
     config_keys=(ConfigKeys("task_judge", "ajet_judges.config:JudgeKeys"),),
     renamed={"ajet.task_judge.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},

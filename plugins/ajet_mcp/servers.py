@@ -184,7 +184,7 @@ class _Entry(BaseModel):
         if taken := [name for name in several if ENGINE_VARIABLES.match(name)]:
             raise ValueError(f"{taken[0]} is read by the container engine itself: set it in the image")
         if self.confined and self.command is None:
-            raise ValueError("confined requires a command; ajet cannot confine an image or a remote server")
+            raise ValueError("confined requires a command; an image or a remote server has its own confinement")
         if self.confined and self.shared:
             raise ValueError("expected either confined or shared; each attempt has its own sandbox folder")
         if self.shows and not self.confined:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Plugin
+from ajet.config.plugin import RECORDS_PANEL, Command, ConfigKeys, Plugin
 
 PLUGIN = Plugin(
     name="ajet_proof",
@@ -12,12 +12,12 @@ PLUGIN = Plugin(
         "prove": Command(
             "ajet_proof.cli.prove:prove",
             "Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution.",
-            panel="Records",
+            panel=RECORDS_PANEL,
         ),
         "audit": Command(
             "ajet_proof.cli.audit:audit",
             "Compare a run with what it committed; trace an update back, an episode forward.",
-            panel="Records",
+            panel=RECORDS_PANEL,
         ),
     },
     config_keys=(ConfigKeys("context_tracker", "ajet_proof.config:ProofKeys"),),

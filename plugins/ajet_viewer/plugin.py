@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import MAIN_PANEL, Command, LaunchFlag, Plugin
+from ajet.config.plugin import MAIN_PANEL, RECORDS_PANEL, Command, LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_viewer",
@@ -11,14 +11,14 @@ PLUGIN = Plugin(
         "view": Command(
             "ajet_viewer.cli.view:view", "Look at runs in a browser: curves, episodes, tokens.", panel=MAIN_PANEL
         ),
-        "runs": Command("ajet_viewer.cli.runs:runs", "List the runs: state, step, reward, age.", panel="Records"),
+        "runs": Command("ajet_viewer.cli.runs:runs", "List the runs: state, step, reward, age.", panel=RECORDS_PANEL),
         "episodes": Command(
-            "ajet_viewer.cli.runs:episodes", "Print the conversations of a run's worst episodes.", panel="Records"
+            "ajet_viewer.cli.runs:episodes", "Print the conversations of a run's worst episodes.", panel=RECORDS_PANEL
         ),
         "report": Command(
             "ajet_viewer.cli.report:report",
             "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
-            panel="Records",
+            panel=RECORDS_PANEL,
         ),
     },
     launch_flags={"logview": LaunchFlag("Serve the viewer while it runs.", around="ajet_viewer.view:view_run")},

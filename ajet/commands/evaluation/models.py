@@ -193,7 +193,7 @@ def find_served_model(url: str, experiment: Experiment) -> str:
         if isinstance(error, httpx.ReadTimeout):
             why = f"it hangs: it took the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
         elif not isinstance(error, httpx.HTTPError):
-            kind = reply.headers.get("content-type") or "no readable reason"
+            kind = reply.headers.get("content-type") or "no content type"
             why = f"its GET /models answers with no list of models ({kind})"
         raise UserError(
             f"{url} does not list its models: {why}",

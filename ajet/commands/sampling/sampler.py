@@ -252,7 +252,7 @@ class GroupSampler:
             with self._renew_while_loading():
                 probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self.is_leader()
                 if probe is None and self.server:
-                    raise FileNotFoundError("the trainer has not announced the server's name of the weights yet")
+                    raise FileNotFoundError("the trainer has not announced the probe of these weights yet")
                 taken = self.backbone.load_weights(folder, version, probe, waits or self.renew_leases, is_leader=leads)
         except FileNotFoundError as problem:  # a newer policy is announced by now, or about to be
             now = time.monotonic()
