@@ -135,11 +135,6 @@ PLUGIN = Plugin(
             "Give agents outside episodes over HTTP; with --backbone local, train on them.",
             panel=REMOTE_PANEL,
         ),
-        "observe": Command(
-            "ajet.cli.observe:observe",
-            "Record a deployed agent's model calls and the feedback of its users.",
-            panel=REMOTE_PANEL,
-        ),
         "sample": Command(
             "ajet.cli.sample:sample",
             "Play episodes for a remote trainer; any number of samplers may run.",

@@ -13,13 +13,13 @@ import pytest
 from ajet.engine.contract import Sampling
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
-from ajet.gateway.observing import ObservedSessions
 from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.served.deadlines import DeadlineWatcher
 from ajet.rollout.served.episode import ServedEpisode
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task, WorkflowTask
+from ajet_observe.sessions import ObservedSessions
 from tests.support.gateways import start_gateway
 
 HOUR_S = 3600.0

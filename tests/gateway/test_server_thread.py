@@ -16,10 +16,12 @@ import pytest
 from ajet.engine.scripted import ScriptedChat
 from ajet.gateway import Gateway, server
 from ajet.gateway.listener import listen
-from ajet.gateway.observing import ObservedSessions, ObservingRelay, RelayServer
 from ajet.gateway.server_thread import start_server
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError
+from ajet_observe.relay import ObservingRelay
+from ajet_observe.server import RelayServer
+from ajet_observe.sessions import ObservedSessions
 
 WAIT_S = 20.0
 

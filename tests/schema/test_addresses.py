@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ajet.commands.observe import ObserveOptions, observe
 from ajet.gateway.server import build_base_url
 from ajet.schema.addresses import find_own_address, is_loopback
 from ajet.schema.errors import UserError
 from ajet_environments.hosting import lifetime
 from ajet_environments.services import serving
+from ajet_observe.command import ObserveOptions, observe
 
 HERE = ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.1", "localhost", "LocalHost"]
 ELSEWHERE = [

@@ -16,13 +16,15 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.commands.observe import ObserveOptions, observe
 from ajet.gateway.listener import listen
-from ajet.gateway.observing import ObservedSessions, ObservingRelay, RelayServer, reply_copy, sessions
-from ajet.gateway.observing.relay import ENDED
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode
 from ajet_datagen.tracing.sources import read_sources
+from ajet_observe import reply_copy, sessions
+from ajet_observe.command import ObserveOptions, observe
+from ajet_observe.relay import ENDED, ObservingRelay
+from ajet_observe.server import RelayServer
+from ajet_observe.sessions import ObservedSessions
 
 __all__ = [
     "ENDED", "KEY", "STREAM", "Endpoint", "ObservingProxy", "count_traces", "endpoint", "limit_copied_replies",

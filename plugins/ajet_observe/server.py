@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 from ajet.gateway.listener import Listener
-from ajet.gateway.observing.relay import ObservingRelay
-from ajet.gateway.observing.sessions import ObservedSessions
 from ajet.gateway.server_thread import start_server
+from ajet_observe.relay import ObservingRelay
+from ajet_observe.sessions import ObservedSessions
 
 _CHECK_EVERY_S = 1.0
 """Seconds between two checks for idle sessions."""

@@ -77,7 +77,9 @@ def _run_proxy(
     run: RunDirectory, wanted: ObserveOptions, endpoint: str, key: str | None, interrupts: Interrupts
 ) -> None:
     from ajet.gateway.listener import listen
-    from ajet.gateway.observing import ObservedSessions, ObservingRelay, RelayServer
+    from ajet_observe.relay import ObservingRelay
+    from ajet_observe.server import RelayServer
+    from ajet_observe.sessions import ObservedSessions
 
     closed: deque[tuple[Episode, Path]] = deque()
     waiting = threading.Semaphore(0)

@@ -26,7 +26,6 @@ from ajet.gateway.dialects.chat import ChatDialect
 from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Caller, Dialect
 from ajet.gateway.dialects.responses import ResponsesDialect
-from ajet.gateway.observing.feedback import Feedback, build_verdict
 from ajet.gateway.recorder import Recorder, common_start
 from ajet.gateway.remote_reply import RemoteChoice, RemoteReply, open_reasoning, parse_reply
 from ajet.gateway.remote_stream import DialectName
@@ -38,6 +37,7 @@ from ajet.schema.messages import extract_text
 from ajet.schema.secrets import is_secret_name
 from ajet.schema.settled import parse_storable_json
 from ajet.schema.task import Task
+from ajet_observe.feedback import Feedback, build_verdict
 
 _DIALECTS: Mapping[DialectName, tuple[Dialect, tuple[str, ...]]] = {
     "chat": (ChatDialect(None), ("messages", "tools")),

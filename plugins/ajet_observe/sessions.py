@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
-from ajet.gateway.observing.feedback import Feedback, parse_feedback
-from ajet.gateway.observing.session import ObservedCall, ObservedSession
 from ajet.gateway.request import Refused
 from ajet.record.files import append_lines, cut_partial_line, read_rows
 from ajet.record.secrets import Redactor
@@ -30,6 +28,8 @@ from ajet.schema.bounded_json import LONG_BYTES
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet_observe.feedback import Feedback, parse_feedback
+from ajet_observe.session import ObservedCall, ObservedSession
 
 MAX_ENDED = 100_000
 """Number of ended sessions and replies whose episode can still be found for feedback."""

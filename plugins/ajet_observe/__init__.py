@@ -3,9 +3,3 @@
 Invariant: passing data is never changed and never waits for a disk. The gateway's dialects parse the requests, and
 `ajet.gateway.remote_reply` the replies, as for a chat engine.
 """
-
-from ajet.gateway.observing.relay import ObservingRelay
-from ajet.gateway.observing.server import RelayServer
-from ajet.gateway.observing.sessions import ObservedSessions
-
-__all__ = ["ObservedSessions", "ObservingRelay", "RelayServer"]

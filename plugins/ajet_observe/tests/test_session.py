@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ajet.gateway.observing.session import ObservedCall, ObservedSession
 from ajet.gateway.remote_stream import DialectName
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
+from ajet_observe.session import ObservedCall, ObservedSession
 
 USER = {"role": "user", "content": "2 + 2?"}
 

@@ -31,16 +31,16 @@ from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, 
 from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import read_body
 from ajet.gateway.limits import after_wrong_key, welcome
-from ajet.gateway.observing.feedback import parse_feedback
-from ajet.gateway.observing.reply_copy import ReplyCopy, build_key_redactor
-from ajet.gateway.observing.session import read_call
-from ajet.gateway.observing.sessions import ObservedSessions, RunningCall
 from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
 from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.addresses import is_loopback, parse_header_host
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import make_storable
+from ajet_observe.feedback import parse_feedback
+from ajet_observe.reply_copy import ReplyCopy, build_key_redactor
+from ajet_observe.session import read_call
+from ajet_observe.sessions import ObservedSessions, RunningCall
 
 T = TypeVar("T")
 Headers = Mapping[bytes, bytes]

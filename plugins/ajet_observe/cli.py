@@ -40,7 +40,7 @@ def observe(
     show_logs()
     experiment = load_defaults(backbone="debug", name=name, exp_dir=exp_dir)
 
-    from ajet.commands.observe import ObserveOptions
-    from ajet.commands.observe import observe as run
+    from ajet_observe.command import ObserveOptions
+    from ajet_observe.command import observe as run
 
     return run(experiment, ObserveOptions(endpoint, host or "127.0.0.1", port or 0, idle, token_ids, timeout))

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.gateway.observing import ObservedSessions, ObservingRelay, sessions
-from ajet.gateway.observing.feedback import SCORER, Feedback
-from ajet.gateway.observing.session import ObservedCall
-from ajet.gateway.observing.sessions import RunningCall
 from ajet.record.secrets import Redactor
+from ajet_observe import sessions
+from ajet_observe.feedback import SCORER, Feedback
+from ajet_observe.relay import ObservingRelay
+from ajet_observe.session import ObservedCall
+from ajet_observe.sessions import ObservedSessions, RunningCall
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 NAMES = st.sampled_from(["a", "b"])
