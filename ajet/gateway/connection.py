@@ -7,7 +7,7 @@ in which no bytes arrive, or no part of a reply is read. Errors are answered in 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -21,21 +21,9 @@ from ajet.gateway.plain_parser import PlainParser
 if TYPE_CHECKING:
     import asyncio
 
-    from ajet.gateway.limits import ServerCounters
+    from ajet.gateway.listener import Acceptor
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
-
-
-class ConnectionOwner(Protocol):
-    """The listener of a connection: `ajet.gateway.listener.Acceptor`, which imports this module."""
-
-    shared: ServerCounters
-
-    def forget_stranger(self, connection: Connection) -> None:
-        """Stop counting the connection as one without a valid key."""
-
-    def left(self, connection: Connection) -> None:
-        """Remove a closed connection from all counts."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -43,7 +31,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def __init__(
         self,
-        acceptor: ConnectionOwner,
+        acceptor: Acceptor,
         config: Config,
         state: ServerState,
         loop: asyncio.AbstractEventLoop,

@@ -7,32 +7,21 @@ offer is parsed as if without its `Upgrade` header, however its bytes are cut.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+if TYPE_CHECKING:
+    from ajet.gateway.connection import Connection
 
 _OFFER = {b"upgrade", b"http2-settings"}
 """Header names, and tokens of `Connection`, of an upgrade offer."""
 
 
-class HttpListener(Protocol):
-    """Receives the parts of a request; `url` and `headers` hold the latest head."""
-
-    url: bytes
-    headers: list[tuple[bytes, bytes]]
-
-    def on_message_begin(self) -> None: ...
-    def on_url(self, url: bytes) -> None: ...
-    def on_header(self, name: bytes, value: bytes) -> None: ...
-    def on_headers_complete(self) -> None: ...
-    def on_body(self, body: bytes) -> None: ...
-    def on_message_complete(self) -> None: ...
-
-
 class PlainParser:
     """Parses the requests of one connection. Its methods are those of `httptools.HttpRequestParser`."""
 
-    def __init__(self, listener: HttpListener) -> None:
+    def __init__(self, listener: Connection) -> None:
         self._listener = listener
         self.on_message_begin, self.on_url = listener.on_message_begin, listener.on_url
         self.on_header, self.on_body = listener.on_header, listener.on_body

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.loop import in_thread
@@ -22,6 +21,7 @@ from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.judge import JudgeInput
 from ajet.task_judge.judgement import attach_process
 
 if TYPE_CHECKING:
@@ -34,15 +34,7 @@ RETRY_PAUSE = 0.2
 """Seconds before the second call of a failed judge, doubled before each further call."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankedAttempt:
-    """An attempt waiting for comparison with the other attempts of the group."""
-
-    task: WorkflowTask
-    output: WorkflowOutput
-
-
-CompareAttempts = Callable[[Mapping[int, RankedAttempt]], Awaitable[Mapping[int, Verdict]]]
+CompareAttempts = Callable[[Mapping[int, JudgeInput]], Awaitable[Mapping[int, Verdict]]]
 """Returns the verdicts on attempts. Both mappings have repeats as keys."""
 
 
@@ -52,7 +44,7 @@ class AttemptRanker:
     def __init__(self, repeats: int, compare: CompareAttempts, on_arrival: Callable[[], None]) -> None:
         """Wait for `repeats` attempts. `on_arrival` is called when another attempt waits."""
         self._repeats, self._compare_attempts, self._on_arrival = repeats, compare, on_arrival
-        self._waiting: dict[int, tuple[RankedAttempt, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
+        self._waiting: dict[int, tuple[JudgeInput, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
         self._ended: set[int] = set()
         self._ranking: asyncio.Task[None] | None = None
 
@@ -61,7 +53,7 @@ class AttemptRanker:
         """The number of attempts waiting for a verdict."""
         return len(self._waiting)
 
-    def add(self, repeat: int, attempt: RankedAttempt, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
+    def add(self, repeat: int, attempt: JudgeInput, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
         """Add an attempt. Return the future verdict."""
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
         self._waiting[repeat] = (attempt, verdict, turn)
@@ -222,7 +214,7 @@ class JudgeCaller:
         if not self._is_comparing or split == "validation" or of < 2:
             return None
 
-        async def compare(attempts: Mapping[int, RankedAttempt]) -> Mapping[int, Verdict]:
+        async def compare(attempts: Mapping[int, JudgeInput]) -> Mapping[int, Verdict]:
             if repeats < of:
                 return {repeat: Verdict(None, None, OTHERS_BEFORE) for repeat in attempts}
             return await self._compare_attempts(attempts, key)
@@ -234,11 +226,11 @@ class JudgeCaller:
         """True if the judge compares the attempts at a task with each other."""
         return self._is_comparing
 
-    def make_ranked_attempt(self, identity: Identity, played: AttemptResult) -> RankedAttempt:
+    def make_judge_input(self, identity: Identity, played: AttemptResult) -> JudgeInput:
         """Return the attempt in the form compared by the judge."""
-        return RankedAttempt(_make_judged_task(identity, played), self._make_judged_output(played))
+        return JudgeInput(_make_judged_task(identity, played), self._make_judged_output(played))
 
-    async def rank_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict] | Failure:
+    async def rank_attempts(self, attempts: Mapping[int, JudgeInput], key: str) -> Mapping[int, Verdict] | Failure:
         """Return verdicts on attempts at one task, by repeat, or the judge's failure.
 
         Args:
@@ -249,7 +241,7 @@ class JudgeCaller:
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
             return classify_exception(problem, "judge")
 
-    async def _compare_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict]:
+    async def _compare_attempts(self, attempts: Mapping[int, JudgeInput], key: str) -> Mapping[int, Verdict]:
         return await asyncio.wrap_future(self.loop.submit(self._judge.compare(attempts, key)))
 
     async def find_outage(self) -> Failure | None:
@@ -269,7 +261,7 @@ class JudgeCaller:
         turn: BreakerTurn,
     ) -> Verdict | None:
         """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
-        future = ranker.add(identity.repeat, self.make_ranked_attempt(identity, played), turn)
+        future = ranker.add(identity.repeat, self.make_judge_input(identity, played), turn)
         await wait_first(future, stopped)
         if not future.done() and stopped.result() == "group_deadline":  # the waiting attempts are compared now
             await wait_first(future)

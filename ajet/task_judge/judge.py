@@ -7,6 +7,7 @@ an undecided judge gives no score, never 0. Blocking user code never blocks the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ajet.config.scope import strip_scope
@@ -33,20 +34,18 @@ class Judging(Protocol):
         ...
 
 
-class Compared(Protocol):
-    """An attempt in a comparison at one task."""
+@dataclass(frozen=True, slots=True)
+class JudgeInput:
+    """One attempt as a judge gets it: the task and the workflow's output."""
 
-    @property
-    def task(self) -> WorkflowTask: ...
-
-    @property
-    def output(self) -> WorkflowOutput: ...
+    task: WorkflowTask
+    output: WorkflowOutput
 
 
 class Ranking(Protocol):
     """A judge that ranks the attempts at one task."""
 
-    async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
+    async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
         """Verdicts, by the same names. Raises JudgeFailure."""
         ...
 
@@ -83,7 +82,7 @@ class Judge:
         """True if a judge is configured."""
         return self._judging is not None
 
-    async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
+    async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
         """Return verdicts of the attempts at one task by the same keys; needs `ranks`. `seed`: order of presentation.
         Raises JudgeFailure."""
         assert self.ranks is not None

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet_environments.companions import RunningCompanion
 
 POLL_S = 0.5
 STEADY_S = 60.0
@@ -23,25 +26,10 @@ LONGEST_S = 60.0
 """Longest delay before a restart; the first is one second, each further one twice as long."""
 
 
-class Restartable(Protocol):
-    """A process with a readiness check that can be restarted."""
-
-    name: str
-    timeout: float
-    """Seconds until the process must be ready."""
-
-    def is_over(self) -> bool: ...
-    def has_succeeded(self) -> bool: ...
-    def describe_exit(self) -> str: ...
-    def is_ready(self) -> bool: ...
-    def restart(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class RestartWatcher:
     """Watches processes, each with its number of restarts in a row."""
 
-    def __init__(self, running: Sequence[tuple[Restartable, int]]) -> None:
+    def __init__(self, running: Sequence[tuple[RunningCompanion, int]]) -> None:
         self._processes = [WatchedProcess(each, most) for each, most in running]
         self._over = threading.Event()
 
@@ -68,7 +56,7 @@ class RestartWatcher:
 class WatchedProcess:
     """The restart state of one process."""
 
-    def __init__(self, companion: Restartable, most: int) -> None:
+    def __init__(self, companion: RunningCompanion, most: int) -> None:
         self._companion, self._max_restarts = companion, most
         self._restarts, self._started_at = 0, time.monotonic()
         self._restart_at: float | None = None

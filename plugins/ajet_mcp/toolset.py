@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
@@ -28,6 +28,9 @@ from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 from ajet_mcp.confined import Workdir, behind_walls
 from ajet_mcp.contract import CallFailedError, Limits, Session, Tool
 from ajet_mcp.results import CountTokens, Shown, has_image, shown
+
+if TYPE_CHECKING:
+    from ajet_mcp.browse.condenser import Condenser
 from ajet_mcp.servers import Server
 from ajet_mcp.thin import ThinClient
 
@@ -62,18 +65,6 @@ class Replays(Protocol):
     def tools(self) -> list[dict[str, Any]] | None: ...
 
 
-class Condenses(Protocol):
-    """Replaces long results with shorter text: `browse.Condenser`."""
-
-    def wants(self, *names: str) -> bool: ...
-
-    def add_purpose(self, schema: Mapping[str, Any]) -> dict[str, Any]: ...
-
-    def taken(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]: ...
-
-    async def condensed(self, tool: str, purpose: str, result: str) -> str | None: ...
-
-
 class Toolset:
     """Created by `open` and closed with the attempt, by `async with` or `tuner.resources`."""
 
@@ -83,7 +74,7 @@ class Toolset:
         count: CountTokens,
         result_tokens: int | None,
         images: Callable[[], Awaitable[bool]] | None,
-        browse: Condenses | None = None,
+        browse: Condenser | None = None,
         replay: Replays | None = None,
     ) -> None:
         self._keep, self._count, self._result_tokens, self._images = keep, count, result_tokens, images
@@ -107,7 +98,7 @@ class Toolset:
         limits: Limits | None = None,
         result_tokens: int | None = None,
         images: Callable[[], Awaitable[bool]] | None = None,
-        browse: Condenses | None = None,
+        browse: Condenser | None = None,
         replay: Replays | None = None,
         pin: Pin | None = None,
     ) -> Toolset:

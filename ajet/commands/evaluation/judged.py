@@ -23,6 +23,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
+from ajet.task_judge.judge import JudgeInput
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -39,14 +40,6 @@ class RejudgedAttempt:
     attempt: AttemptRecord
     verdict: Verdict | None = None
     """None if the judge was not called, or failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeInput:
-    """The task and output passed to a judge."""
-
-    task: WorkflowTask
-    output: WorkflowOutput
 
 
 OPTION = "--judge"

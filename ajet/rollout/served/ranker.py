@@ -81,7 +81,7 @@ class ServedRanker:
         attempts = {
             repeat: (_restore_identity(episode), _restore_result(episode)) for repeat, episode in waiting.items()
         }
-        compared = {repeat: self._judge_caller.make_ranked_attempt(*attempts[repeat]) for repeat in sorted(attempts)}
+        compared = {repeat: self._judge_caller.make_judge_input(*attempts[repeat]) for repeat in sorted(attempts)}
         result = await self._judge_caller.rank_attempts(compared, f"{self._seed}/{group.lease.order}")
         ranked = {}
         for repeat, (identity, played) in attempts.items():

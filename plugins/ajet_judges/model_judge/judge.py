@@ -24,7 +24,7 @@ from ajet_judges.model_judge.settings import read_judge_settings
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.task_judge.judge import Compared
+    from ajet.task_judge.judge import JudgeInput
 
 VERDICT_REWARDS: dict[VerdictWord, float] = {"correct": 1.0, "incorrect": 0.0}
 
@@ -105,7 +105,7 @@ class ModelJudge:
             verdict.reason += f" ({prompt.cut} characters were not shown to the judge)"
         return verdict
 
-    async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
+    async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
         """Rank attempts at one task. Raises JudgeFailure."""
         task = attempts[min(attempts)].task.task
         question, reference = (

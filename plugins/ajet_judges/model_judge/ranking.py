@@ -14,18 +14,18 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.extraction import answer_text
-from ajet.task_judge.judge import Compared
+from ajet.task_judge.judge import JudgeInput
 from ajet_judges.model_judge.panel import JudgeReply, sum_usage
 from ajet_judges.model_judge.prompt import JudgeQuestion, shorten_text
 from ajet_judges.model_judge.reply import build_tiers_schema, parse_tiers
 
 if TYPE_CHECKING:
-    from ajet_judges.model_judge.panel import ModelPanel
+    from ajet_judges.model_judge.judge import ModelJudge
 
 ASKED = """Several attempts were made at one task. Which of them are better?
 
@@ -48,15 +48,6 @@ each other together. undecided: those of which you cannot tell. Each label stand
 Tiers = tuple[list[list[str]], str]
 
 
-class RankingJudge(Protocol):
-    """The settings of a judge whose models rank attempts."""
-
-    panel: ModelPanel
-    votes: int
-    temperature: float
-    max_chars: int
-
-
 @dataclass(frozen=True, slots=True)
 class Entrant:
     """One attempt in a ranking."""
@@ -73,7 +64,7 @@ class Entrant:
 
 
 async def compare_attempts(
-    judge: RankingJudge, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
+    judge: ModelJudge, attempts: Mapping[int, JudgeInput], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
     """Return a verdict for each attempt. `answer`: field of the answer in an output. Raises JudgeFailure."""
@@ -88,7 +79,7 @@ async def compare_attempts(
 
 
 async def rank_entrants(
-    judge: RankingJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+    judge: ModelJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
     """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
     if len(entrants) < 2:
@@ -195,7 +186,7 @@ def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> flo
 
 
 def _build_question(
-    judge: RankingJudge,
+    judge: ModelJudge,
     question: str,
     reference: str,
     entrants: Sequence[Entrant],

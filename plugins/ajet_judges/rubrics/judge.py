@@ -19,7 +19,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
-from ajet.task_judge.judge import Compared
+from ajet.task_judge.judge import JudgeInput
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.ranking import compare_attempts
 from ajet_judges.rubrics.criterion import Criterion, number_criteria
@@ -130,7 +130,7 @@ class RubricsJudge:
         verdict.parts = {self.settings.grader_name: score, **_score_categories(graded, criteria)}
         return verdict
 
-    async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
+    async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
         """Rank attempts at one task. Raises JudgeFailure."""
         criteria = number_criteria((await self._get_rubrics()).criteria)
         task = attempts[min(attempts)].task.task
