@@ -151,7 +151,6 @@ PLUGIN = Plugin(
             panel=MAIN_PANEL,
         ),
         "stop": Command("ajet.cli.stop:stop", "End a run as Ctrl-C would: its checkpoint is saved.", panel=MAIN_PANEL),
-        "chat": Command("ajet.cli.chat:chat", "Talk to the model that a run has tuned.", panel=MAIN_PANEL),
         "eval": Command(
             "ajet.cli.eval:evaluate",
             "Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.",
@@ -160,11 +159,6 @@ PLUGIN = Plugin(
         "export": Command(
             "ajet.cli.export:export",
             "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
-            panel=MAIN_PANEL,
-        ),
-        "deploy": Command(
-            "ajet.cli.deploy:deploy",
-            "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols.",
             panel=MAIN_PANEL,
         ),
         "gc": Command(

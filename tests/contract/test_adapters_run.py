@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import ConfigError
+from ajet_deploy.deploy import DeployOptions, serve_model
 from tests.support.ajet_process import ajet, metric_rows, start
 
 KEY = "the-key-of-these-tests-0123456789"

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 import ajet.engine.embedded
 from ajet.cli.launcher import app
-from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.schema.call import PromptReader
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
+from ajet_deploy.deploy import DeployOptions, serve_model
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
 from ajet_viewer.view import find_speller

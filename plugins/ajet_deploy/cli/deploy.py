@@ -39,8 +39,8 @@ def deploy(
     from dataclasses import replace
 
     from ajet.cli.screen import show_logs
-    from ajet.commands.deploy import DeployOptions
-    from ajet.commands.deploy import deploy as served
+    from ajet_deploy.deploy import DeployOptions
+    from ajet_deploy.deploy import deploy as served
 
     show_logs()
     wanted = DeployOptions(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)

@@ -3,10 +3,10 @@
 import pytest
 
 from ajet.commands import deploy, model_card
-from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.gateway import Refused
 from ajet.gateway.dialects.responses.stored import StoredResponses
 from ajet.schema.errors import UserError
+from ajet_deploy.deploy import DeployOptions, serve_model
 
 
 def test_only_the_newest_responses_are_kept_with_what_they_go_on_from():

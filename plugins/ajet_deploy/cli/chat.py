@@ -37,6 +37,6 @@ def chat(
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """Talk to the model that a run has tuned."""
-    from ajet.commands.chat import chat as talk
+    from ajet_deploy.chat import chat as talk
 
     return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent, conf=conf, adapter=adapter)

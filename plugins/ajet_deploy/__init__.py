@@ -1,0 +1,1 @@
+"""Uses the tuned model of a finished run: `ajet deploy` serves it, `ajet chat` talks to it."""
