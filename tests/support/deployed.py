@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ajet.backbone import open_backbone
-from ajet.commands import deploy
 from ajet.config import Experiment
 from ajet.config.experiment import load_defaults
 from ajet.gateway import Session
 from ajet.rollout.components import open_gateway
 from ajet.schema.errors import EngineFailure
+from ajet_deploy import deploy
 from ajet_deploy.deploy import DeployOptions, ModelServer, serve_model
 from tests.support.gateways import start_gateway
 

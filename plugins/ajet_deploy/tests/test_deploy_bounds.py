@@ -2,10 +2,11 @@
 
 import pytest
 
-from ajet.commands import deploy, model_card
+from ajet.commands import model_card
 from ajet.gateway import Refused
 from ajet.gateway.dialects.responses.stored import StoredResponses
 from ajet.schema.errors import UserError
+from ajet_deploy import deploy
 from ajet_deploy.deploy import DeployOptions, serve_model
 
 
