@@ -60,7 +60,7 @@ PARTS = (
                                                        f"{TUTORIALS}/test_sft_then_rl.py",
                                                        f"{TUTORIALS}/test_werewolves.py",
                                                        f"{TUTORIALS}/test_feedback_tracing.py"), boots=False),
-    Part("tutorials of tools", 1300, (f"{TUTORIALS}/test_example_distillation.py",
+    Part("tutorials of tools", 1500, (f"{TUTORIALS}/test_example_distillation.py",
                                       f"{TUTORIALS}/test_coding.py",
                                       f"{TUTORIALS}/test_deep_research.py",
                                       f"{TUTORIALS}/test_quickstart.py"), boots=False),
