@@ -17,6 +17,9 @@ REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 """The generated pages."""
 PAGES = [
     *sorted(ROOT.glob("README*.md")),
+    ROOT / "AGENTS.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("skills/*/SKILL.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "tutorial").glob("*/README*.md")),
 ]

@@ -43,6 +43,7 @@ PARSED_ONLY = {
     "report",
     "env",
     "judge",
+    "rejudge",
 }
 """Commands that need a run, go on until they are stopped, change the shell's own files, or ask a
 model elsewhere."""
@@ -168,6 +169,9 @@ def run(words: list[str], where: str, gsm8k: str) -> None:
         known = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.S)
         assert known is not None
         assert set(wanted.split(",")) <= set(re.findall(r"^([\w-]+) = \[", known[1], re.M)), where
+    elif program == "ruff" or words[1:3] == ["-m", "pytest"]:
+        named = [word for word in rest if not word.startswith("-") and (ROOT / word).exists()]
+        assert named, where
     elif program == "python" and Path(rest[0]).is_file():
         subprocess.run([sys.executable, *rest], check=True)
     elif program == "ajet":
