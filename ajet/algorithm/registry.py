@@ -234,7 +234,7 @@ def _resolve_own_algorithm(reference: str, base: Path) -> type[Algorithm]:
         )
     if not needs_critic and kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
         raise ConfigError(
-            f"{reference} does not define advantages.",
+            f"{reference} defines neither of_group nor advantages.",
             where=KEY,
             expected=f"a class such as {spell_reference('algorithm')} with of_group(self, returns_G), or "
             "advantages(self, rewards_E, penalties_E_T, groups_E)",

@@ -32,6 +32,7 @@ SOURCE = (
         ("returns_G[:1]", ("shape (1,)", "4 returns")),
         ("1.0", ("shape ()", "4 returns")),
         ("None", ("shape ()",)),
+        ("returns_G\n\n    of_groups, of_group = of_group, Algorithm.of_group", ("neither of_group nor advantages",)),
     ],
 )
 def test_validate_tries_the_algorithm(
