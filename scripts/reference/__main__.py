@@ -16,6 +16,7 @@ from scripts.reference.pages import (
     algorithms_md,
     cli_md,
     definitions_js,
+    llms_txt,
     metrics_md,
     packages_md,
     performance_md,
@@ -36,6 +37,7 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "performance.md": performance_md(),
         ROOT / "docs" / "verl_keys.md": verl_keys_md(),
+        ROOT / "llms.txt": llms_txt(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),
     }

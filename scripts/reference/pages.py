@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from ajet.record.metric_definitions import GROUPS, list_metric_definitions
+from scripts.docs_site import LIST, resolve_link
 
 ROOT = Path(__file__).resolve().parents[2]
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
@@ -172,6 +173,33 @@ order:
 | `waiting` | played ahead of their step, or left unfinished and played again |
 | `given_up` | failed too often at [samplers](../samplers.md), with the reasons |
 """
+
+
+def llms_txt() -> str:
+    """Return the list of pages for language models: that of the documentation, with the tutorials' own list."""
+    _, first, parts = (ROOT / LIST).read_text(encoding="utf-8").partition("## ")
+    lines = [_LLMS]
+    for line in (first + parts).splitlines():
+        lines.append(_from_root(line, LIST))
+        if (own_list := "tutorial/README.md") in lines[-1]:
+            listed = (ROOT / own_list).read_text(encoding="utf-8").splitlines()
+            lines += [_from_root(each, own_list) for each in listed if each.startswith("- ")]
+    return "\n".join(lines) + "\n"
+
+
+_LLMS = """\
+# ajet
+
+> Tunes the model inside an LLM agent that already works, by reinforcement learning: one YAML, one command,
+> on a CPU, one GPU, or a Ray cluster through verl.
+
+- [README](README.md): two commands, the agent, the YAML, what works and what is not here yet
+"""
+
+
+def _from_root(line: str, page: str) -> str:
+    """Return a line of a page with links as from the root of the repository."""
+    return re.sub(r"\]\(([^)#:]+)", lambda link: f"]({resolve_link(page, link[1])}", line)
 
 
 def definitions_js() -> str:

@@ -208,13 +208,6 @@ def run_ajet(arguments: list[str], where: str, gsm8k: str) -> None:
 LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def test_llms_txt_lists_the_pages_that_the_documentation_lists():
-    told = {match[1] for match in LINK.finditer((ROOT / "llms.txt").read_text())}
-    listed = {match[1] for match in LINK.finditer((ROOT / "docs" / "README.md").read_text())}
-    pages = {(ROOT / "docs" / page).resolve().relative_to(ROOT).as_posix() for page in listed if "#" not in page}
-    assert pages <= told and all((ROOT / page.partition("#")[0]).exists() for page in told)
-
-
 @pytest.mark.parametrize("page", [*PAGES, *REFERENCE], ids=name)
 def test_links_lead_somewhere(page):
     text = page.read_text()
