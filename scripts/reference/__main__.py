@@ -36,7 +36,7 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "packages.md": packages_md(),
         ROOT / "docs" / "reference" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "performance.md": performance_md(),
-        ROOT / "docs" / "verl_keys.md": verl_keys_md(),
+        ROOT / "docs" / "reference" / "verl_keys.md": verl_keys_md(),
         ROOT / "llms.txt": llms_txt(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),

@@ -107,7 +107,7 @@ def verl_keys_md() -> str:
     cells |= {verl: f"not read | {_cell(ours)}" for verl, ours in (UNREAD | ROWS).items()}
     order = sorted(cells, key=lambda verl: (VERL.sections.index(verl.split(".")[0]), verl))
     rows = [f"| `{verl}` | {cells[verl]} |" for verl in order]
-    page = (ROOT / "docs" / "verl_keys.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "verl_keys.md").read_text(encoding="utf-8")
     page = _with_table(page, VERLS_KEYS, ["| verl | | below `ajet:` |", "|---|---|---|", *rows])
     plain = Experiment.from_dict({"ajet": {"backbone": "verl", "model": {"path": "MODEL"}}}, base=ROOT)
     defaults = [
