@@ -255,9 +255,7 @@ def cli_md() -> str:
         "begins with `-` launches a run, and `ajet x.yaml` is `ajet --conf x.yaml`;",
         "`key=value` arguments use Hydra's grammar, with or without the leading `ajet.`.",
         "",
-        "Exit codes: 0 done, 2 something you can mend (one screen says what), 1 unexpected (the traceback is in the",
-        "log), or the answer is no (a proof that fails, an evaluation of which nothing is known), 130 Ctrl-C, 75",
-        "SIGTERM or SIGHUP (the same command goes on).",
+        "[Errors](errors.md) lists the exit codes.",
         "",
         *_command("ajet", group.commands["launch"], "Launch a run."),
     ]

@@ -2,7 +2,9 @@
 
 from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
-from scripts.reference.pages import cli_md
+from ajet.schema.errors import BoundaryError, UserError
+from scripts.reference.errors import errors_md
+from scripts.reference.pages import ROOT, cli_md
 
 
 def test_every_key_says_what_it_is_for():
@@ -27,3 +29,13 @@ def test_every_option_of_the_interface_is_there():
     ]
     for flag in flags:
         assert f"`{flag}" in text, flag
+
+
+def test_every_error_is_on_its_page():
+    page = errors_md(ROOT)
+    waiting: list[type] = [UserError, *BoundaryError.__subclasses__()]
+    for each in waiting:
+        waiting += each.__subclasses__()
+    named = {f"`{each.__module__}.{each.__name__}`" for each in waiting if each.__module__.startswith("ajet")}
+    assert len(named) > 30
+    assert sorted(name for name in named if name not in page) == []
