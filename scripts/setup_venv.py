@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 10), (3, 12)
-EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,dev"
+EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,docs,dev"
 SHARED = (
     ("trl==1.16.0", "trl", "the train engine trl, and the tests that render published chat templates,"),
     ("torchvision==0.28.0", "torchvision", "the tests with images on verl"),

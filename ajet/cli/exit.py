@@ -1,9 +1,8 @@
 """Exit codes: the only place that converts an exception into a number and a screen.
 
-Invariant: 0 done. 2 a UserError, as one screen without a traceback (`--traceback` shows the traceback). 1 an unexpected
-error with the last lines, a RunFailed with one screen (the traceback of both is in a log with a printed path), or a
-command's NEGATIVE. 130 Ctrl-C. 75 SIGTERM or SIGHUP during a run, or a store out of reach (ServiceUnreachableError),
-after which the same command continues (EX_TEMPFAIL of sysexits.h). Usage errors are typer's own, also 2.
+Invariant: a UserError is one screen without a traceback (`--traceback` shows the traceback), and exits with the code of
+its class. An unexpected error shows its last lines. The traceback of an unexpected error and of a RunFailed is in a log
+with a printed path. 75 is EX_TEMPFAIL of sysexits.h. Usage errors are typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -19,9 +18,19 @@ from typer.core import TyperGroup
 
 from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 
-OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
+OK, INTERRUPTED = 0, 130
+UNEXPECTED, USER, PREEMPTED = RunFailed.exit_code, UserError.exit_code, ServiceUnreachableError.exit_code
 NEGATIVE = 1
 """The command worked and the answer is no or missing: a failed proof, judges without a decision."""
+EXIT_CODES = (
+    (OK, "done"),
+    (UNEXPECTED, "unexpected error"),
+    (NEGATIVE, "the answer of a check is no, or there is none"),
+    (USER, "user error or usage error"),
+    (PREEMPTED, "SIGTERM or SIGHUP, or the store is out of reach; the same command goes on"),
+    (INTERRUPTED, "Ctrl-C"),
+)
+"""Every exit code and what it means."""
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -40,16 +49,12 @@ class ExitGroup(TyperGroup):
             raise
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
-        except ServiceUnreachableError as error:
-            show_user_error(error, show_traceback=show_traceback)
-            raise typer.Exit(PREEMPTED) from None
-        except RunFailed as error:
-            show_user_error(error)
-            write_traceback(error, shown=show_traceback, record=record)
-            raise typer.Exit(UNEXPECTED) from None
         except UserError as error:
-            show_user_error(error, show_traceback=show_traceback)
-            raise typer.Exit(USER) from None
+            is_logged = isinstance(error, RunFailed) and not isinstance(error, ServiceUnreachableError)
+            show_user_error(error, show_traceback=show_traceback and not is_logged)
+            if is_logged:
+                write_traceback(error, shown=show_traceback, record=record)
+            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as interrupt:
             from ajet.train.interrupts import Preempted, explain_end
 

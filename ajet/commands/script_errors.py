@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
+from ajet.schema.errors import ServiceUnreachableError, UserError
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
-USER, FAILED, PREEMPTED, INTERRUPTED = 2, 1, 75, 130
-"""The exit codes of `ajet.cli.exit`."""
+INTERRUPTED = 130
+"""The exit code of Ctrl-C, as in `ajet.cli.exit`."""
 
 
 def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
@@ -76,8 +76,6 @@ def _find_call_place(trace: TracebackType | None) -> str:
 def _choose_exit_code(error: BaseException) -> int:
     from ajet.train.interrupts import Preempted
 
-    if isinstance(error, ServiceUnreachableError | Preempted):
-        return PREEMPTED
     if isinstance(error, UserError):
-        return FAILED if isinstance(error, RunFailed) else USER
-    return INTERRUPTED
+        return error.exit_code
+    return ServiceUnreachableError.exit_code if isinstance(error, Preempted) else INTERRUPTED

@@ -18,6 +18,8 @@ from ajet.gateway.request import ParsedRequest, Refused
 
 HINTS = frozenset({"reasoning_effort", "verbosity"})
 """Ignored hints, by their names in `ParsedRequest.engine_fields`."""
+HONOURED = frozenset({"seed", "response_format"})
+"""Fields for chat engines that token engines honour, too; `response_format` with a schema."""
 _NEUTRAL_VALUES = {
     "logit_bias": "{}",
     "presence_penalty": "0",
@@ -78,7 +80,7 @@ def list_hints(request: ParsedRequest) -> dict[str, Any]:
 
 def refuse_unsupported(request: ParsedRequest) -> None:
     """Raise Refused for a field that a token engine cannot honour."""
-    supported = {"seed"} if request.json_schema is None else {"seed", "response_format"}
+    supported = HONOURED if request.json_schema is not None else HONOURED - {"response_format"}
     for name in request.engine_fields:
         if name in supported or name in HINTS:
             continue

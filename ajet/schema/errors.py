@@ -1,14 +1,15 @@
 """Errors, classified once at the boundary of their origin.
 
 Two families. `UserError`: the user can fix the problem; the CLI shows a screen (what, where, expected, do) and exits
-with 2. `BoundaryError`: an external component failed during an episode; the rollout records a `Failure` (data), and the
-episode is never trained. Any other exception is a bug in ajet: exit 1 with the traceback in the log.
+with the class's `exit_code`. `BoundaryError`: an external component failed during an episode; the rollout records a
+`Failure` (data), and the episode is never trained. Any other exception is a bug in ajet: exit 1 with the traceback in
+the log.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ajet.schema.commands import format_extra_install
 
@@ -24,11 +25,13 @@ class AjetError(Exception):
 
 
 class UserError(AjetError):
-    """A mistake of the user: a single screen without a traceback, exit code 2.
+    """A mistake of the user: a single screen without a traceback.
 
     `what` is a sentence; `where` is file:line:column, a key, a task id or a reference; `expected` is the correct form;
     `do` is the next step.
     """
+
+    exit_code: ClassVar[int] = 2
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(what)
@@ -46,11 +49,15 @@ class UserError(AjetError):
 
 
 class RunFailed(UserError):
-    """A process, node or library ended the run: one screen, exit code 1, the traceback in the log."""
+    """A process, node or library ended the run: one screen, the traceback in the log."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class ServiceUnreachableError(RunFailed):
-    """A required service was out of reach for too long: exit code 75, and the same command resumes the run."""
+    """A required service was out of reach for too long. The same command resumes the run."""
+
+    exit_code: ClassVar[int] = 75
 
 
 class ConfigError(UserError):

@@ -24,7 +24,7 @@ VERL = Descriptor(
         *("skip", "ray_kwargs"),
     ),
     shares_gpus=True,
-    defaults_page="docs/verl_keys.md",
+    defaults_page="docs/reference/verl_keys.md",
     advice=ADVICE,
     filled=tuple(LAYERS / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={

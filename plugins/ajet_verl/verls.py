@@ -1,7 +1,7 @@
 """verl settings from AWorld's `run.sh`, and their equivalents below `ajet` where no layer shows them.
 
-Invariants: a key named here is a key of ajet, with a row in docs/verl_keys.md. No setting is read by verl's names; a
-user who sets one gets advice.
+Invariants: a key named here is a key of ajet, with a row in docs/reference/verl_keys.md. No setting is read by verl's
+names; a user who sets one gets advice.
 """
 
 from __future__ import annotations

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from ajet.rollout.served.protocol import build_openapi
 from scripts.reference.configuration import configuration_md, defaults_yaml
+from scripts.reference.dialects import dialects_md
+from scripts.reference.errors import errors_md
 from scripts.reference.pages import (
     ROOT,
     WORDS,
     algorithms_md,
     cli_md,
     definitions_js,
+    llms_txt,
     metrics_md,
     packages_md,
     performance_md,
@@ -31,11 +34,14 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "configuration.md": configuration_md(),
         ROOT / "docs" / "reference" / "cli.md": cli_md(),
         ROOT / "docs" / "reference" / "metrics.md": metrics_md(),
+        ROOT / "docs" / "reference" / "dialects.md": dialects_md(),
+        ROOT / "docs" / "reference" / "errors.md": errors_md(ROOT),
         ROOT / "docs" / "openapi.json": json.dumps(build_openapi(), indent=1) + "\n",
         ROOT / "docs" / "reference" / "packages.md": packages_md(),
         ROOT / "docs" / "reference" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "performance.md": performance_md(),
-        ROOT / "docs" / "verl_keys.md": verl_keys_md(),
+        ROOT / "docs" / "reference" / "verl_keys.md": verl_keys_md(),
+        ROOT / "llms.txt": llms_txt(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),
     }

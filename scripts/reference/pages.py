@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from ajet.record.metric_definitions import GROUPS, list_metric_definitions
+from scripts.docs_site import LIST, resolve_link
 
 ROOT = Path(__file__).resolve().parents[2]
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
@@ -106,7 +107,7 @@ def verl_keys_md() -> str:
     cells |= {verl: f"not read | {_cell(ours)}" for verl, ours in (UNREAD | ROWS).items()}
     order = sorted(cells, key=lambda verl: (VERL.sections.index(verl.split(".")[0]), verl))
     rows = [f"| `{verl}` | {cells[verl]} |" for verl in order]
-    page = (ROOT / "docs" / "verl_keys.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "verl_keys.md").read_text(encoding="utf-8")
     page = _with_table(page, VERLS_KEYS, ["| verl | | below `ajet:` |", "|---|---|---|", *rows])
     plain = Experiment.from_dict({"ajet": {"backbone": "verl", "model": {"path": "MODEL"}}}, base=ROOT)
     defaults = [
@@ -174,6 +175,33 @@ order:
 """
 
 
+def llms_txt() -> str:
+    """Return the list of pages for language models: that of the documentation, with the tutorials' own list."""
+    _, first, parts = (ROOT / LIST).read_text(encoding="utf-8").partition("## ")
+    lines = [_LLMS]
+    for line in (first + parts).splitlines():
+        lines.append(_from_root(line, LIST))
+        if (own_list := "tutorial/README.md") in lines[-1]:
+            listed = (ROOT / own_list).read_text(encoding="utf-8").splitlines()
+            lines += [_from_root(each, own_list) for each in listed if each.startswith("- ")]
+    return "\n".join(lines) + "\n"
+
+
+_LLMS = """\
+# ajet
+
+> Tunes the model inside an LLM agent that already works, by reinforcement learning: one YAML, one command,
+> on a CPU, one GPU, or a Ray cluster through verl.
+
+- [README](README.md): two commands, the agent, the YAML, what works and what is not here yet
+"""
+
+
+def _from_root(line: str, page: str) -> str:
+    """Return a line of a page with links as from the root of the repository."""
+    return re.sub(r"\]\(([^)#:]+)", lambda link: f"]({resolve_link(page, link[1])}", line)
+
+
 def definitions_js() -> str:
     """Return the viewer's definitions of metrics: [pattern, unit, words], plain names first."""
     rows = [(name, metric.unit, _plain(metric.about)) for metric in list_metric_definitions() for name in metric.names]
@@ -227,9 +255,7 @@ def cli_md() -> str:
         "begins with `-` launches a run, and `ajet x.yaml` is `ajet --conf x.yaml`;",
         "`key=value` arguments use Hydra's grammar, with or without the leading `ajet.`.",
         "",
-        "Exit codes: 0 done, 2 something you can mend (one screen says what), 1 unexpected (the traceback is in the",
-        "log), or the answer is no (a proof that fails, an evaluation of which nothing is known), 130 Ctrl-C, 75",
-        "SIGTERM or SIGHUP (the same command goes on).",
+        "[Errors](errors.md) lists the exit codes.",
         "",
         *_command("ajet", group.commands["launch"], "Launch a run."),
     ]

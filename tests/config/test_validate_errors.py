@@ -223,7 +223,7 @@ def test_a_file_is_not_similar_for_its_ending(tmp_path):
         ("trainer_common: {loss_agg_mode: token-mean}", ":2:20", ["algorithm.loss_aggregation"]),
         ("trainer_common: {ppo_mini_batch_size: 8}", ":2:20", ["trainer_common.mini_batch_num"]),
         ("rollout: {multi_turn: {tool_config_path: a}}", ":2:26", ["environment.use"]),
-        ("data: {train_files: a.parquet}", ":2:10", ["docs/verl_keys.md", "dataset_path"]),
+        ("data: {train_files: a.parquet}", ":2:10", ["docs/reference/verl_keys.md", "dataset_path"]),
     ],
 )
 def test_a_key_of_verls_below_ajet_says_where_it_goes(tmp_path, text, line, words):

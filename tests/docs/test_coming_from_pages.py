@@ -33,7 +33,7 @@ def test_the_page_shows_the_lines_that_validate_prints(tmp_path: Path) -> None:
     load_experiment(tmp_path / "verl_grpo.yaml").require_ready()
 
 
-@pytest.mark.parametrize("page", ["verl_keys.md", "coming_from_trl.md", "coming_from_verifiers.md"])
+@pytest.mark.parametrize("page", ["reference/verl_keys.md", "coming_from_trl.md", "coming_from_verifiers.md"])
 def test_keys_of_the_pages_are_keys_of_the_schema(page: str) -> None:
     text = (DOCS / page).read_text()
     assert len(re.sub(r"^\|.*$", "", text, flags=re.M).split()) <= 1200

@@ -1,4 +1,4 @@
-"""docs/dialects.md names every field that a dialect takes, each once, and no other."""
+"""The generated page of dialects names every field that a dialect takes, each once, and no other."""
 
 import re
 
@@ -7,9 +7,7 @@ import pytest
 from ajet.gateway.dialects import chat, completions
 from ajet.gateway.dialects.anthropic import dialect as anthropic
 from ajet.gateway.dialects.responses import dialect as responses
-from tests.docs.snippets import ROOT
-
-PAGE = (ROOT / "docs" / "dialects.md").read_text()
+from scripts.reference.dialects import dialects_md
 
 
 @pytest.mark.parametrize(
@@ -22,7 +20,7 @@ PAGE = (ROOT / "docs" / "dialects.md").read_text()
     ],
 )
 def test_the_fields_of_a_dialect_are_on_its_table(title, taken):
-    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    section = dialects_md().split(f"\n## {title}\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(taken)

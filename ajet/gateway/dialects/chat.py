@@ -22,19 +22,19 @@ from ajet.gateway.reply import Reply, ReplyChunk, TopLogprobs
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.schema.call import ToolChoice
 
-_INERT = (
+INERT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
 """Fields that do not affect the reply."""
 TAKEN = {
-    *_INERT,
+    *INERT,
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stop", "logprobs", "top_logprobs",
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stream", "stream_options", "seed",
     "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p",
     "reasoning_effort", "verbosity", "modalities",
 }  # fmt: skip
 """The fields of a request that this dialect knows."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -131,8 +131,8 @@ class ChatDialect:
             setattr(request, name, value)
         request.stop = fields.read_stop(body.get("stop"))
         request.json_schema = fields.read_format(body.get("response_format"), "response_format", is_nested=True)
-        request.engine_fields = fields.select_effective(body, _NEUTRAL)
-        request.inert_fields = fields.select_set(body, _INERT)
+        request.engine_fields = fields.select_effective(body, NEUTRAL)
+        request.inert_fields = fields.select_set(body, INERT)
         request.replies_per_prompt = fields.read_integer(body, "n", 1, 128) or 1
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:

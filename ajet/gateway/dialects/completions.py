@@ -21,14 +21,16 @@ from ajet.gateway.reply import Reply, ReplyChunk, TopLogprobs
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.tokens.parsing import IncrementalDecoder
 
+INERT = ("user",)
+"""Fields that do not affect the reply."""
 TAKEN = {
+    *INERT,
     "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",
     "presence_penalty", "repetition_penalty", "min_p", "seed", "stop", "stream", "stream_options", "suffix",
     "temperature", "top_p", "top_k",
-    "user",  # has no effect on the reply
 }  # fmt: skip
 """The fields of a request that this dialect knows."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -96,8 +98,8 @@ class CompletionsDialect:
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
             counts_tokens=include_usage or not is_streamed,
-            engine_fields=fields.select_effective(body, _NEUTRAL),
-            inert_fields=fields.select_set(body, ("user",)),
+            engine_fields=fields.select_effective(body, NEUTRAL),
+            inert_fields=fields.select_set(body, INERT),
             notes={"model": model} if model else {},
             replies_per_prompt=count,
             is_streamed=is_streamed,

@@ -1,0 +1,1 @@
+"""The commands `ajet deploy` and `ajet chat`."""

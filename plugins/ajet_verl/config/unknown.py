@@ -142,7 +142,7 @@ def _build_error(
     return ConfigError(
         f"verl has no key {'.'.join(path)}.",
         where=layers.locate(full),
-        do=f"did you mean {'.'.join((*prefix, *near))}?" if near else "see docs/verl_keys.md",
+        do=f"did you mean {'.'.join((*prefix, *near))}?" if near else "see docs/reference/verl_keys.md",
     )
 
 

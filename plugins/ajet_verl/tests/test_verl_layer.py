@@ -290,7 +290,7 @@ def test_a_name_known_elsewhere_is_refused(key, near):
     with pytest.raises(ConfigError) as caught:
         compose_verl_config(experiment(verl=nested(key, 1)))
     assert key in caught.value.what and "experiment.yaml:" in caught.value.where
-    assert f"verl.{near}?" in caught.value.do if near else "docs/verl_keys.md" in caught.value.do
+    assert f"verl.{near}?" in caught.value.do if near else "docs/reference/verl_keys.md" in caught.value.do
 
 
 @pytest.mark.parametrize(

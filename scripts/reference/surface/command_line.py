@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ajet.cli import exit as codes
+from ajet.cli.exit import EXIT_CODES
 from ajet.cli.launcher import FLAG_ALIASES, MISSING_FLAGS, UNNEEDED_FLAGS
 from ajet.config.schema.base import describe_type
 
@@ -79,9 +79,4 @@ def _show_default(default: Any) -> str:
 
 def list_exit_codes(root: Path) -> Iterator[str]:
     """Yield each exit code with what it means."""
-    yield f"{codes.OK}: done"
-    yield f"{codes.UNEXPECTED}: unexpected error"
-    yield f"{codes.NEGATIVE}: the answer of a check is no, or there is none"
-    yield f"{codes.USER}: user error or usage error"
-    yield f"{codes.PREEMPTED}: SIGTERM or SIGHUP, or the store is out of reach; the same command goes on"
-    yield f"{codes.INTERRUPTED}: Ctrl-C"
+    yield from (f"{code}: {meaning}" for code, meaning in EXIT_CODES)

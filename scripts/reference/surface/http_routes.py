@@ -18,7 +18,7 @@ from ajet.rollout.served.registry import EpisodeRegistry
 from ajet_environments.front.app import Front, build_front
 from ajet_environments.services.server import REQUESTS
 
-_DIALECTS = {
+DIALECTS = {
     "POST /v1/chat/completions": "ajet.gateway.dialects.chat",
     "POST /v1/completions": "ajet.gateway.dialects.completions",
     "POST /v1/responses": "ajet.gateway.dialects.responses.dialect",
@@ -37,7 +37,7 @@ def list_gateway(root: Path) -> Iterator[str]:
     """Yield the routes of the gateway, and the request fields that each dialect knows."""
     gateway = Gateway(ScriptedChat([]), None, max_model_len=1, max_response_tokens=1)
     yield from _list_routes(gateway.app.routes)
-    for route, module in _DIALECTS.items():
+    for route, module in DIALECTS.items():
         yield from (f"{route} field {field}" for field in import_module(module).TAKEN)
 
 

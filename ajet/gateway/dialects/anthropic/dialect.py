@@ -22,16 +22,16 @@ from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.reply import Reply
 from ajet.gateway.request import ParsedRequest, Refused
 
-_INERT = (
+INERT = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
 )  # fmt: skip
 """Fields that do not affect the reply."""
 TAKEN = {
-    *_INERT,
+    *INERT,
     "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k",
     "stop_sequences", "stream", "thinking", "output_config", "output_format",
 }  # fmt: skip
-"""All known fields of a request, as listed in docs/dialects.md."""
+"""All known fields of a request."""
 _MAX_STOPS = 16
 
 
@@ -136,7 +136,7 @@ def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedReque
         stop=_read_stops(body.get("stop_sequences")),
         json_schema=_read_schema(body),
         engine_fields=_read_effort(body),
-        inert_fields=fields.select_set(body, _INERT),
+        inert_fields=fields.select_set(body, INERT),
         notes={name: value for name, value in notes.items() if value},
     )
     return request, thinking

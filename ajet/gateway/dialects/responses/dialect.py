@@ -32,14 +32,16 @@ _ECHOED: dict[str, Any] = {
     "background": False,
 }  # fmt: skip
 """Request fields repeated by the response, with their default values."""
-_INERT = (
+INERT = (
     "user", "metadata", "max_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "prompt_cache_options", "client_metadata",
 )  # fmt: skip
 """Fields that do not affect the reply."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"presence_penalty": (0,), "frequency_penalty": (0,)}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"presence_penalty": (0,), "frequency_penalty": (0,)}
 """Fields that only a chat engine may honour, with the values that have no effect."""
-TAKEN = {*_ECHOED, *_INERT, *_NEUTRAL, "input", "include", "stream", "stream_options", "stop", "seed", "top_k"}
+ONLY_VALUES: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
+"""Fields with the values that are taken besides null."""
+TAKEN = {*_ECHOED, *INERT, *NEUTRAL, "input", "include", "stream", "stream_options", "stop", "seed", "top_k"}
 """The fields of a request that this dialect knows."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
@@ -137,7 +139,7 @@ class ResponsesDialect:
         engine_fields |= {
             name: value for name, value in (("reasoning_effort", effort), ("seed", seed)) if value is not None
         }
-        engine_fields |= fields.select_effective(body, _NEUTRAL)
+        engine_fields |= fields.select_effective(body, NEUTRAL)
         _check_rest(body)
         request = ParsedRequest(
             agent=caller.agent,
@@ -156,7 +158,7 @@ class ResponsesDialect:
             top_logprobs=top or 0,
             json_schema=schema,
             engine_fields=engine_fields,
-            inert_fields=fields.select_set(body, _INERT),
+            inert_fields=fields.select_set(body, INERT),
             notes={"model": model} if model else {},
         )
         echo = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
@@ -333,7 +335,7 @@ def _check_rest(body: Mapping[str, Any]) -> None:
     """Raise Refused for unsupported values of partly supported fields."""
     if fields.read_boolean(body, "background", False):
         raise fields.unsupported_value("background", "replies are given at once or streamed.")
-    if body.get("truncation") not in (None, "disabled"):
+    if body.get("truncation") not in (None, *ONLY_VALUES["truncation"]):
         raise fields.unsupported_value("truncation", "nothing is left out of a conversation: 'disabled' only.")
     fields.read_integer(body, "max_tool_calls", 1, 1 << 31)
     metadata = body.get("metadata")
