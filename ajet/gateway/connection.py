@@ -6,24 +6,35 @@ in which no bytes arrive, or no part of a reply is read. Errors are answered in 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
 from ajet.gateway.asgi import LOST, WATCH, Leave
-from ajet.gateway.held_head import HeldHead
 from ajet.gateway.limits import PEER
-from ajet.gateway.plain_parser import PlainParser
 
 if TYPE_CHECKING:
-    import asyncio
+    from ajet.gateway.limits import ServerCounters
 
-    from ajet.gateway.listener import Acceptor
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class ConnectionOwner(Protocol):
+    """The listener of a connection: `ajet.gateway.listener.Acceptor`, which imports this module."""
+
+    shared: ServerCounters
+
+    def forget_stranger(self, connection: Connection) -> None:
+        """Stop counting the connection as one without a valid key."""
+
+    def left(self, connection: Connection) -> None:
+        """Remove a closed connection from all counts."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -31,7 +42,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def __init__(
         self,
-        acceptor: Acceptor,
+        acceptor: ConnectionOwner,
         config: Config,
         state: ServerState,
         loop: asyncio.AbstractEventLoop,
@@ -161,3 +172,118 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
+
+
+# PlainParser: httptools' request parser for a server that supports only HTTP/1.1.
+# httptools stops behind the head of a request that offers another protocol and drops the body. A JDK client or
+# `curl --http2` offers h2c with every request. A server may ignore the offer (RFC 9110, 7.8). Invariant: a request
+# with an offer is parsed as if without its `Upgrade` header, however its bytes are cut.
+_OFFER = {b"upgrade", b"http2-settings"}
+"""Header names, and tokens of `Connection`, of an upgrade offer."""
+
+
+class PlainParser:
+    """Parses the requests of one connection. Its methods are those of `httptools.HttpRequestParser`."""
+
+    def __init__(self, listener: Connection) -> None:
+        self._listener = listener
+        self.on_message_begin, self.on_url = listener.on_message_begin, listener.on_url
+        self.on_header, self.on_body = listener.on_header, listener.on_body
+        self._parser = self._build_parser()
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse the next bytes. Raises httptools.HttpParserError for invalid HTTP."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except HttpParserUpgrade as offer:
+                if self.get_method() == b"CONNECT":  # not an offer: httptools stops at every CONNECT
+                    raise HttpParserError("CONNECT is for proxies") from offer
+                rest = rest[offer.args[0] :]
+                head = self._build_plain_head()
+                self._parser = self._build_parser()
+                self._parser.feed_data(head)
+                if not rest:
+                    return
+
+    def on_headers_complete(self) -> None:
+        """Report a head, except a head with an offer: such a head is parsed again without the offer."""
+        if not self._parser.should_upgrade():
+            self._listener.on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Report the end of a request."""
+        if not self._parser.should_upgrade():
+            self._listener.on_message_complete()
+
+    def should_upgrade(self) -> bool:
+        """Return False: the server accepts no offer."""
+        return False
+
+    def should_keep_alive(self) -> bool:
+        """Return True if the client leaves the connection open."""
+        return bool(self._parser.should_keep_alive())
+
+    def get_http_version(self) -> str:
+        """Return the version of the current request, such as "1.1"."""
+        return str(self._parser.get_http_version())
+
+    def get_method(self) -> bytes:
+        """Return the method of the current request."""
+        return bytes(self._parser.get_method())
+
+    def _build_parser(self) -> HttpRequestParser:
+        parser = HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # same as uvicorn, for pipelined requests
+        return parser
+
+    def _build_plain_head(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.get_method(), self._listener.url, self.get_http_version().encode())]
+        for name, value in self._listener.headers:
+            if name == b"connection":
+                value = b",".join(token for token in value.split(b",") if token.strip().lower() not in _OFFER)
+            if name not in _OFFER and (value or name != b"connection"):
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+
+# HeldHead delays the head of a reply to send head and body in one write.
+# uvicorn writes the head and the body of a reply separately. The first write wakes a client on the same machine,
+# and the client takes the core before the second write: with few cores a short reply then costs several times its
+# own work. Invariants: bytes leave in the order of their writes; a head waits for the loop's next turn at most, so
+# the beginning of a stream is not delayed.
+_HEAD = b"HTTP/1.1 "
+
+
+class HeldHead:
+    """Wraps a connection's transport; all other attributes are the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        """Write data, or hold the head of a reply until the next write."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held + data)
+        elif data.startswith(_HEAD):
+            self._held = data
+            self._loop.call_soon(self._flush_head)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send a held head, then close the transport."""
+        self._flush_head()
+        self._transport.close()
+
+    def _flush_head(self) -> None:
+        held, self._held = self._held, b""
+        if held and not self._transport.is_closing():
+            self._transport.write(held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -26,10 +26,9 @@ import pytest
 from ajet.commands import supervised_process as kept_process
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, UserError
-from ajet_environments.companions import RunningCompanion, find_connection_problem, run_companions
+from ajet_environments.companions import RunningCompanion, WatchedProcess, find_connection_problem, run_companions
 from ajet_environments.config import Companion, choose_services
 from ajet_environments.confined import ServiceCell
-from ajet_environments.restarts import WatchedProcess
 from ajet_sandbox.choose import Trial, choose_mechanism, try_mechanism
 from tests.support.ports import free_port
 from tests.support.waiting import until

@@ -8,23 +8,28 @@ their models.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
+from ajet.task_judge.judge import JudgeInput
 from ajet_judges.model_judge.panel import JudgeReply, ModelPanel, PanelMember, sum_usage
-from ajet_judges.model_judge.prompt import TEMPLATE, build_question
-from ajet_judges.model_judge.ranking import compare_attempts
-from ajet_judges.model_judge.reply import VERDICT, ModelVote, VerdictWord, parse_vote
+from ajet_judges.model_judge.prompt import TEMPLATE, JudgeQuestion, build_question, shorten_text
+from ajet_judges.model_judge.reply import VERDICT, ModelVote, VerdictWord, build_tiers_schema, parse_tiers, parse_vote
 from ajet_judges.model_judge.settings import read_judge_settings
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.task_judge.judge import JudgeInput
+
 
 VERDICT_REWARDS: dict[VerdictWord, float] = {"correct": 1.0, "incorrect": 0.0}
 
@@ -155,3 +160,196 @@ def format_question(query: str, messages: Sequence[Any]) -> str:
     if query:
         return query
     return "\n".join(f"{each.get('role')}: {answer_text(each.get('content'))}" for each in messages)
+
+
+# Rank the attempts at one task, as rewards.
+# Invariants: the order shown to a model is drawn by seed, so a position has no advantage; each attempt is named
+# once, as better, tied, or undecided (no score). A reward is the rank within the group: 1 for the best, 0 for the
+# worst, the mean for ties; rewards of different groups cannot be compared. (Relative scoring of a group by one
+# call, as in OpenPipe's RULER.)
+ASKED = """Several attempts were made at one task. Which of them are better?
+
+The task:
+"""
+REFERENCE = "\n\nWhat is known to be correct:\n"
+HOW = """
+
+Compare what the attempts achieve: first whether it is correct and does what the task asks, then whether it is whole, \
+then how directly they came to it. Length, tone, confidence and the order in which they stand here are no merits. \
+Attempts that are as good as each other share a tier, also where all are wrong alike."""
+BY_CRITERIA = """
+
+Compare how far the attempts meet the criteria, and go by nothing else. Length, tone, confidence, the order in which \
+they stand here and what an attempt says of itself are no merits unless a criterion says so. Attempts that are as good \
+as each other share a tier, also where all are bad alike."""
+FORM = """Reply with one JSON object and nothing else: {"reason": "…", "tiers": [["%s"], …], "undecided": []}. The \
+reason comes first and is one or two sentences. tiers: the labels of the attempts, the best first, those as good as \
+each other together. undecided: those of which you cannot tell. Each label stands in it once: %s."""
+Tiers = tuple[list[list[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One attempt in a ranking."""
+
+    answer: str
+    tools: Sequence[str] = ()
+    """Tool results of the attempt."""
+
+    @property
+    def text(self) -> str:
+        """The attempt's text in the prompt."""
+        answer = self.answer or "(nothing)"
+        return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{answer}"])
+
+
+async def compare_attempts(
+    judge: ModelJudge, attempts: Mapping[int, JudgeInput], seed: str, *, question: str, reference: str,
+    answer: str = "final_answer", criteria: str = "",
+) -> dict[int, Verdict]:  # fmt: skip
+    """Return a verdict for each attempt. `answer`: field of the answer in an output. Raises JudgeFailure."""
+    repeats = sorted(attempts)
+    entrants = []
+    for each in repeats:
+        metadata = attempts[each].output.metadata
+        entrants.append(
+            Entrant(answer_text(metadata.get(answer, metadata.get("final_answer"))), attempts[each].task.tool_results)
+        )
+    return dict(zip(repeats, await rank_entrants(judge, question, reference, entrants, seed, criteria), strict=True))
+
+
+async def rank_entrants(
+    judge: ModelJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+) -> list[Verdict]:
+    """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
+    if len(entrants) < 2:
+        return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
+    labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
+    orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(judge.votes)]
+    questions = [_build_question(judge, question, reference, entrants, order, labels, criteria) for order in orders]
+    schema = build_tiers_schema(labels)
+    replies = await asyncio.gather(
+        *(
+            judge.panel.ask(
+                prompt, schema, lambda text: parse_tiers(text, labels), draw=draw, temperature=judge.temperature
+            )
+            for draw, prompt in enumerate(questions)
+        ),
+        return_exceptions=True,
+    )
+    found: list[tuple[list[int], JudgeReply[Tiers]]] = []
+    failure: JudgeFailure | None = None
+    for order, reply in zip(orders, replies, strict=True):
+        if isinstance(reply, JudgeFailure):
+            failure = reply
+        elif isinstance(reply, BaseException):
+            raise reply
+        else:
+            found.append((order, reply))
+    if not found and failure is not None:
+        raise failure
+    return _build_verdicts(found, labels, len(entrants), judge.votes, any(prompt.cut for prompt in questions), entrants)
+
+
+def _build_verdicts(
+    found: Sequence[tuple[list[int], JudgeReply[Tiers]]],
+    labels: Sequence[str],
+    count: int,
+    votes: int,
+    cut: bool,
+    entrants: Sequence[Entrant],
+) -> list[Verdict]:
+    shown: list[list[int]] = [[] for _ in range(count)]
+    placed_replies = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
+    placed: list[dict[int, float]] = []
+    for order, _, (tiers, _) in placed_replies:
+        scores = _score_tiers(tiers)
+        placed.append({index: scores[labels[at]] for at, index in enumerate(order) if labels[at] in scores})
+        for place, index in enumerate(order):
+            if index in placed[-1]:
+                shown[index].append(place)
+    places = [[vote[index] for vote in placed if index in vote] for index in range(count)]
+    problems = [problem for _, reply in found for problem in reply.problems]
+    metrics = sum_usage([reply for _, reply in found])
+    common = {name: value / count if name in ("calls", "cost", "refused", "unreadable") else value
+              for name, value in metrics.items()}  # fmt: skip
+    common["agreement"] = _measure_agreement(placed, count)
+    common["cut"] = float(cut)
+    by = ", ".join(dict.fromkeys(reply.model for _, reply, _ in placed_replies))
+    why = next((reason for _, _, (_, reason) in placed_replies if reason), "")
+    verdicts = []
+    for index in range(count):
+        details: dict[str, Any] = {
+            "ranking": {"model": by, "shown": shown[index], "of": count, "places": places[index]},
+            "answer_chars": len(entrants[index].answer),
+        }
+        if problems:
+            details["problems"] = [problem[:300] for problem in problems]
+        if 2 * len(places[index]) <= votes:
+            why_not = "; ".join(problems) or "it could not be placed among the others"
+            verdicts.append(
+                Verdict(
+                    None, None, f"no score: the judge did not decide: {why_not}", metrics=dict(common), details=details
+                )
+            )
+            continue
+        reward = fmean(places[index])
+        reason = f"{by}: {reward:g} among {count} attempts (1 is the best){f': {why}' if why else ''}"
+        verdicts.append(Verdict(reward, None, reason, metrics=dict(common), details=details))
+    return verdicts
+
+
+def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return label -> score: 1 for the best, 0 for the worst, the mean rank for ties."""
+    count = sum(map(len, tiers))
+    if count < 2:
+        return {}
+    scores: dict[str, float] = {}
+    above = 0
+    for tier in tiers:
+        place = above + (len(tier) - 1) / 2
+        scores |= dict.fromkeys(tier, 1.0 - place / (count - 1))
+        above += len(tier)
+    return scores
+
+
+def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
+    """Return the share of attempt pairs in equal order, over pairs of votes that placed both. `placed`: scores by
+    attempt number, for each vote."""
+    same = total = 0
+    for one, two in itertools.combinations(range(count), 2):
+        signs = [(vote[one] > vote[two]) - (vote[one] < vote[two]) for vote in placed if one in vote and two in vote]
+        for first, second in itertools.combinations(signs, 2):
+            total += 1
+            same += first == second
+    return same / total if total else 1.0
+
+
+def _build_question(
+    judge: ModelJudge,
+    question: str,
+    reference: str,
+    entrants: Sequence[Entrant],
+    order: Sequence[int],
+    labels: Sequence[str],
+    criteria: str,
+) -> JudgeQuestion:
+    most = judge.max_chars
+    shown_question, cut = shorten_text(question, most)
+    pieces: list[tuple[str, str | None]] = [(ASKED, shown_question)]
+    if reference:
+        known, left = shorten_text(reference, most)
+        pieces.append((REFERENCE, known))
+        cut += left
+    for label, index in zip(labels, order, strict=True):
+        text, left = shorten_text(entrants[index].text, max(2 * most // len(order), 200))
+        pieces.append((f"\n\nAttempt {label}:\n", text))
+        cut += left
+    pieces.append((f"\n\nThe criteria to go by:\n{criteria}{BY_CRITERIA}" if criteria else HOW, None))
+    return JudgeQuestion(tuple(pieces), FORM % (labels[0], ", ".join(labels)), cut)
+
+
+def _shuffle_order(count: int, seed: str) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order

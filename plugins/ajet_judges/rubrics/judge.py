@@ -21,7 +21,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.judge import JudgeInput
 from ajet_judges.config import JudgeKeys
-from ajet_judges.model_judge.ranking import compare_attempts
+from ajet_judges.model_judge.judge import compare_attempts
 from ajet_judges.rubrics.criterion import Criterion, number_criteria
 from ajet_judges.rubrics.examples import RubricExample, get_field, get_query, read_examples
 from ajet_judges.rubrics.grading import AnswerGrades, weigh_grades

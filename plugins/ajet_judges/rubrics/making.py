@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import JudgeFailure
-from ajet_judges.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.judge import Entrant, ModelJudge, rank_entrants
 from ajet_judges.model_judge.panel import JudgeReply
 from ajet_judges.model_judge.prompt import JudgeQuestion
-from ajet_judges.model_judge.ranking import Entrant, rank_entrants
 from ajet_judges.rubrics.choosing import StopRules, drop_idle_criteria, extend_criteria
 from ajet_judges.rubrics.criterion import Criterion, drop_repeats, number_criteria
 from ajet_judges.rubrics.examples import RubricExample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ajet.gateway.held_head import HeldHead
+from ajet.gateway.connection import HeldHead
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 

@@ -20,7 +20,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
-from ajet_judges.model_judge.ranking import Entrant, rank_entrants
+from ajet_judges.model_judge.judge import Entrant, rank_entrants
 from tests.support import rollout_workflows as flows
 from tests.support.judge_fixtures import judge_server, material, ranks
 from tests.support.rollouts import stage

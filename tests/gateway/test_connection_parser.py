@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.gateway.plain_parser import PlainParser
+from ajet.gateway.connection import PlainParser
 from tests.support.served import KEY, RunningServer, start_serving
 
 QUESTION = {"task": {"question": "MY OWN QUESTION é", "answer": "3"}}
