@@ -22,12 +22,13 @@ from all_reduce import all_reduce_pace
 from bounds import PUBLISHED, Pace, sampling_seconds, update_seconds
 from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 
-from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
+from ajet.backbone.local.machine import choose_device, choose_dtype
 from ajet.config import AjetConfig, Experiment
 from ajet.engine.dimensions import Dimensions, read_dimensions
 from ajet.engine.machine import measure_free_memory
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import prepare_folder
+from ajet.engine.thread_count import choose_threads
 from ajet.record.console import format_bytes
 from ajet.schema.errors import Finding, UserError
 from ajet.train.footprint import Footprint, describe_memory, estimate_footprint

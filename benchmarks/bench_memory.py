@@ -72,10 +72,11 @@ def measure(experiment: Experiment, steps: int) -> float:
     """Print a table; answers the ratio."""
     import torch
 
-    from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
+    from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype
     from ajet.backbone.local.trainer import Trainer
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_model
+    from ajet.engine.thread_count import choose_threads
 
     config = experiment.ajet
     device = choose_device(config.trainer_common.device)

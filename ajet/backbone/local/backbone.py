@@ -29,7 +29,6 @@ from ajet.backbone.local.machine import (
     bound_kernel_caches,
     choose_device,
     choose_dtype,
-    choose_threads,
     freeze_startup_objects,
     release_memory,
 )
@@ -39,6 +38,7 @@ from ajet.engine.adapters import Adapters
 from ajet.engine.contract import TokenEngine
 from ajet.engine.models import read_context_length
 from ajet.engine.openmp import end_worker_threads
+from ajet.engine.thread_count import choose_threads
 from ajet.engine.verdict_cache import VerdictCache
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats, Ids
@@ -70,7 +70,7 @@ class LocalBackbone:
         settings = config.trainer_common
         device = choose_device(settings.device)
         bound_kernel_caches()
-        choose_threads(settings.threads, device)
+        choose_threads(settings.threads, device, deterministic=config.rollout.deterministic)
         torch.manual_seed(config.seed)
         source = locate_model(path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer: Any = load_tokenizer(source)
