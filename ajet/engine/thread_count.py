@@ -32,8 +32,8 @@ LOG_SECONDS = 30.0
 """Shortest time between two lines about a changed count."""
 NOISE, TAKEN = 0.25, 0.4
 """Shares of a core used by other processes: up to NOISE the core gets a thread, above TAKEN it loses its thread."""
-NICE_WEIGHT = 0.1
-"""Weight of processes with a lower priority than this one: what the kernel grants at niceness 10."""
+TRIAL_SECONDS = 30.0
+"""Seconds after which processes of lower priority are tried again; between sessions or containers they do not yield."""
 
 
 def choose_count(cores: int, busy: float, limit: int, current: int) -> int:
@@ -46,8 +46,8 @@ def choose_count(cores: int, busy: float, limit: int, current: int) -> int:
     return min(limit, max(1, least, min(current, most)))
 
 
-def read_busy_seconds() -> float:
-    """Return the processor seconds that other processes have used on the allowed cores since the machine's start."""
+def read_busy_seconds() -> tuple[float, float]:
+    """Return the processor seconds of other processes on the allowed cores: of the same, and of lower priority."""
     times = psutil.cpu_times(percpu=True)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
     normal = nice = 0.0
@@ -56,8 +56,8 @@ def read_busy_seconds() -> float:
         idle = each.idle + sum(getattr(each, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
         normal += sum(each) - idle - getattr(each, "nice", 0.0)
         nice += getattr(each, "nice", 0.0)
-    weight = NICE_WEIGHT if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else 1.0
-    return normal + weight * nice - time.process_time()
+    own = time.process_time()
+    return (normal - own, nice) if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else (normal + nice - own, 0.0)
 
 
 class ThreadCount:
@@ -71,18 +71,37 @@ class ThreadCount:
         self._measured_at, self._busy_seconds = time.monotonic(), read_busy_seconds()
         self._lock, self._lines = threading.Lock(), RateLimiter(LOG_SECONDS)
         self._logged: int | None = None
+        self._is_trial, self._next_trial = False, 0.0
 
     def measure(self) -> None:
         """Choose the count by the load since the last measurement."""
         now, seconds = time.monotonic(), read_busy_seconds()
-        self.busy = max(0.0, seconds - self._busy_seconds) / (now - self._measured_at)
-        self._measured_at, self._busy_seconds = now, seconds
-        before, self.value = self.value, choose_count(self._cores, self.busy, self._limit, self.value)
+        elapsed = now - self._measured_at
+        same, lower = (max(0.0, b - a) / elapsed for a, b in zip(self._busy_seconds, seconds, strict=True))
+        self.busy, self._measured_at, self._busy_seconds = same + lower, now, seconds
+        before, self.value = self.value, self._choose(same, lower, now)
         if self._logged is None:
             self._logged = self.value
         elif self.value == before != self._logged and self._lines.is_due():  # two measurements agree
             self._logged = self.value
             logger.info("now {}", self.describe())
+
+    def _choose(self, same: float, lower: float, now: float) -> int:
+        """Return the count for the load of both priorities.
+
+        Processes of lower priority take a core that is free, but may yield it. A trial with more threads shows it: the
+        next measurement counts only what they then still use.
+        """
+        count = choose_count(self._cores, same + lower, self._limit, self.value)
+        without = choose_count(self._cores, same, self._limit, self.value)
+        was_trial, self._is_trial = self._is_trial, False
+        if without > count:
+            if was_trial:
+                self._next_trial = now + TRIAL_SECONDS
+            elif now >= self._next_trial:
+                self._is_trial = True
+                return without
+        return count
 
     def adjust(self) -> None:
         """Measure if that is due, and set the count of the calling thread."""
