@@ -13,6 +13,8 @@ from typing import Literal
 from ajet.schema.commands import format_extra_install
 
 Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge", "ajet"]
+NO_COMPLETION = "the answer is not a chat completion"
+"""The reason if a model's server answers anything else."""
 
 
 class AjetError(Exception):
