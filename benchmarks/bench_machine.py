@@ -42,7 +42,8 @@ REACHED = (0.17, 0.14)
 """Shares of the bound that the engine's rollout of 64 and an update were measured to reach: two threads of two quiet
 cores of a Xeon with AMX, SmolLM2, bfloat16 (benchmarks/bench_limit.py; docs/performance.md)."""
 ALONE = (0.37, 0.46)
-"""Shares of the bound that torch's own products alone reach there, at the model's shapes (docs/doctor.md)."""
+"""Shares of the bound that torch's own products alone reach there, at the model's shapes (a note in
+benchmarks/results/measured.jsonl)."""
 SAMPLED, TRAINED = (reached / alone for reached, alone in zip(REACHED, ALONE, strict=True))
 """So what is reached of the pace of torch's products alone, 0.46 and 0.30; the rest is attention, norms, draws, the
 optimizer. That pace is measured on the machine at hand, since how far products at a model's shapes fall behind the
