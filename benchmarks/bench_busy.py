@@ -6,9 +6,9 @@ once with a fixed thread for each core; the busy process is stopped and continue
 begins, so that the time until the threads follow counts. Each ratio is the median of the rounds'. Limit: a busy step
 with `auto` takes at most 2.2 times the quiet one.
 
-It takes about two minutes on two quiet cores. Of more cores it uses the first two.
+It takes two to three minutes on two quiet cores. Of more cores it uses the first two.
 
-    python benchmarks/bench_busy.py [--rounds 5]
+    python benchmarks/bench_busy.py [--rounds 3]
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measure_pair(take_step: Callable[[], None], busy: BusyProcess, threads: int 
 def main() -> int:
     """Print both ratios; 1 if the limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     if os.environ.pop("OMP_NUM_THREADS", None):
         print("OMP_NUM_THREADS is ignored: it would fix the threads", file=sys.stderr)

@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
+from ajet.backbone.local.backbone import LocalBackbone, make_sample
+from ajet.config import Experiment
 from ajet.engine import thread_count
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.model_source import locate_model
-from ajet.engine.models import load_model
 from ajet.engine.thread_count import adjust_threads, choose_count, choose_threads, read_busy_seconds
-from ajet.engine.transformers import TransformersEngine
 from ajet.record import processors
+from ajet.schema.batch import TrainingBatch
 
 CPU = torch.device("cpu")
 Times = namedtuple("Times", ["user", "nice", "idle", "iowait", "guest"])
@@ -202,10 +202,18 @@ def test_layers_adjust_threads_forward_and_backward(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_follows_the_load(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
-    choose_threads("auto", CPU)
-    engine = TransformersEngine(model, max_num_seqs=4)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_run_follows_the_load_unless_deterministic(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deterministic: bool
+) -> None:
+    ajet = {
+        "model": {"path": "embedded:tiny-tools", "dtype": "float32"},
+        "rollout": {"max_model_len": 64, "max_num_seqs": 4, "deterministic": deterministic},
+        "trainer_common": {"device": "cpu", "canary": None, "use_kl_loss": False},
+    }
+    settings = {"ajet": {"backbone": "local", **ajet}}
+    backbone = LocalBackbone(Experiment.from_dict(settings, base=tmp_path, exp_dir=tmp_path))
+    engine: Any = backbone.engine
     chosen: list[tuple[str, int]] = []
     set_count = torch.set_num_threads
 
@@ -223,9 +231,11 @@ def test_the_engine_follows_the_load(machine: Machine, monkeypatch: pytest.Monke
 
     try:
         asyncio.run(reply())
+        backbone.update(TrainingBatch(1, [make_sample(8, 50, seed=0)]))
     finally:
-        engine.close()
-    assert chosen == [("ajet-engine", 1)]
+        backbone.close()
+    assert chosen == ([] if deterministic else [("ajet-engine", 1), ("MainThread", 1)])
+    assert torch.get_num_threads() == (2 if deterministic else 1)
 
 
 def test_other_processes_use_time(monkeypatch: pytest.MonkeyPatch) -> None:
