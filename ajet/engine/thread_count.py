@@ -79,14 +79,14 @@ class ThreadCount:
         elapsed = now - self._measured_at
         same, lower = (max(0.0, b - a) / elapsed for a, b in zip(self._busy_seconds, seconds, strict=True))
         self.busy, self._measured_at, self._busy_seconds = same + lower, now, seconds
-        before, self.value = self.value, self._choose(same, lower, now)
+        before, self.value = self.value, self._count_for_load(same, lower, now)
         if self._logged is None:
             self._logged = self.value
         elif self.value == before != self._logged and self._lines.is_due():  # two measurements agree
             self._logged = self.value
             logger.info("now {}", self.describe())
 
-    def _choose(self, same: float, lower: float, now: float) -> int:
+    def _count_for_load(self, same: float, lower: float, now: float) -> int:
         """Return the count for the load of both priorities.
 
         Processes of lower priority take a core that is free, but may yield it. A trial with more threads shows it: the
