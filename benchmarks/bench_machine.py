@@ -22,12 +22,13 @@ from all_reduce import all_reduce_pace
 from bounds import PUBLISHED, Pace, sampling_seconds, update_seconds
 from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 
-from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
+from ajet.backbone.local.machine import choose_device, choose_dtype
 from ajet.config import AjetConfig, Experiment
 from ajet.engine.dimensions import Dimensions, read_dimensions
 from ajet.engine.machine import measure_free_memory
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import prepare_folder
+from ajet.engine.thread_count import choose_threads
 from ajet.record.console import format_bytes
 from ajet.schema.errors import Finding, UserError
 from ajet.train.footprint import Footprint, describe_memory, estimate_footprint
@@ -41,7 +42,8 @@ REACHED = (0.17, 0.14)
 """Shares of the bound that the engine's rollout of 64 and an update were measured to reach: two threads of two quiet
 cores of a Xeon with AMX, SmolLM2, bfloat16 (benchmarks/bench_limit.py; docs/performance.md)."""
 ALONE = (0.37, 0.46)
-"""Shares of the bound that torch's own products alone reach there, at the model's shapes (docs/doctor.md)."""
+"""Shares of the bound that torch's own products alone reach there, at the model's shapes (a note in
+benchmarks/results/measured.jsonl)."""
 SAMPLED, TRAINED = (reached / alone for reached, alone in zip(REACHED, ALONE, strict=True))
 """So what is reached of the pace of torch's products alone, 0.46 and 0.30; the rest is attention, norms, draws, the
 optimizer. That pace is measured on the machine at hand, since how far products at a model's shapes fall behind the

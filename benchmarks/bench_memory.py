@@ -50,11 +50,11 @@ class Peak:
             self.bytes = max(self.bytes, process.memory_info().rss)
 
 
-def batch(step: int, vocabulary: int) -> TrainingBatch:
+def batch(step: int, vocabulary: int, *, groups: int = GROUPS) -> TrainingBatch:
     """A step's samples: random tokens, a different reply for each."""
     draw = np.random.default_rng(step)
     samples = []
-    for group in range(GROUPS):
+    for group in range(groups):
         prompt = draw.integers(0, vocabulary, PROMPT)
         for repeat in range(REPEATS):
             ids = np.concatenate([prompt, draw.integers(0, vocabulary, REPLY)]).astype(np.int32)
@@ -64,7 +64,7 @@ def batch(step: int, vocabulary: int) -> TrainingBatch:
             spans = (SampledSpan(0, PROMPT, ids.size),)
             timeline = Timeline(0, "a", "a", ids, mask, zeros, zeros, versions, spans)
             advantages = np.where(mask, draw.normal(), 0).astype(np.float32)
-            samples.append(Sample(timeline, f"{group}/{repeat}", group, advantages, 1 / (GROUPS * REPEATS * REPLY)))
+            samples.append(Sample(timeline, f"{group}/{repeat}", group, advantages, 1 / (groups * REPEATS * REPLY)))
     return TrainingBatch(step, samples)
 
 
@@ -72,10 +72,11 @@ def measure(experiment: Experiment, steps: int) -> float:
     """Print a table; answers the ratio."""
     import torch
 
-    from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
+    from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype
     from ajet.backbone.local.trainer import Trainer
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_model
+    from ajet.engine.thread_count import choose_threads
 
     config = experiment.ajet
     device = choose_device(config.trainer_common.device)

@@ -23,42 +23,22 @@ if TYPE_CHECKING:
     from ajet.engine.watched import Watch
 
 
-class DebugBackbone:
-    """Owns an engine and never trains."""
+class UntrainedBackbone:
+    """Owns an engine and never trains; a subclass opens the engine."""
 
     trains = False
-
-    def __init__(self, experiment: Experiment) -> None:
-        from ajet.engine.watched import WatchedChat, WatchedEngine
-
-        self.engine: TokenEngine | ChatEngine
-        self.tokenizer: Any = None
-        self.watch: Watch
-        """State of the engine's current calls."""
-        self.adapters = Adapters([])
-        rollout = experiment.ajet.rollout
-        if rollout.engine == "endpoint":
-            from ajet.engine.endpoint import EndpointEngine
-
-            chat = WatchedChat(EndpointEngine.from_config(experiment.ajet))
-            self.engine, self.watch = chat, chat.watch
-            return
-        from ajet.engine.adapters import load_adapters
-        from ajet.engine.sampler import open_sampler
-
-        self.adapters = load_adapters(experiment.ajet, experiment.base)
-        engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
-        watched = WatchedEngine(engine, self.tokenizer)
-        self.engine, self.watch = watched, watched.watch
+    engine: TokenEngine | ChatEngine
+    tokenizer: Any
+    adapters: Adapters
 
     @property
     def version(self) -> int:
-        """Always 0: the weights never change."""
-        return 0
+        """Policy version of the weights in the engine."""
+        raise NotImplementedError
 
     @property
     def whole_version(self) -> int | None:
-        """Same as `version`: the weights never change."""
+        """Same as `version`: no update is ever interrupted."""
         return self.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
@@ -92,3 +72,35 @@ class DebugBackbone:
     @staticmethod
     def _build_refusal() -> ConfigError:
         return ConfigError("The debug backbone does not train.", where="ajet.backbone", do="use --backbone local")
+
+
+class DebugBackbone(UntrainedBackbone):
+    """Samples with the weights of `model.path`, and watches the calls."""
+
+    watch: Watch
+    """State of the engine's current calls."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        from ajet.engine.watched import WatchedChat, WatchedEngine
+
+        self.tokenizer = None
+        self.adapters = Adapters([])
+        rollout = experiment.ajet.rollout
+        if rollout.engine == "endpoint":
+            from ajet.engine.endpoint import EndpointEngine
+
+            chat = WatchedChat(EndpointEngine.from_config(experiment.ajet))
+            self.engine, self.watch = chat, chat.watch
+            return
+        from ajet.engine.adapters import load_adapters
+        from ajet.engine.sampler import open_sampler
+
+        self.adapters = load_adapters(experiment.ajet, experiment.base)
+        engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
+        watched = WatchedEngine(engine, self.tokenizer)
+        self.engine, self.watch = watched, watched.watch
+
+    @property
+    def version(self) -> int:
+        """Always 0: the weights never change."""
+        return 0

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ajet.backbone.debug import DebugBackbone
+from ajet.backbone.debug import UntrainedBackbone
 from ajet.engine.adapters import Adapters
 from ajet.engine.follower import open_follower
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ajet.engine.probe import WeightsProbe
 
 
-class FollowingBackbone(DebugBackbone):
+class FollowingBackbone(UntrainedBackbone):
     """Owns an engine whose weights are the last ones passed to `load_weights`."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._follower = open_follower(experiment.ajet, base=experiment.base)
         self.engine = self._follower.engine
-        self.tokenizer: Any = self._follower.tokenizer
+        self.tokenizer = self._follower.tokenizer
         self.adapters = Adapters([])
 
     @property

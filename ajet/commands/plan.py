@@ -32,6 +32,7 @@ from ajet.rollout.components import load_workflow, make_renderer, require_gatewa
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, check_own_store, check_store, store_address
 from ajet.task_judge import open_judge
+from ajet.task_judge.registry import check_functions
 from ajet.task_reader import TaskSplit, count_local_tasks, open_reader
 from ajet.task_reader.contamination import find_overlap
 from ajet.task_reader.overlong import drop_overlong
@@ -345,6 +346,8 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     elif find_part("workflow", settings.rollout.user_workflow):
         load_workflow(experiment)  # this is ajet's own workflow, whose check starts no process
         require_rewards(experiment)
+    if settings.sft.objective is None:
+        check_functions(experiment)
     unchecked = ["what the code of the workflow and the judge does"]
     store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None
     if store is not None and store.path is None:

@@ -119,6 +119,41 @@ def check_reference(reference: str, *, base: Path, what: str) -> None:
         _check_name(parsed, file, what)
 
 
+def read_parameters_of(reference: str, *, base: Path, what: str) -> Callable[..., Any] | None:
+    """Return a function with the parameters of the referenced one and no body; the user's code does not run.
+
+    Returns:
+        None if the parameters are not plain to see: a class, an import, a decorated function.
+
+    Raises:
+        UnresolvedReferenceError: as `check_reference`.
+    """
+    parsed = parse_reference(reference, what=what)
+    file = None if parsed.place == RUNNING else _find_place(parsed, base, what)[0]
+    if file is None:
+        return None
+    found = [
+        node
+        for node in _check_name(parsed, file, what).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == parsed.name
+    ]
+    if len(found) != 1 or found[0].decorator_list:
+        return None
+    node, arguments = found[0], found[0].args
+    node.body, node.returns = [ast.copy_location(ast.Pass(), node)], None
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    for each in every:
+        if each is not None:
+            each.annotation = None
+    empty = ast.copy_location(ast.Constant(None), node)
+    arguments.defaults = [empty for _ in arguments.defaults]
+    arguments.kw_defaults = [each and empty for each in arguments.kw_defaults]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([node], []), str(file), "exec"), names)
+    function: Callable[..., Any] = names[parsed.name]
+    return function
+
+
 def resolve_class(
     chosen: str, kind: NamedKind, *, base: Path, what: str, methods: Sequence[str], like: str
 ) -> type[Any]:
@@ -303,8 +338,8 @@ def _library_roots() -> tuple[Path, ...]:
     return (*map(Path, found), *list_package_roots())
 
 
-def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
-    """Raise UnresolvedReferenceError for a syntax error or an unbound name, without running the file."""
+def _check_name(parsed: CodeReference, file: Path, what: str) -> ast.Module:
+    """Return the parsed file. Raise UnresolvedReferenceError for a syntax error or an unbound name."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
@@ -316,6 +351,7 @@ def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
     bound, certain = _list_bound_names(tree)
     if certain and parsed.name not in bound:
         raise _make_missing_name_error(parsed, bound, str(file), what)
+    return tree
 
 
 def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:

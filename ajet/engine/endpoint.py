@@ -20,7 +20,7 @@ from ajet.config.other_models import read_api_key, read_outside_variable
 from ajet.config.services import RequiredService, find_model_problem
 from ajet.engine.remote_server import MOST_VALUES, SILENCE, RemoteServer, limit_silence
 from ajet.schema.bounded_json import load_json
-from ajet.schema.errors import ConfigError, EngineFailure
+from ajet.schema.errors import NO_COMPLETION, ConfigError, EngineFailure
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -90,7 +90,7 @@ class EndpointEngine:
             raise EngineFailure(f"{self.base_url} sent {what} (status {response.status_code})") from problem
         if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
             excerpt = self._server.clean(str(reply))[:200]
-            raise EngineFailure(f"{self.base_url} sent no chat completion: {excerpt}")
+            raise EngineFailure(f"{self.base_url}: {NO_COMPLETION}: {excerpt}")
         return reply
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

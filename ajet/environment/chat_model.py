@@ -27,7 +27,7 @@ from ajet.environment.loop import close_at_exit, process_local
 from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.addresses import is_loopback, parse_address
 from ajet.schema.bounded_json import load_json
-from ajet.schema.errors import AjetError, ConfigError
+from ajet.schema.errors import NO_COMPLETION, AjetError, ConfigError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -261,7 +261,7 @@ def _parse_reply(body: bytes) -> ChatReply:
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         filtered, used = choice.get("finish_reason") == "content_filter", answer.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise NoAnswerError("its answer is no chat completion", is_retryable=True) from None
+        raise NoAnswerError(NO_COMPLETION, is_retryable=True) from None
     raw_text = content if isinstance(content, str) else ""
     text = raw_text.rpartition("</think>")[2].strip()
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""

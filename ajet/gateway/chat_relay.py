@@ -18,7 +18,7 @@ from ajet.gateway.remote_stream import MALFORMED, ChunkCollector
 from ajet.gateway.reply import Reply
 from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
 from ajet.schema.call import FinishReason
-from ajet.schema.errors import EngineFailure
+from ajet.schema.errors import NO_COMPLETION, EngineFailure
 from ajet.tokens.parsing import Delta
 
 ChatAnswer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
@@ -101,7 +101,7 @@ def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
     try:
         message, finish = parse_chat_choice(answer["choices"][0])
     except MALFORMED as error:
-        raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
+        raise EngineFailure(f"{NO_COMPLETION}: {error!r}") from error
     return message, finish, answer.get("usage") or {}
 
 
@@ -115,7 +115,7 @@ async def relay_stream(
             try:
                 collector.add_event(chunk)
             except MALFORMED as error:
-                raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
+                raise EngineFailure(f"{NO_COMPLETION}: {error!r}") from error
             for choice in chunk.get("choices") or ():
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
                 delta.pop("role", None)

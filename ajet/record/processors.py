@@ -61,8 +61,13 @@ def _read_quota(*files: Path) -> Iterator[tuple[int, int]]:
 
 def count_cores() -> int:
     """Return the number of physical cores within affinity and quota."""
+    count = count_allowed_cores()
+    return min(count, cpu_quota() or count)
+
+
+def count_allowed_cores() -> int:
+    """Return the number of physical cores within the affinity; a quota may grant the time of fewer."""
     logical = os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    count = max(1, min(physical, math.ceil(allowed * physical / logical)))
-    return min(count, cpu_quota() or count)
+    return max(1, min(physical, math.ceil(allowed * physical / logical)))

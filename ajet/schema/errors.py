@@ -14,6 +14,8 @@ from typing import ClassVar, Literal
 from ajet.schema.commands import format_extra_install
 
 Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge", "ajet"]
+NO_COMPLETION = "the answer is not a chat completion"
+"""The reason if a model's server answers anything else."""
 
 
 class AjetError(Exception):

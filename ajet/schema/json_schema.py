@@ -21,6 +21,11 @@ MAX_CHECK_COST = 400_000
 """Budget of a check. A charge takes about a microsecond."""
 MAX_SCHEMA_COST = 2_000_000
 """Charges for checking a schema: about 350 per subschema, so 5,000 properties pass."""
+MAX_NESTED_KEYWORDS = 200
+"""Keywords applied within one another, about five for each level of a schema and one or two for a value's.
+
+jsonschema's maps are written in Rust and panic where Python's stack ends.
+"""
 _REFERENCE_COST = 20
 """Charges for a reference, slower than other keywords. An anchor is searched in the complete schema and costs more per
 part.
@@ -38,10 +43,11 @@ class _BudgetExceededError(AjetError):
 
 
 class _CheckBudget:
-    """The remaining charges of one check."""
+    """The remaining charges of one check, and the keywords now applied within one another."""
 
     def __init__(self, most: int = MAX_CHECK_COST) -> None:
         self._left = most
+        self.nested_keywords = 0
 
     def charge(self, cost: int) -> None:
         """Subtract a cost. Raises _BudgetExceededError if too little is left."""
@@ -171,9 +177,15 @@ def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
             if isinstance(walked, (list, dict)):
                 cost += len(walked)
         budget.charge(cost)
-        for error in keyword(validator, value, instance, schema) or ():
-            budget.charge(1 + len(error.message) // _CHARS_PER_ERROR_COST)
-            yield error
+        if budget.nested_keywords == MAX_NESTED_KEYWORDS:
+            raise RecursionError
+        budget.nested_keywords += 1
+        try:
+            for error in keyword(validator, value, instance, schema) or ():
+                budget.charge(1 + len(error.message) // _CHARS_PER_ERROR_COST)
+                yield error
+        finally:
+            budget.nested_keywords -= 1
 
     return apply
 

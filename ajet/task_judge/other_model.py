@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ajet.config.other_models import find_other_server
-from ajet.schema.errors import JudgeFailure
+from ajet.schema.errors import NO_COMPLETION, JudgeFailure
 
 RETRIES = 3
 """Further attempts with each key, of the SDK's own, with its pauses."""
@@ -48,7 +48,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
                 except OpenAIError as error:
                     problem, why = error, str(error)
                 except (ValueError, AttributeError, TypeError, IndexError) as error:  # the reply is a page or empty
-                    problem, why = error, "its reply is not a chat completion"
+                    problem, why = error, NO_COMPLETION
         why = why.replace(key, "[redacted]")
         raise JudgeFailure(
             f"{model} at {server.base_url} does not answer: {why}", retryable=True, own=True

@@ -6,7 +6,7 @@ Invariant: a run starts only with a constructed judge; every mistake is one User
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.functions import locate_function, require_callable_with
 from ajet.config.plugin import PluginPart, load_code
 from ajet.config.plugins import find_all_parts, find_part, list_references
-from ajet.config.references import parse_reference
+from ajet.config.references import parse_reference, read_parameters_of
+from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.judge import Judge, Judging
@@ -108,6 +109,37 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
             do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge",
         ) from problem
     return judging
+
+
+def check_functions(experiment: Experiment) -> None:
+    """Check the parameters of judges and scorers that are functions in files, without running the files.
+
+    Raises:
+        ConfigError: a parameter cannot be filled.
+        UnresolvedReferenceError: a reference names nothing.
+    """
+    from ajet.task_judge.scorers.bound import BoundScorer
+    from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward, refuse_other_signature
+
+    judge = experiment.ajet.task_judge
+    if judge.judge_type != "customized_protocol":
+        return
+    arguments: dict[tuple[str | int, ...], Mapping[str, Any]] = {}
+    arguments |= {("task_judge", "scorers", at, "name"): each.arguments for at, each in enumerate(judge.scorers)}
+    arguments |= {("task_judge", "stages", at, "scorer"): each.arguments for at, each in enumerate(judge.stages)}
+    for path, reference in judge.list_judges():
+        key = f"ajet.{'.'.join(map(str, path))}"
+        found = read_parameters_of(reference, base=experiment.base, what=key) if is_reference(reference) else None
+        if found is None:
+            continue
+        if path[-1] != "judge_protocol" or (is_scorer_function(found) and not is_trl_reward(found)):
+            name = parse_reference(reference, what=key).name
+            BoundScorer(found, name, arguments.get(path, {}), experiment, what=key)
+        elif is_trl_reward(found):
+            adapt_trl_reward(found, reference, what=key)
+        else:
+            refuse_other_signature(found, reference, what=key)
+            make_judge_class(found, reference, what=key)
 
 
 def make_judge_class(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:

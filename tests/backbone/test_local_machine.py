@@ -1,4 +1,4 @@
-"""What a start has made is left out of collections, and nothing that came later is; threads are at least one."""
+"""What a start has made is left out of collections, and nothing that came later is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from ajet.backbone.local.machine import choose_threads, freeze_startup_objects, release_memory
+from ajet.backbone.local.machine import freeze_startup_objects, release_memory
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +42,3 @@ def test_what_comes_after_a_start_is_collected_and_what_was_there_is_left_alone(
     gc.unfreeze()
     release_memory()
     assert rings[0]() is None
-
-
-def test_an_environment_that_says_no_threads_says_nothing(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "0")
-    before = torch.get_num_threads()
-    try:
-        assert choose_threads("auto", torch.device("cpu")) >= 1
-    finally:
-        torch.set_num_threads(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -213,6 +214,14 @@ def test_expected_shares_are_those_measured(monkeypatch):
     rows = [json.loads(line) for line in (ROOT / "benchmarks/results/measured.jsonl").read_text().splitlines()]
     row = next(row for row in rows if row.get("what", "").startswith("rollout of 64; "))
     assert row["measured"].startswith(f"{bench.REACHED[0]}; {bench.REACHED[1]}; ") and "two threads" in row["what"]
+    alone = next(row for row in rows if row.get("what", "").startswith("torch's own products alone"))
+    assert alone["text"].startswith(f"{bench.ALONE[0]}; {bench.ALONE[1]} of the bound")
+
+
+def test_links_of_measured_rows_name_files():
+    """They are read from docs/, without anchors: pages change their headings."""
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "benchmarks/results/measured.jsonl").read_text())
+    assert links and [link for link in links if not (ROOT / "docs" / link).is_file()] == []
 
 
 def test_expected_pace_is_a_share_of_torchs_products(monkeypatch, tmp_path, capsys):

@@ -24,7 +24,8 @@ ajet:
     max_model_len: 512
   data: {max_prompt_length: 200}
 """
-REWARD = "def compute_score(data_source, solution_str, ground_truth_value, extra):\n    return 1.0\n"
+REWARD = "def compute_score(data_source, solution_str, ground_truth):\n    return 1.0\n"
+LIKE_VERLS = "def compute_score(data_source, solution_str, ground_truth_value, extra):\n    return 1.0\n"
 TOOLS = "tools: [{class_name: a.B, mcp: {mcp_servers_config_path: ./servers.json}}]\n"
 
 
@@ -63,10 +64,45 @@ def test_what_is_not_looked_at_names_the_tools(tmp_path: Path) -> None:
 
 
 def test_a_reward_like_verls_is_shown_verls_parameters(tmp_path: Path) -> None:
+    experiment = load_experiment(project(tmp_path, "  environment: {use: python server.py}\n"))
+    (tmp_path / "reward.py").write_text(LIKE_VERLS)
+    for look in (open_judge, require_present):
+        with pytest.raises(ConfigError) as caught:
+            look(experiment)
+        assert caught.value.where.endswith("reward.py:1")
+        assert "(data_source, solution_str, ground_truth, extra_info)" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("parameters", "judge", "problem"),
+    [
+        ("task", "{judge_protocol: reward.py->score}", "is called with (task, output)"),
+        ("output, task", "{judge_protocol: reward.py->score}", "takes (output, task)"),
+        ("prompt, completion", "{judge_protocol: reward.py->score}", "needs completion and prompt"),
+        ("completions, trainer_state", "{judge_protocol: reward.py->score}", "needs trainer_state"),
+        ("model_answer, colour, *, size", "{scorer: reward.py->score}", "asks for colour, size"),
+        ("model_answer", "{scorers: [{name: reward.py->score, arguments: {size: 1}}]}", "has no argument size"),
+        ("task: Missing, output=missing(), /", "{judge_protocol: reward.py->score}", ""),
+        ("completions, **columns", "{judge_protocol: reward.py->score}", ""),
+        ("model_answer, size: int", "{stages: [{scorer: reward.py->score, arguments: {size: 1}}]}", ""),
+    ],
+)
+def test_parameters_of_a_reward_are_checked_unrun(tmp_path: Path, parameters: str, judge: str, problem: str) -> None:
+    path = project(tmp_path, "  environment: {use: python server.py}\n")
+    path.write_text(path.read_text().replace("{judge_protocol: reward.py->compute_score}", judge))
+    (tmp_path / "reward.py").write_text(f"raise SystemExit('it ran')\n\ndef score({parameters}) -> Missing: ...\n")
+    if not problem:
+        require_present(load_experiment(path))
+        return
     with pytest.raises(ConfigError) as caught:
-        open_judge(load_experiment(project(tmp_path)))
-    assert caught.value.where.endswith("reward.py:1")
-    assert "(data_source, solution_str, ground_truth, extra_info)" in caught.value.do
+        require_present(load_experiment(path))
+    assert problem in caught.value.what and caught.value.where.endswith("reward.py:3")
+
+
+def test_hidden_parameters_are_left_to_the_run(tmp_path: Path) -> None:
+    path = project(tmp_path, "  environment: {use: python server.py}\n")
+    (tmp_path / "reward.py").write_text("@wrapped\ndef compute_score(none): ...\n")
+    require_present(load_experiment(path))
 
 
 @pytest.mark.parametrize(

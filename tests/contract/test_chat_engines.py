@@ -15,7 +15,7 @@ from ajet.config import Experiment
 from ajet.engine.contract import ChatEngine
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.scripted import ScriptedChat
-from ajet.schema.errors import ConfigError, EngineFailure
+from ajet.schema.errors import NO_COMPLETION, ConfigError, EngineFailure
 from tests.support.ports import free_port
 
 KEY = "sk-very-secret"
@@ -172,7 +172,7 @@ def test_trouble_may_be_tried_again(engine, status):
 
 @pytest.mark.parametrize("case", ["no json", "no completion"])
 def test_what_is_no_reply(engine, case):
-    with pytest.raises(EngineFailure, match="invalid JSON|no chat completion|not a chat completion"):
+    with pytest.raises(EngineFailure, match=f"invalid JSON|{NO_COMPLETION}"):
         run(engine.chat(saying(case)))
 
 

@@ -19,7 +19,15 @@ from ajet.environment.chat_model import ChatModel, NoAnswerError, request_comple
 from ajet.environment.loop import tools_loop
 from ajet.gateway import Gateway, Refused
 from ajet.record.rate_limiter import RateLimiter
-from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
+from ajet.schema.errors import (
+    NO_COMPLETION,
+    ConfigError,
+    EngineFailure,
+    EngineHangs,
+    JudgeFailure,
+    TeacherFailure,
+    UserError,
+)
 from ajet.task_judge import other_model
 from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.config import ModelJudgeConfig
@@ -139,7 +147,7 @@ def test_no_judge_is_no_verdict_and_ajets_own_failure(server):
     """So that what is measured over all attempts leaves the attempt out, and does not take it for a wrong answer."""
     limits = ModelJudgeConfig(timeout=SECONDS, max_retries=0, cache=False)
     panel = ModelPanel([PanelMember(ChatModel(base_url=server.url, model="m"))], limits, None, "run")
-    with pytest.raises(JudgeFailure, match="no judge answers: m: it") as failure:
+    with pytest.raises(JudgeFailure, match="no judge answers: m: (it|the answer) ") as failure:
         asyncio.run(panel.ask(JudgeQuestion((), ""), {"type": "object"}, str))
     assert failure.value.own and failure.value.retryable
 
@@ -151,7 +159,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
     monkeypatch.delenv("DASHSCOPE_API_KEY", raising=False)
     monkeypatch.setattr(other_model, "TIMEOUT", SECONDS)
     monkeypatch.setattr(other_model, "RETRIES", 0)
-    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "its reply is not a chat completion"
+    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else NO_COMPLETION
     with pytest.raises(JudgeFailure, match=f"m at {server.url} does not answer: {said}") as failure:
         make_model_caller("m", 10)(ASK["messages"])
     assert failure.value.own and failure.value.retryable

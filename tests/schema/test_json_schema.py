@@ -1,6 +1,7 @@
 """Checks of JSON schemas that would not end."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -73,3 +74,32 @@ def test_values_are_held_to_schemas():
     assert find_value_problem({"a": 1}, {"properties": {"a": {"type": "integer"}}}) is None
     assert "$.a" in (find_value_problem({"a": "1"}, {"properties": {"a": {"type": "integer"}}}) or "")
     assert find_value_problem({}, lattice(26)) is not None
+
+
+def nest(schema: dict, wrap: Callable[[dict], dict], levels: int) -> dict:
+    for _ in range(levels):
+        schema = wrap(schema)
+    return schema
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: {"anyOf": [inner]},
+        lambda inner: {"type": "object", "properties": {"a": inner}, "required": ["a"], "additionalProperties": False},
+    ],
+)
+def test_deep_schemas_are_refused_before_the_stack_ends(wrap: Callable[[dict], dict]) -> None:
+    """The stack ended in Rust, with a PanicException that no handler of errors catches."""
+    assert find_schema_problem(nest({"type": "string"}, wrap, 20)) is None
+    for levels in range(40, 120, 5):
+        assert find_schema_problem(nest({"type": "string"}, wrap, levels)) == "nested too deeply"
+
+
+def test_deep_values_and_references_are_refused() -> None:
+    itself = {"anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": {"$ref": "#"}}]}
+    for levels in (20, 100, 150, 300):
+        value = json.dumps(nest({}, lambda inner: {"a": inner}, levels))
+        assert find_reply_problem(value, itself) == (None if levels == 20 else "nested too deeply")
+    chain = {f"a{at}": {"$ref": f"#/$defs/a{at + 1}"} for at in range(300)} | {"a300": {}}
+    assert find_reply_problem("1", {"$defs": chain, "$ref": "#/$defs/a0"}) == "nested too deeply"

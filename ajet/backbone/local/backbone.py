@@ -29,16 +29,16 @@ from ajet.backbone.local.machine import (
     bound_kernel_caches,
     choose_device,
     choose_dtype,
-    choose_threads,
     freeze_startup_objects,
     release_memory,
 )
-from ajet.backbone.local.requirements import require_trainable
+from ajet.backbone.local.requirements import require_context, require_trainable
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import TokenEngine
 from ajet.engine.models import read_context_length
 from ajet.engine.openmp import end_worker_threads
+from ajet.engine.thread_count import choose_threads
 from ajet.engine.verdict_cache import VerdictCache
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats, Ids
@@ -70,12 +70,13 @@ class LocalBackbone:
         settings = config.trainer_common
         device = choose_device(settings.device)
         bound_kernel_caches()
-        choose_threads(settings.threads, device)
+        choose_threads(settings.threads, device, deterministic=config.rollout.deterministic)
         torch.manual_seed(config.seed)
         source = locate_model(path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
+        require_context(config, read_context_length(model))
         verdicts = VerdictCache() if settings.canary is not None else None  # every cache key includes the weights
         algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)
         self.trainer = Trainer(model, config, algorithm, start=start, verdicts=verdicts)

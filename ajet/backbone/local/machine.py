@@ -1,26 +1,17 @@
-"""Chooses device, number format and thread count for this machine; the thread choice is logged with its reason."""
+"""Chooses device and number format for this machine, and releases its memory between phases."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import os
-import time
 from contextlib import suppress
 
-import psutil
 import torch
-from loguru import logger
 
-from ajet.record.processors import count_cores
 from ajet.schema.errors import ConfigError
 
-LOOK_SECONDS = 0.3
-"""Seconds of measuring the processor load before the number of threads is chosen."""
 KERNELS = 64
-NOISE = 0.25
-"""Load of other processes, in cores, to ignore as noise."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -65,25 +56,6 @@ def bound_kernel_caches() -> None:
         os.environ.setdefault(name, str(KERNELS))
 
 
-def choose_threads(wanted: int | str, device: torch.device) -> int:
-    """Set torch's thread count and return the number.
-
-    `auto` takes OMP_NUM_THREADS, or else the allowed physical cores left free by other processes: a second thread on a
-    busy core makes small steps ten times slower.
-    """
-    if isinstance(wanted, int):
-        count, why = wanted, "as configured"
-    elif (configured := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(configured) > 0:
-        count, why = int(configured), "OMP_NUM_THREADS"
-    else:
-        free, busy = count_cores(), _busy_cores()
-        count = max(1, math.floor(free - busy + NOISE))
-        why = f"{free} cores, {busy:.1f} of them busy with other processes"
-    torch.set_num_threads(count)
-    logger.info("{} thread{} on {} ({})", count, "" if count == 1 else "s", device.type, why)
-    return count
-
-
 def release_memory() -> None:
     """Return memory to the system: reference cycles (keys and values of ended rows) and glibc's free lists.
 
@@ -107,20 +79,3 @@ def freeze_startup_objects() -> bool:
         return False
     gc.freeze()
     return True
-
-
-def _busy_cores() -> float:
-    """Return the number of allowed cores kept busy by other processes, measured over LOOK_SECONDS."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-    def busy() -> float:
-        times = psutil.cpu_times(percpu=True)
-        return sum(
-            sum(times[cpu]) - times[cpu].idle - getattr(times[cpu], "iowait", 0.0) - getattr(times[cpu], "guest", 0.0)
-            for cpu in allowed
-            if cpu < len(times)
-        )
-
-    start, own, total = time.monotonic(), time.process_time(), busy()
-    time.sleep(LOOK_SECONDS)
-    return max(0.0, (busy() - total - (time.process_time() - own)) / (time.monotonic() - start))

@@ -35,6 +35,7 @@ from ajet.engine.same_model import (
     set_attention,
     use_attention,
 )
+from ajet.engine.thread_count import adjust_threads
 from ajet.engine.verdict_cache import VerdictCache, build_verdict_key
 from ajet.schema.errors import ConfigError
 
@@ -148,6 +149,7 @@ class PackedForward:
 
     def hidden(self, row: PackedRow) -> Tensor:
         """Return the hidden states that predict the row's targets, shape [K, H]."""
+        adjust_threads()
         self.choose(row.adapter)
         ids, positions = self._on_device(row.ids)[None], self._on_device(row.positions)[None]
         source = self._on_device(row.targets.source)

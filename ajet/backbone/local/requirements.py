@@ -60,6 +60,26 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
     return config.model.path
 
 
+def require_context(config: AjetConfig, positions: int | None) -> None:
+    """Check that the model takes the configured tokens. The key's default stands for at most the model's own number.
+
+    Args:
+        positions: the model's maximum sequence length; None if unknown.
+
+    Raises:
+        ConfigError: `rollout.max_model_len` is larger.
+    """
+    wanted = config.rollout.max_model_len
+    if positions is None or wanted <= positions or wanted == type(config.rollout).model_fields["max_model_len"].default:
+        return
+    raise ConfigError(
+        f"rollout.max_model_len is {wanted}, and the model takes {positions} tokens.",
+        where="ajet.rollout.max_model_len",
+        expected=f"at most {positions}, max_position_embeddings of {config.model.path}",
+        do="lower it, or remove it from the YAML: the model's own number is used then",
+    )
+
+
 def require_machine(config: AjetConfig) -> None:
     """Check that the machine has the configured device and packages.
 

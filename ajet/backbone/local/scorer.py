@@ -23,9 +23,10 @@ from ajet.backbone.contract import RecomputedLoss, score_samples
 from ajet.backbone.local import checkpoint as checkpoints
 from ajet.backbone.local.lora import merge_saved_adapters
 from ajet.backbone.local.losses import StepLoss
-from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
+from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype
 from ajet.backbone.local.policy import LocalPolicy
 from ajet.context_tracker.packing import PackedRow, pack, placed
+from ajet.engine.thread_count import choose_threads
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
@@ -86,7 +87,7 @@ class LocalScorer(ForwardScorer):
             raise UserError("This run names no model.", where="ajet.model.path")
         device = choose_device(config.trainer_common.device)
         bound_kernel_caches()
-        choose_threads(config.trainer_common.threads, device)
+        choose_threads(config.trainer_common.threads, device, deterministic=config.rollout.deterministic)
         name = checkpoints.read_dtype(checkpoint) if checkpoint is not None else config.model.dtype
         source = locate_model(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         model = load_model(

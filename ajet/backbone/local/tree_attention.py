@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ajet.context_tracker.packing import Tree, tree_mask
 from ajet.engine.same_model import refuse_unknown_keywords
+from ajet.engine.thread_count import adjust_threads
 
 NAME = "ajet_tree"
 DENSE = 640
@@ -156,6 +157,7 @@ def tree_attention(
     refuse_unknown_keywords(NAME, keywords)
     if trees is None:
         raise TypeError("its layers do not hand keywords on to their attention")
+    adjust_threads(query)
     how = _AttentionTerms(scaling, softcap, s_aux)
     trees.windows[int(getattr(module, "layer_idx", 0))] = sliding_window
     sizes = trees.sizes

@@ -209,7 +209,8 @@ class TrainerConfig(Section):
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
         "auto",
-        "Threads of torch on a CPU.",
+        "Threads of torch on a CPU. auto: as many as other processes leave cores free, during a run too; with "
+        "`rollout.deterministic` all cores.",
         training=False,
     )
     nnodes: int = key(1, "Machines (verl and trinity).", training=False, ge=1)

@@ -23,6 +23,7 @@ from torch import Tensor
 from ajet.engine.models import read_processor_flags
 from ajet.engine.rms_norm import replace_norms
 from ajet.engine.same_model import refuse_unknown_keywords, set_attention
+from ajet.engine.thread_count import adjust_threads
 from ajet.engine.transformers.plan import NextTokens, PlannedStep, Stretch
 from ajet.engine.transformers.pool import Shape
 from ajet.schema.errors import UserError
@@ -116,6 +117,7 @@ def rows_attention(
         TypeError: a keyword is not supported.
     """
     refuse_unknown_keywords(NAME, keywords)
+    adjust_threads()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = _AttentionTerms(scale, sliding_window, softcap, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]

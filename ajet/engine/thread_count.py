@@ -1,0 +1,167 @@
+"""Chooses torch's thread count on a CPU, and adapts it to the load of other processes during a run.
+
+A parallel loop ends with its slowest thread: beside one busy process, a step with two threads on two cores takes three
+times as long as on quiet cores, and with one thread less than twice as long.
+
+Invariant: a configured count, OMP_NUM_THREADS and a deterministic rollout fix the count. Otherwise only
+`adjust_threads` changes it. Computing threads call it between two pieces of work, because torch stores the count per
+thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+
+import psutil
+import torch
+from loguru import logger
+
+from ajet.engine.openmp import end_worker_threads
+from ajet.record.console import counted
+from ajet.record.processors import count_allowed_cores, count_cores
+from ajet.record.rate_limiter import RateLimiter
+
+LOOK_SECONDS = 0.3
+"""Seconds of measuring the load before the first count is chosen."""
+MEASURE_SECONDS = 0.5
+"""Shortest time between two measurements of a run; the kernel counts in hundredths of a second."""
+LOG_SECONDS = 30.0
+"""Shortest time between two lines about a changed count."""
+NOISE, TAKEN = 0.25, 0.4
+"""Shares of a core used by other processes: up to NOISE the core gets a thread, above TAKEN it loses its thread."""
+TRIAL_SECONDS = 30.0
+"""Seconds after which processes of lower priority are tried again; between sessions or containers they do not yield."""
+
+
+def choose_count(cores: int, busy: float, limit: int, current: int) -> int:
+    """Return the thread count, 1 to `limit`, if other processes keep `busy` of `cores` cores busy.
+
+    Args:
+        current: the present count; it stays if a core is used between NOISE and TAKEN.
+    """
+    least, most = math.floor(cores - busy + NOISE), math.floor(cores - busy + TAKEN)
+    return min(limit, max(1, least, min(current, most)))
+
+
+def read_busy_seconds() -> tuple[float, float]:
+    """Return the processor seconds of other processes on the allowed cores: of the same, and of lower priority."""
+    times = psutil.cpu_times(percpu=True)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    normal = nice = 0.0
+    for each in (times[cpu] for cpu in allowed if cpu < len(times)):
+        # Guests count as user or nice time already.
+        idle = each.idle + sum(getattr(each, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
+        normal += sum(each) - idle - getattr(each, "nice", 0.0)
+        nice += getattr(each, "nice", 0.0)
+    own = time.process_time()
+    return (normal - own, nice) if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else (normal + nice - own, 0.0)
+
+
+class ThreadCount:
+    """The thread count of a run, at most `limit`, chosen again from the load since the last measurement."""
+
+    def __init__(self, cores: int, limit: int) -> None:
+        self.value = limit
+        self.busy = 0.0
+        """Cores kept busy by other processes at the last measurement."""
+        self._cores, self._limit = cores, limit
+        self._measured_at, self._busy_seconds = time.monotonic(), read_busy_seconds()
+        self._lock, self._lines = threading.Lock(), RateLimiter(LOG_SECONDS)
+        self._logged: int | None = None
+        self._is_trial, self._next_trial = False, 0.0
+
+    def measure(self) -> None:
+        """Choose the count by the load since the last measurement."""
+        now, seconds = time.monotonic(), read_busy_seconds()
+        elapsed = now - self._measured_at
+        same, lower = (max(0.0, b - a) / elapsed for a, b in zip(self._busy_seconds, seconds, strict=True))
+        self.busy, self._measured_at, self._busy_seconds = same + lower, now, seconds
+        before, self.value = self.value, self._count_for_load(same, lower, now)
+        if self._logged is None:
+            self._logged = self.value
+        elif self.value == before != self._logged and self._lines.is_due():  # two measurements agree
+            self._logged = self.value
+            logger.info("now {}", self.describe())
+
+    def _count_for_load(self, same: float, lower: float, now: float) -> int:
+        """Return the count for the load of both priorities.
+
+        Processes of lower priority take a core that is free, but may yield it. A trial with more threads shows it: the
+        next measurement counts only what they then still use.
+        """
+        count = choose_count(self._cores, same + lower, self._limit, self.value)
+        without = choose_count(self._cores, same, self._limit, self.value)
+        was_trial, self._is_trial = self._is_trial, False
+        if without > count:
+            if was_trial:
+                self._next_trial = now + TRIAL_SECONDS
+            elif now >= self._next_trial:
+                self._is_trial = True
+                return without
+        return count
+
+    def adjust(self) -> None:
+        """Measure if that is due, and set the count of the calling thread."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._measured_at >= MEASURE_SECONDS:
+                    self.measure()
+            finally:
+                self._lock.release()
+        if torch.get_num_threads() != self.value:
+            end_worker_threads()
+            torch.set_num_threads(self.value)
+
+    def describe(self) -> str:
+        """Return the count and its reason for a log line."""
+        load = f"{counted(self._cores, 'core')}, {self.busy:.1f} of them busy with other processes"
+        return f"{counted(self.value, 'thread')} on cpu ({load})"
+
+
+_followed: ThreadCount | None = None
+"""The count that follows the load in this process; None if the count is fixed."""
+
+
+def choose_threads(wanted: int | str, device: torch.device, *, deterministic: bool = False) -> int:
+    """Set torch's thread count and return the number.
+
+    `auto` takes OMP_NUM_THREADS, or else the allowed physical cores left free by other processes, now and at each
+    `adjust_threads`.
+
+    Args:
+        deterministic: True to take all allowed cores and keep the number, because it affects the last bits of sums.
+    """
+    global _followed
+    _followed, limit = None, count_cores()
+    if isinstance(wanted, int):
+        count, why = wanted, "as configured"
+    elif (configured := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(configured) > 0:
+        count, why = int(configured), "OMP_NUM_THREADS"
+    elif deterministic or device.type != "cpu":
+        count, why = limit, "all cores"
+    else:
+        _followed = ThreadCount(count_allowed_cores(), limit)
+        time.sleep(LOOK_SECONDS)
+        _followed.measure()
+        torch.set_num_threads(_followed.value)
+        logger.info(_followed.describe())
+        return _followed.value
+    torch.set_num_threads(count)
+    logger.info("{} on {} ({})", counted(count, "thread"), device.type, why)
+    return count
+
+
+def adjust_threads(state: torch.Tensor | None = None) -> None:
+    """Set the calling thread's count to what the load allows; does nothing if the count is fixed.
+
+    Args:
+        state: intermediate result of a layer; the count is adjusted again in the layer's backward pass.
+    """
+    if (followed := _followed) is None:
+        return
+    followed.adjust()
+    if state is not None and state.requires_grad:
+        state.register_hook(lambda _: followed.adjust())
