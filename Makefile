@@ -42,6 +42,7 @@ test-plugin: setup ## The tests of one plug-in (NAME=ajet_trl)
 test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
 	$(RUN)/python -m tests.contract.npm_packages --slow
 	$(RUN)/python -m tests.contract.mcp_two
+	$(RUN)/python -m tests.contract.agentscope_two
 	$(RUN)/python -m tests.contract.real_sglang
 	$(RUN)/python -m tests.contract.newest_vllm
 	$(RUN)/python scripts/slow_parts.py $(ARGS)

@@ -33,9 +33,12 @@ from ratios import kept
 ROOT = Path(__file__).parents[1]
 
 TOOL_SERVER = """
-from mcp.server.fastmcp import FastMCP
+try:
+    from mcp.server import MCPServer
+except ImportError:  # mcp 1
+    from mcp.server.fastmcp import FastMCP as MCPServer
 
-server = FastMCP("numbers")
+server = MCPServer("numbers")
 
 
 @server.tool()

@@ -22,7 +22,7 @@ from ajet.backbone.requirements import check_requirements, find_installed_versio
 from ajet.client.proxies import explain_proxies
 from ajet.engine.machine import measure_main_memory
 from ajet.record.processors import usable_cpus
-from ajet.schema.commands import format_extra_install, format_own_install
+from ajet.schema.commands import format_extra_install, format_install, format_own_install
 from ajet.schema.errors import Finding, State, UserError
 
 if TYPE_CHECKING:
@@ -156,6 +156,10 @@ def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
 def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
     wrong, have = check_requirements(requirements)
     topic = f"[{extra}]"
+    agentscope, mcp = find_installed_version("agentscope"), find_installed_version("mcp")
+    if extra == "agentscope" and agentscope.startswith("1.") and int(mcp.partition(".")[0] or 0) >= 2:
+        text = f"agentscope {agentscope} needs mcp 1, and mcp {mcp} is installed"
+        return Finding(topic, "problem" if needed else "warning", text, format_install("mcp<2"))
     if not wrong:
         return Finding(topic, "ok", ", ".join(have))
     do = format_extra_install(extra)

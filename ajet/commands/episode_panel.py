@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.panel import Panel
 from rich.text import Text
 
+from ajet.backbone.requirements import find_installed_version
 from ajet.config.plugins import find_failure_hint, list_package_roots
 from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
@@ -95,7 +96,8 @@ _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
     """Return advice for a failure, with the raising line if the failure is in the user's code."""
-    if failure.kind == "ModuleNotFoundError" and (missing := _NOT_INSTALLED.search(failure.message)):
+    missing = _NOT_INSTALLED.search(failure.message) if failure.kind == "ModuleNotFoundError" else None
+    if missing and not find_installed_version(missing[1]):
         package = printable(missing[1])
         return f"install {package}, by the name of its package: {format_install(package)}"
     if failure.boundary == "engine" and "://" in failure.message:

@@ -27,6 +27,7 @@ from ajet.config.plugin import NamedKind, load_code
 from ajet.config.plugins import find_part, find_renamed, list_package_roots, start_plugins
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, make_scope, strip_scope
+from ajet.schema.advice import advise_on_agentscope
 from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import UnresolvedReferenceError
 
@@ -292,10 +293,11 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
                 do=f"{replacement} (docs/agentjet.md)",
             ) from error
         extra = _EXTRAS.get(missing.partition(".")[0])
+        advice = format_extra_install(extra) if extra else f"install it, or fix the import of {missing}"
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
             where=_find_last_user_line(error),
-            do=format_extra_install(extra) if extra else f"install it, or fix the import of {missing}",
+            do=advise_on_agentscope(error) or advice,
         ) from error
     except SystemExit as ended:
         raise UnresolvedReferenceError(
@@ -307,7 +309,7 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
             where=_find_last_user_line(error),
-            do="fix the file; --traceback shows the whole error",
+            do=advise_on_agentscope(error) or "fix the file; --traceback shows the whole error",
         ) from error
 
 

@@ -6,11 +6,14 @@ Invariant: the advice follows from the exception alone, with task and output if 
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from difflib import get_close_matches
+from importlib import metadata
 from typing import Any
 
+from ajet.schema.commands import format_install
 from ajet.schema.task import Task, WorkflowOutput
 
 _NO_ATTRIBUTE = re.compile(r"'(?P<kind>\w+)' object has no attribute '(?P<name>\w+)'")
@@ -44,6 +47,8 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
     if isinstance(problem, KeyError):
         return _advise_on_key(problem, task, output)
     words = str(problem)
+    if advice := advise_on_agentscope(problem):
+        return advice
     if isinstance(problem, AttributeError) and (found := _NO_ATTRIBUTE.search(words)):
         return _advise_on_renamed_tuner(problem, found["name"]) or _advise_on_attribute(
             found["kind"], found["name"], task
@@ -51,6 +56,35 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
     if isinstance(problem, TypeError) and (kind := _KIND.search(words)):
         return _MEANT[kind["kind"]]
     return ""
+
+
+_ARGUMENT_OF_OTHER = re.compile(
+    r"^(\w+)\.__init__\(\) got an unexpected keyword argument '(api_key|credential|model_name|sysw*_prompt)'"
+)
+"""Arguments that only one major version of AgentScope takes."""
+
+
+def advise_on_agentscope(problem: BaseException) -> str:
+    """Return advice on code for the other major version of AgentScope, or on AgentScope 1 with mcp 2, or ""."""
+    try:
+        installed = metadata.version("agentscope")
+    except metadata.PackageNotFoundError:
+        return ""
+    if isinstance(problem, ImportError) and (problem.name or "").startswith("mcp.") and installed.startswith("1."):
+        return f"AgentScope {installed} needs mcp 1: {format_install('mcp<2')}"
+    if not _is_about_agentscope(problem):
+        return ""
+    other, packages = ("2", ["agentscope>=2"]) if installed.startswith("1.") else ("1", ["agentscope<2", "mcp<2"])
+    return f"AgentScope {installed} is installed; code for AgentScope {other} needs {format_install(*packages)}"
+
+
+def _is_about_agentscope(problem: BaseException) -> bool:
+    """True for a missing name of AgentScope, and for an argument that its class takes in one version only."""
+    if isinstance(problem, ImportError):
+        return (problem.name or "").startswith("agentscope")
+    called = _ARGUMENT_OF_OTHER.match(str(problem)) if isinstance(problem, TypeError) else None
+    modules = (sys.modules.get(f"agentscope.{each}") for each in ("agent", "model"))
+    return called is not None and any(hasattr(module, called[1]) for module in modules)
 
 
 def _advise_on_renamed_tuner(problem: AttributeError, name: str) -> str:

@@ -44,7 +44,8 @@ class ContextTracker:
 class ModelTuner:
     """The tuned model, as seen by a workflow.
 
-    The tuner is a model for AgentScope agents (`ReActAgent(model=tuner)`) and returns clients of other libraries.
+    The tuner is a model for agents of AgentScope 1 (`ReActAgent(model=tuner)`) and 2 (`Agent(model=tuner)`), and
+    returns clients of other libraries.
     `agent_name` separates conversations in records; `target_tag` (default: the agent's name) selects training: if
     `trainable_targets` excludes the tag, the agent calls `debug_model`, recorded but not trained.
     """
@@ -216,8 +217,8 @@ class ModelTuner:
     # AgentScope requires the following attributes of a model.
 
     async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        """Answer as an AgentScope chat model does: `(messages, tools, tool_choice, structured_model)` to a
-        ChatResponse, or to a stream of them where `stream` was set."""
+        """Answer as an AgentScope chat model does: `(messages, tools, tool_choice)`, in version 1 also
+        `structured_model`, to a ChatResponse, or to a stream of them where `stream` was set."""
         return await self.as_agentscope_model()(messages, *args, **kwargs)
 
     @property
@@ -233,6 +234,11 @@ class ModelTuner:
     @stream.setter
     def stream(self, value: bool) -> None:
         self.as_agentscope_model().stream = value
+
+    def __getattr__(self, name: str) -> Any:
+        if agentscope.is_model_attribute(name):
+            return getattr(self.as_agentscope_model(), name)
+        raise AttributeError(f"'ModelTuner' object has no attribute '{name}'", name=name, obj=self)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -143,6 +143,17 @@ def installed(monkeypatch, tmp_path):
     return put
 
 
+@pytest.mark.parametrize(
+    ("agentscope", "mcp", "state"),
+    [("1.0.21", "1.30.0", "ok"), ("2.0.11", "2.3.0", "ok"), ("1.0.21", "2.3.0", "warning"), ("0.9", "1.30", "warning")],
+)
+def test_both_agentscopes_fit_with_their_mcp(installed, agentscope, mcp, state):
+    for name, version in {"agentscope": agentscope, "mcp": mcp, "greenlet": "3.2", "tqdm": "4.68"}.items():
+        installed(name, version)
+    (found,) = [each for each in check_packages() if each.topic == "[agentscope]"]
+    assert found.state == state and (mcp != "2.3.0" or state == "ok" or '"mcp<2"' in found.do)
+
+
 def test_what_verl_needs_fits_here():
     pytest.importorskip("verl")
     found = states(verl(needed=True))

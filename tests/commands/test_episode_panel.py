@@ -185,6 +185,8 @@ def test_what_a_judge_gave_is_no_traceback_of_ajets_and_what_is_not_installed_is
     assert said[1:-1] == ["✗ judge: JudgeFailure: it is 'good'"]
     lacking = Failure("agent", "ModuleNotFoundError", "No module named 'textarena.envs'", traceback=CHAIN)
     assert find_hint(lacking).startswith("install textarena, ") and find_hint(lacking).endswith(" textarena")
+    part = Failure("agent", "ModuleNotFoundError", "No module named 'numpy.nothing'", traceback=CHAIN)
+    assert not find_hint(part).startswith("install")
 
 
 def test_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

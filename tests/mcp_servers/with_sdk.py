@@ -1,4 +1,4 @@
-"""A real server: FastMCP of the `mcp` package, on pipes, or on a port with streamable HTTP at /mcp and SSE at /sse.
+"""A real server of the `mcp` package, 1.x or 2.x, on pipes, or on a port with streamable HTTP at /mcp and SSE at /sse.
 
 python -m tests.mcp_servers.with_sdk [PORT]
 """
@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import sys
 
-from mcp.server.fastmcp import FastMCP, Image
 from mcp.types import ToolAnnotations
 
-app = FastMCP("sdk", log_level="ERROR")
+try:
+    from mcp.server.mcpserver import Image, MCPServer
+except ImportError:  # mcp 1
+    from mcp.server.fastmcp import FastMCP as MCPServer
+    from mcp.server.fastmcp import Image
+
+app = MCPServer("sdk", log_level="ERROR")
 _PIXEL = bytes.fromhex("89504e470d0a1a0a")
 
 
-@app.tool(annotations=ToolAnnotations(idempotentHint=True))
+@app.tool(annotations=ToolAnnotations.model_validate({"idempotentHint": True}))
 def echo(text: str) -> str:
     """Say it again."""
     return text

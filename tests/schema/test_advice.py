@@ -59,6 +59,15 @@ def test_the_hint_says_what_to_write(code: Callable[[Any], Any], given: Any, wor
     assert words in found and bool(found) == bool(words), found
 
 
+@pytest.mark.parametrize(("installed", "other"), [("1.0.21", '"agentscope>=2"'), ("2.0.11", '"agentscope<2" "mcp<2"')])
+def test_code_for_another_agentscope_is_named(monkeypatch: pytest.MonkeyPatch, installed: str, other: str) -> None:
+    monkeypatch.setattr("ajet.schema.advice.metadata.version", lambda _: installed)
+    words = advise_on(ImportError("cannot import name 'Agent' from 'agentscope.agent'", name="agentscope.agent"))
+    assert words.startswith(f"AgentScope {installed} is installed; code for AgentScope ") and words.endswith(other)
+    assert not advise_on(ImportError("No module named 'numpi'", name="numpi"))
+    assert not advise_on(TypeError("OwnModel.__init__() got an unexpected keyword argument 'model_name'"))
+
+
 async def _running() -> str:
     running: Any = asyncio.ensure_future(asyncio.sleep(0))
     try:

@@ -43,7 +43,7 @@ def started(command: Callable[[int], list[str]]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def sdk_server() -> Iterator[str]:
-    """The address of a FastMCP server, without its path."""
+    """The address of a server of the `mcp` package, without its path."""
     with started(lambda port: [sys.executable, "-m", "tests.mcp_servers.with_sdk", str(port)]) as address:
         yield address
 

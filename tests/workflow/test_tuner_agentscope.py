@@ -1,27 +1,28 @@
-"""AgentScope agents over the tuner: the tutorial's agent, tools, structured output, several agents."""
+"""Agents of AgentScope 1 over the tuner: the tutorial's agent, tools, structured output, several agents."""
 
 import asyncio
 import builtins
 
 import pytest
 
-agentscope = pytest.importorskip("agentscope")
+pytest.importorskip("agentscope.memory", reason="AgentScope 1 is not installed")
 
-from agentscope.agent import ReActAgent  # noqa: E402
-from agentscope.formatter import DashScopeChatFormatter, OpenAIChatFormatter  # noqa: E402
-from agentscope.memory import InMemoryMemory  # noqa: E402
-from agentscope.message import Msg, TextBlock  # noqa: E402
-from agentscope.model import ChatModelBase, ChatResponse, OpenAIChatModel  # noqa: E402
-from agentscope.tool import Toolkit, ToolResponse  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
+import agentscope
+from agentscope.agent import ReActAgent
+from agentscope.formatter import DashScopeChatFormatter, OpenAIChatFormatter
+from agentscope.memory import InMemoryMemory
+from agentscope.message import Msg, TextBlock
+from agentscope.model import ChatModelBase, ChatResponse, OpenAIChatModel
+from agentscope.tool import Toolkit, ToolResponse
+from pydantic import BaseModel
 
-from ajet import ModelTuner  # noqa: E402
-from ajet.context_tracker import timelines  # noqa: E402
-from ajet.schema.commands import format_extra_install  # noqa: E402
-from ajet.schema.errors import MissingExtraError  # noqa: E402
-from ajet.task_judge.extraction import boxed_answer  # noqa: E402
-from ajet.workflow.adapters import agentscope as adapter  # noqa: E402
-from tests.support.workflow_fixtures import CALL, scene  # noqa: E402
+from ajet import ModelTuner
+from ajet.context_tracker import timelines
+from ajet.schema.commands import format_extra_install
+from ajet.schema.errors import MissingExtraError
+from ajet.task_judge.extraction import boxed_answer
+from ajet.workflow.adapters import agentscope as adapter
+from tests.support.workflow_fixtures import CALL, scene
 
 pytestmark = pytest.mark.slow
 

@@ -38,9 +38,12 @@ def open_page(name: str) -> str:
 
 
 if __name__ == "__main__":
-    from mcp.server.fastmcp import FastMCP
+    try:
+        from mcp.server import MCPServer
+    except ImportError:  # mcp 1
+        from mcp.server.fastmcp import FastMCP as MCPServer
 
-    server = FastMCP("library")
+    server = MCPServer("library")
     server.tool(name="search")(search)
     server.tool(name="open")(open_page)
     server.run()

@@ -1,24 +1,28 @@
-"""An episode's endpoint as an AgentScope chat model.
+"""An episode's endpoint as an AgentScope chat model, for AgentScope 1 and 2.
 
 Invariant: messages of any AgentScope formatter reach the gateway in OpenAI's format. Replies pass AgentScope's own
-OpenAI model, so tool calls, thinking and structured output behave as usual. Only this file imports agentscope, inside
-functions.
+OpenAI model, so tool calls, thinking and structured output behave as usual. The installed version decides which class
+is built; both take the arguments of version 1. Only this file imports agentscope, inside functions.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.other_models import find_other_server
+from ajet.schema.advice import advise_on_agentscope
 from ajet.schema.endpoint import Endpoint
-from ajet.schema.errors import MissingExtraError
+from ajet.schema.errors import MissingExtraError, UserError
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
     from openai import AsyncOpenAI
+
+_SECOND_ATTRIBUTES = ("context_size", "count_tokens", "formatter", "generate_structured_output", "model")
 
 
 def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
@@ -32,6 +36,8 @@ def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> Cha
     )
     model.client = client  # the one that neither retries nor times out
     model.config = config
+    if config is not None and hasattr(model, "context_size"):  # at which agents of version 2 compress theirs
+        model.context_size = config.ajet.rollout.max_model_len
     made: ChatModelBase = model
     return made
 
@@ -69,12 +75,19 @@ def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def find_model_class() -> Any:
+    """Return the class for the installed version. Raises UserError if agentscope cannot be imported."""
     try:
         from agentscope.model import OpenAIChatModel
     except ImportError as problem:
+        if advice := advise_on_agentscope(problem):
+            raise UserError("AgentScope cannot be imported.", do=advice) from problem
         raise MissingExtraError("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
+    is_second = "credential" in inspect.signature(OpenAIChatModel).parameters
+    return _derive_second(OpenAIChatModel) if is_second else _derive_first(OpenAIChatModel)
 
-    class TunedChatModel(OpenAIChatModel):
+
+def _derive_first(base: Any) -> Any:
+    class TunedChatModel(base):
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
             if isinstance(messages, list):
                 messages = openai_messages(messages)
@@ -87,6 +100,46 @@ def find_model_class() -> Any:
             return super()._parse_openai_stream_response(start_datetime, silent, structured_model)
 
     return TunedChatModel
+
+
+def _derive_second(base: Any) -> Any:
+    from agentscope.credential import OpenAICredential
+
+    class TunedChatModel2(base):
+        def __init__(
+            self,
+            model_name: str,
+            api_key: str,
+            stream: bool = False,
+            client_kwargs: Mapping[str, Any] | None = None,
+            generate_kwargs: Mapping[str, Any] | None = None,
+            reasoning_effort: str | None = None,
+        ) -> None:
+            client = dict(client_kwargs or {})
+            body = {**(generate_kwargs or {}), "reasoning_effort": reasoning_effort}
+            super().__init__(
+                OpenAICredential(api_key=api_key, base_url=client.pop("base_url", None)),
+                model_name,
+                stream=stream,
+                max_retries=0,
+                client_kwargs=client,
+                extra_body={name: value for name, value in body.items() if value is not None} or None,
+            )
+
+        async def __call__(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            if "structured_model" in kwargs:
+                raise UserError(
+                    "AgentScope 2 models take no `structured_model`.",
+                    do="await model.generate_structured_output(messages, structured_model=…)",
+                )
+            if any(isinstance(each, Mapping) for each in messages):
+                raise UserError(
+                    "AgentScope 2 models take Msg objects, not dictionaries.",
+                    do='pass [UserMsg("user", "…")], or use tuner.as_raw_openai_sdk_client()',
+                )
+            return await super().__call__(messages, *args, **kwargs)
+
+    return TunedChatModel2
 
 
 @cache
@@ -155,6 +208,13 @@ class _AudiolessStream:
                 if getattr(choice.delta, "audio", ...) is None:
                     del choice.delta.audio
             yield item
+
+
+def is_model_attribute(name: str) -> bool:
+    """True if agents of AgentScope 2 read this attribute of their model, and AgentScope 2 is imported."""
+    if name not in _SECOND_ATTRIBUTES or "agentscope" not in sys.modules:
+        return False
+    return hasattr(find_model_class(), "generate_structured_output")
 
 
 def chat_model_type(kind: type) -> type:

@@ -13,6 +13,7 @@ from ajet.schema.tool_use import compute_digest
 from ajet_mcp import CallFailedError, Server
 from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
+from tests.docs.snippets import ROOT, blocks
 from tests.support.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
 
 PLACES = {"http": "/mcp", "sse": "/sse"}
@@ -44,23 +45,42 @@ async def holds(*use):
         await tools.toolset.places["echo"].session.call("echo", {"text": "late"})
 
 
+async def shows(*use):
+    """What every session with a real server does."""
+    await holds(*use)
+    async with attempt(*use) as tools:
+        failed, picture = await tools.use("fail", {"why": "so it is"}), await tools.use("picture", {})
+        assert failed.error == "tool" and "Error executing tool fail" in failed.text  # mcp 2 keeps the reason back
+        assert [part["type"] for part in picture.content] == ["image_url"]
+        assert picture.images[0].startswith("data:image/png;base64,iVBOR")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", PLACES)
 def test_a_real_server_over_http(sdk_server, transport):  # noqa: F811
-    async def plays():
-        await holds(sdk_server + PLACES[transport])
-        async with attempt(sdk_server + PLACES[transport]) as tools:
-            failed, picture = await tools.use("fail", {"why": "so it is"}), await tools.use("picture", {})
-            assert failed.error == "tool" and "so it is" in failed.text
-            assert [part["type"] for part in picture.content] == ["image_url"]
-            assert picture.images[0].startswith("data:image/png;base64,iVBOR")
-
-    asyncio.run(plays())
+    asyncio.run(shows(sdk_server + PLACES[transport]))
 
 
 @pytest.mark.slow
 def test_a_real_server_over_pipes():
-    asyncio.run(holds(f"{{python}} {SERVERS / 'with_sdk.py'}"))
+    asyncio.run(shows(f"{{python}} {SERVERS / 'with_sdk.py'}"))
+
+
+def prices_server(folder):
+    """Write the server of docs/mcp.md, and return its file."""
+    (block,) = [each for each in blocks(ROOT / "docs" / "mcp.md") if each.title == "prices.py"]
+    (folder / "prices.py").write_text(block.text)
+    return folder / "prices.py"
+
+
+async def sells(use):
+    async with attempt(use) as tools:
+        assert (await tools.use("price", {"item": "fig"})).text == "4"
+
+
+@pytest.mark.slow
+def test_the_server_of_the_page(tmp_path):
+    asyncio.run(sells(f"{{python}} {prices_server(tmp_path)}"))
 
 
 def test_a_server_on_pipes():
@@ -225,15 +245,20 @@ def test_what_a_server_asks_of_a_client_is_refused_politely():
 
 
 @pytest.mark.extra_slow
-@pytest.mark.parametrize("transport", ["http", "pipes"])
+@pytest.mark.parametrize("transport", ["http", "sse", "pipes"])
 def test_servers_of_the_packages_second_line(transport):
     """The plain servers of both eras fail for the same defects."""
-    python, script = python_with_mcp_two(), SERVERS / "with_sdk_two.py"
+    python, script = python_with_mcp_two(), SERVERS / "with_sdk.py"
     if transport == "pipes":
-        asyncio.run(holds(f"{python} {script}"))
+        asyncio.run(shows(f"{python} {script}"))
         return
     with started(lambda port: [str(python), str(script), str(port)]) as address:
-        asyncio.run(holds(address + "/mcp"))
+        asyncio.run(shows(address + PLACES[transport]))
+
+
+@pytest.mark.extra_slow
+def test_the_server_of_the_page_on_mcp_two(tmp_path):
+    asyncio.run(sells(f"{python_with_mcp_two()} {prices_server(tmp_path)}"))
 
 
 @pytest.mark.extra_slow
