@@ -69,9 +69,19 @@ async def relay_chat(
 def build_chat_body(request: ParsedRequest, run: Sampling) -> dict[str, Any]:
     """Return the request in the form of OpenAI's Chat Completions. Raises Refused."""
     if request.logprobs:
-        raise Refused("this model's logprobs are not at hand", param="logprobs", code="unsupported_parameter")
+        raise Refused(
+            "Unsupported value for 'logprobs': this server relays the request to a chat endpoint and does not "
+            "return its log-probabilities. Leave the field out.",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
     if request.prompts:
-        raise Refused("this model takes messages only", param="prompt", code="unsupported_parameter")
+        raise Refused(
+            "Unsupported value for 'prompt': this server relays requests to a chat endpoint, which takes "
+            "messages only. Use /v1/chat/completions.",
+            param="prompt",
+            code="unsupported_parameter",
+        )
     body: dict[str, Any] = {"messages": list(request.messages)}
     if request.tools:
         body["tools"] = list(request.tools)
@@ -101,7 +111,7 @@ def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
     try:
         message, finish = parse_chat_choice(answer["choices"][0])
     except MALFORMED as error:
-        raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
+        raise EngineFailure(f"the server's answer is not a chat completion of the OpenAI API: {error!r}") from error
     return message, finish, answer.get("usage") or {}
 
 
@@ -115,7 +125,9 @@ async def relay_stream(
             try:
                 collector.add_event(chunk)
             except MALFORMED as error:
-                raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
+                raise EngineFailure(
+                    f"the server's answer is not a chat completion of the OpenAI API: {error!r}"
+                ) from error
             for choice in chunk.get("choices") or ():
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
                 delta.pop("role", None)

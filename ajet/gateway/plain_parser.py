@@ -47,7 +47,7 @@ class PlainParser:
                 return
             except HttpParserUpgrade as offer:
                 if self.get_method() == b"CONNECT":  # not an offer: httptools stops at every CONNECT
-                    raise HttpParserError("CONNECT is for proxies") from offer
+                    raise HttpParserError("CONNECT requests are not supported: this server is not a proxy") from offer
                 rest = rest[offer.args[0] :]
                 head = self._build_plain_head()
                 self._parser = self._build_parser()
