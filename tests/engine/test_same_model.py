@@ -176,7 +176,7 @@ def test_rounding_that_one_draw_makes_large_refuses_no_model(monkeypatch, dtype,
         return (found.flip(-1) if len(told) <= bad else found), plain
 
     monkeypatch.setattr(isolated_decoding, "compute_both_logits", first_ones_differ)
-    with pytest.raises(UserError, match="carry state") if refused else nullcontext():
+    with pytest.raises(UserError, match="keep a recurrent state") if refused else nullcontext():
         TransformersEngine(tiny_qwen3().to(dtype)).close()
 
 
