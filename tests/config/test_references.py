@@ -218,7 +218,7 @@ def test_functions_are_named_too_and_only_the_name_is_mended(base):
 def test_what_a_library_raises_is_said_at_the_line_that_led_there(base):
     write(base / "broken.py", "import json\n\nX = json.loads('{')\nclass A: ...\n")
     error = error_of(base, "broken.py->A")
-    assert error.where.startswith(f"{base / 'broken.py'}:3, which led to ") and "decoder.py:" in error.where
+    assert error.where.startswith(f"{base / 'broken.py'}:3, which called ") and "decoder.py:" in error.where
 
 
 def test_names_that_are_made_when_the_file_runs_resolve(base):
@@ -226,7 +226,7 @@ def test_names_that_are_made_when_the_file_runs_resolve(base):
     assert resolve_reference("made.py->A", base=base).__name__ == "A"
     write(base / "star.py", "from workflow import *\n")
     assert resolve_reference("star.py->A", base=base).where == "beside"
-    assert "is not there" in error_of(base, "star.py->Zebra").what
+    assert "Zebra" in error_of(base, "star.py->Zebra").what
 
 
 @pytest.mark.parametrize(
