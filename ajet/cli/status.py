@@ -23,7 +23,7 @@ def status(
     from ajet.record.console import console
     from ajet.record.find_run import require_run
 
-    folder = require_run(run, exp_dir.absolute(), holding="status.json", expected="the directory of a run")
+    folder = require_run(run, exp_dir.absolute(), holding="status.json", expected="the folder of a run")
     if prometheus:
         typer.echo(now.format_prometheus(now.read_live_status(folder)), nl=False)
     elif as_json:

@@ -96,7 +96,7 @@ def test_those_without_an_effect_are_said_and_those_that_cannot_be_are_refused_i
 
 def test_two_names_of_a_key_must_agree():
     assert AgentJetJob(name="a", experiment_name="a").experiment().name == "a"
-    with pytest.raises(UserError, match="name='a' and experiment_name='b' are the same setting"):
+    with pytest.raises(UserError, match="name='a' and experiment_name='b' set the same key"):
         AgentJetJob(name="a", experiment_name="b")
 
 
@@ -201,13 +201,13 @@ def test_where_a_reader_has_its_path_and_its_splits(given, told):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("dummy", "rows.jsonl"), "random_dummy has no place for the path 'rows.jsonl'"),
-        (("reader.py->Mine", "rows.jsonl"), "has no place for the path"),
-        (("jsonll", "rows.jsonl"), "jsonll has no place for the path"),
-        (("jsonl", "rows.jsonl", "train[:10]"), "has no place for the split 'train[:10]'"),
-        (("jsonl", "rows.jsonl", "train", "dev"), "has no place for the split 'dev'"),
-        (("tracing", "spans.db", "train", "dev"), "has no place for the split 'dev'"),
-        (("gsm8k", "rows.jsonl", "train", "dev"), "has no place for the split 'dev'"),
+        (("dummy", "rows.jsonl"), "random_dummy has no key for the path 'rows.jsonl'"),
+        (("reader.py->Mine", "rows.jsonl"), "has no key for the path"),
+        (("jsonll", "rows.jsonl"), "jsonll has no key for the path"),
+        (("jsonl", "rows.jsonl", "train[:10]"), "has no key for the split 'train[:10]'"),
+        (("jsonl", "rows.jsonl", "train", "dev"), "has no key for the split 'dev'"),
+        (("tracing", "spans.db", "train", "dev"), "has no key for the split 'dev'"),
+        (("gsm8k", "rows.jsonl", "train", "dev"), "has no key for the split 'dev'"),
     ],
 )
 def test_a_path_or_a_split_without_a_place_is_refused(given, said):

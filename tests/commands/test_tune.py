@@ -243,7 +243,7 @@ def test_a_function_of_the_program_is_found_there_and_nowhere_else(
     assert reference == "__main__->agent"
     assert resolve_reference(reference, base=Path("/")) is live
     monkeypatch.delattr(sys.modules["__main__"], "agent")
-    with pytest.raises(UnresolvedReferenceError, match="in the program that is running, which has none"):
+    with pytest.raises(UnresolvedReferenceError, match="in the running program"):
         resolve_reference(reference, base=Path("/"))
 
 
@@ -265,12 +265,12 @@ def test_a_function_whose_name_means_another_by_now_is_refused(
     composed: Callable[..., Experiment], live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "agent", lambda task, tuner: "no")
-    with pytest.raises(UserError, match="agent can't be named by a reference"):
+    with pytest.raises(UserError, match="agent cannot be named by a reference"):
         ajet.tune(**TUNE | {"agent": live}, tasks=["a"])
 
 
 def test_what_no_reference_can_name_is_refused(composed: Callable[..., Experiment]) -> None:
-    with pytest.raises(UserError, match="can't be named by a reference"):
+    with pytest.raises(UserError, match="cannot be named by a reference"):
         ajet.tune(**TUNE | {"agent": lambda task, tuner: "yes"}, tasks=["a"])
 
 
