@@ -51,7 +51,7 @@ def test_who_waits_is_told_for_whom_until_the_holder_is_killed(tmp_path: Path, m
     monkeypatch.setattr(run_lock, "AGAIN_S", 0.05)
     path, said = tmp_path / "new" / "x.lock", list[str]()
     with held(path) as process:
-        too_long = "makes it, and was waited for longer than 0 s"
+        too_long = "makes it, and ajet has waited longer than 0 s"
         with pytest.raises(UserError, match=too_long) as late, alone(path, "makes it", at_most=0.01):
             raise AssertionError("two at once")
         assert f"Process {process.pid} on " in late.value.what
