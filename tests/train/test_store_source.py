@@ -245,7 +245,7 @@ def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_o
     assert [f"task-0 (position 0) is given up: {ALTERED}" in each for each in said].count(True) == 1
     assert step["groups"] == [1] and list(step["given_up"]) == [0]
     (why,) = step["given_up"][0]
-    assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: it is not what was put")
+    assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: its digest")
     assert made.store.closed() == []
 
 
@@ -392,9 +392,9 @@ def test_a_trainer_that_waits_says_so_at_once_and_how_to_start_a_sampler(trainer
         logger.remove(sink)
     first, later = (line.strip() for line in said)
     assert first.endswith(
-        "0 of 8 groups are there, 0 too old; 0 samplers are at work: start some with `ajet sample --store s.db`"
+        "0 of 8 are complete, 0 too old; 0 samplers are running: start samplers with `ajet sample --store s.db`"
     )
-    assert later == "step 1 waits: 3 of 8 groups are there, 0 too old; 1 sampler is at work"
+    assert later == "step 1 waits for groups: 3 of 8 are complete, 0 too old; 1 sampler is running"
 
 
 def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
