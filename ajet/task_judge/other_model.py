@@ -48,7 +48,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
                 except OpenAIError as error:
                     problem, why = error, str(error)
                 except (ValueError, AttributeError, TypeError, IndexError) as error:  # the reply is a page or empty
-                    problem, why = error, "its reply is not a chat completion"
+                    problem, why = error, "its answer is not a chat completion"
         why = why.replace(key, "[redacted]")
         raise JudgeFailure(
             f"{model} at {server.base_url} does not answer: {why}", retryable=True, own=True

@@ -163,7 +163,7 @@ def test_a_judge_that_exits_the_program_does_not():
         def compute_reward(self, workflow_task, workflow_output):
             raise SystemExit(3)
 
-    with pytest.raises(JudgeFailure, match="ended the program"):
+    with pytest.raises(JudgeFailure, match="tried to end the program"):
         verdict(Exits(None))
 
 
