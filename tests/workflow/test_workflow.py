@@ -157,7 +157,7 @@ def test_a_function_that_cannot_be_called_so_is_refused_when_it_is_resolved(tmp_
     with pytest.raises(ConfigError) as refused:
         load_workflow(experiment)
     screen = str(refused.value)
-    assert "agent.py->agent is a function of (task), and is called with (task, tuner)" in screen
+    assert "agent.py->agent with the arguments (task, tuner)" in screen
     assert f"{tmp_path / 'agent.py'}:1" in screen and "def agent(task, tuner):" in screen
 
 
