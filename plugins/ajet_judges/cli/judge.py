@@ -48,7 +48,9 @@ def check(
     from ajet_judges.judging.check import SHIPPED, check_judge, print_check, read_labelled_examples
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=format_command("judge", "check", "--conf", "FILE.yaml"))
+        raise UserError(
+            "The required option --conf is missing.", expected=format_command("judge", "check", "--conf", "FILE.yaml")
+        )
     settings = list(overrides or ())
     if examples is not None and "=" in examples and not Path(examples).exists():
         settings, examples = [examples, *settings], None
@@ -81,12 +83,14 @@ def rubrics(
     from ajet_judges.rubrics.judge import RubricsJudge
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=format_command("judge", "rubrics", "--conf", "FILE.yaml"))
+        raise UserError(
+            "The required option --conf is missing.", expected=format_command("judge", "rubrics", "--conf", "FILE.yaml")
+        )
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=list(overrides or ()), exp_dir=exp_dir)
     if experiment.ajet.task_judge.judge_type != JUDGE:
         raise UserError(
-            "This experiment does not judge by rubrics.",
+            "This experiment does not use the rubrics judge.",
             where=str(experiment.yaml_path),
             expected=f"task_judge.judge_type: {JUDGE}",
         )

@@ -17,7 +17,7 @@ def rejudge(
         Optional[str],  # noqa: UP045
         typer.Option(
             "--judge", metavar="FILE.py->NAME",
-            help="A judge or a scorer's name. Default: the run's own judge in its present version.",
+            help="A judge or a scorer's name. Default: the run's own judge with its current code.",
             show_default=False,
         ),
     ] = None,

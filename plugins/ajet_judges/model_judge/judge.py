@@ -62,8 +62,8 @@ class ModelJudge:
         """Judge the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
         if "final_answer" not in workflow_output.metadata:
             raise JudgeFailure(
-                "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer as a "
-                "text, or WorkflowOutput(metadata={'final_answer': …})"
+                "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer "
+                "as a string, or WorkflowOutput(metadata={'final_answer': …})"
             )
         task = workflow_task.task
         return await self.judge(
@@ -143,7 +143,7 @@ class ModelJudge:
                 if len(tally) > 1
                 else next((vote.reason for vote, _ in votes if vote.reason), "undecided")
             )
-            return Verdict(None, None, f"no score: the judge did not decide: {why}", metrics=metrics, details=details)
+            return Verdict(None, None, f"no score: the judge could not decide: {why}", metrics=metrics, details=details)
         vote, model = next((vote, model) for vote, model in votes if vote.verdict == winner)
         by = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share}, {model}"
         reason = f"{by}{f': {vote.reason}' if vote.reason else ''}"

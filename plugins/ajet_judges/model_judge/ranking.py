@@ -92,7 +92,7 @@ async def rank_entrants(
 ) -> list[Verdict]:
     """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
     if len(entrants) < 2:
-        return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
+        return [Verdict(None, None, "no score: there is no other attempt to compare with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
     orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(judge.votes)]
     questions = [_build_question(judge, question, reference, entrants, order, labels, criteria) for order in orders]
@@ -155,10 +155,14 @@ def _build_verdicts(
         if problems:
             details["problems"] = [problem[:300] for problem in problems]
         if 2 * len(places[index]) <= votes:
-            why_not = "; ".join(problems) or "it could not be placed among the others"
+            why_not = "; ".join(problems) or "the attempt could not be ranked among the others"
             verdicts.append(
                 Verdict(
-                    None, None, f"no score: the judge did not decide: {why_not}", metrics=dict(common), details=details
+                    None,
+                    None,
+                    f"no score: the judge could not decide: {why_not}",
+                    metrics=dict(common),
+                    details=details,
                 )
             )
             continue

@@ -403,7 +403,7 @@ def test_a_judge_is_checked_against_labels_before_a_run_trusts_it(server, tmp_pa
     assert "48 of 48" in found.output and "judged correct" in found.output
     server.say = lambda asked: "not correct"
     found = scores(server, tmp_path, "task_judge.model_judge.cache=false")
-    assert found.return_value == 1 and "decided no example" in found.output
+    assert found.return_value == 1 and "no score for any example" in found.output
     assert "decided    0 of 48 examples; 48 without a score" in found.output
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "q", "answer": "a", "label": "maybe"}) + "\n")
     with pytest.raises(UserError, match="not a labelled example"):

@@ -99,7 +99,7 @@ def test_what_is_wrong_with_an_option_is_said_of_the_option_and_of_the_judge_fir
         rejudge("old", exp_dir=run.parent, out=Path("x.txt"))
     assert refused.value.where == "--out" and ".csv" in refused.value.expected and not Path("x.txt").exists()
     Path("taken.csv").touch()
-    for judge, what in (("judg.py->strict", "which is not there"), ("strickt", "no scorer strickt")):
+    for judge, what in (("judg.py->strict", "which does not exist"), ("strickt", "no scorer named strickt")):
         with pytest.raises(UserError, match=what) as refused:
             rejudge("old", judge=judge, exp_dir=run.parent, out=Path("taken.csv"))
         assert "ajet.task_judge" not in str(refused.value) and "--judge" in str(refused.value)
@@ -254,7 +254,7 @@ def test_a_judge_that_decides_nothing_is_exit_code_1(run: Path, capsys: pytest.C
     assert "no episode has a verdict, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
     assert compare("old", judge=["judge.py->strict", "judge.py->broken"], exp_dir=run.parent) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "judge.py->broken: no result: the judge decided no episode (exit code 1): judge: " in shown
+    assert "judge.py->broken: no result: the judge returned no score (exit code 1): judge: " in shown
     assert "judge.py->strict: nothing" not in shown
 
 
