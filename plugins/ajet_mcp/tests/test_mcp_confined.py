@@ -138,7 +138,7 @@ def test_what_cannot_be_confined_is_said(tmp_path: Path, entry: dict[str, object
 @pytest.mark.parametrize("terms", ["per: shared", "reset: clear", "spare: 2"])
 def test_an_environment_starts_a_confined_server_in_its_episode_only(tmp_path: Path, terms: str) -> None:
     (tmp_path / "x.yaml").write_text(f"mcpServers: {{x: {{command: a, confined: true, {terms}}}}}")
-    with pytest.raises(UserError, match="its episode's own folder"):
+    with pytest.raises(UserError, match="in the folder of its episode"):
         read_description(tmp_path / "x.yaml")
 
 
