@@ -81,7 +81,7 @@ class RunningCompanion(SupervisedProcess):
 
         if not self._folder.is_dir() and not self._is_answering():
             where = f"ajet.services.{self.name}.cwd"
-            raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
+            raise UserError(f"The folder {self._folder} of the service {self.name} does not exist.", where=where)
         require_confinable(self.name, self._companion, self._folder)
 
     def start(self) -> None:
@@ -97,7 +97,9 @@ class RunningCompanion(SupervisedProcess):
     def _start_process(self, *, anew: bool) -> None:
         if self._is_answering():
             ready = self._companion.ready
-            logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
+            logger.info(
+                "the service {} answers at {} already: ajet uses it and does not start another", self.name, ready
+            )
             return
         self.require_startable()
         if self._companion.confined:
@@ -124,9 +126,9 @@ class RunningCompanion(SupervisedProcess):
             return ServiceCell(self._companion, self._command, self._folder)
         except (OSError, SandboxFailure) as problem:
             raise UserError(
-                f"The service {self.name} cannot be confined: {problem}.",
+                f"The service {self.name} cannot run in its sandbox: {problem}.",
                 where=f"ajet.services.{self.name}",
-                do="see that nobody else has its port, and that TMPDIR is a folder with a short path",
+                do="check that no other program uses its port, and that TMPDIR is a folder with a short path",
             ) from problem
 
     def wait_until_ready(self) -> None:
@@ -138,7 +140,7 @@ class RunningCompanion(SupervisedProcess):
             if self.is_over():
                 raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
             if self._cell is not None and self._cell.port_problem:
-                raise self._make_error(f"The port of the service {self.name} cannot be had: {self._cell.port_problem}.")
+                raise self._make_error(f"The service {self.name} cannot get its port: {self._cell.port_problem}.")
             if time.monotonic() > until:
                 raise self._make_error(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",

@@ -86,7 +86,7 @@ class WatchedProcess:
         except UserError as problem:
             self._give_up(f"cannot be started again: {problem.what}")
         except OSError as problem:  # no process, no descriptor, no room, or its log is gone
-            self._give_up(f"cannot be looked after: {problem}")
+            self._give_up(f"cannot be supervised any more: {problem}")
 
     def _update_state(self, now: float) -> None:
         if self._restart_at is not None:
@@ -101,7 +101,7 @@ class WatchedProcess:
                 logger.info("the service {} is ready again", self._companion.name)
             elif now - self._started_at > self._companion.timeout:
                 self._is_late = True
-                logger.warning("the service {} is not ready in its time: it is ended", self._companion.name)
+                logger.warning("the service {} was not ready in time, so ajet stops it", self._companion.name)
                 self._companion.close()
 
     def _handle_end(self, now: float) -> None:
@@ -109,7 +109,7 @@ class WatchedProcess:
             self._restarts = 0
         if self._companion.has_succeeded() and not self._is_late:
             self._has_given_up = True  # the service has finished its work, so it is not restarted
-            logger.info("the service {} ended", self._companion.name)
+            logger.info("the service {} has ended", self._companion.name)
         elif self._restarts == self._max_restarts:
             self._give_up(
                 f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._max_restarts})"
@@ -120,8 +120,8 @@ class WatchedProcess:
             self._restart_at = now + after
             which = f"{self._restarts} of {self._max_restarts}"
             ended = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
-            logger.warning("{}; it is started again in {:g} s ({})", ended, after, which)
+            logger.warning("{}; ajet starts it again in {:g} s ({})", ended, after, which)
 
     def _give_up(self, reason: str) -> None:
         self._has_given_up = True
-        logger.error("the service {} {}: what needs it fails from now on", self._companion.name, reason)
+        logger.error("the service {} {}: episodes that need it fail from now on", self._companion.name, reason)

@@ -201,7 +201,7 @@ def test_a_server_that_dies_loses_its_episode_and_no_other(shop, episodes):
     second.call("note", text="safe")
     error = first.error("die")
     assert error["data"]["boundary"] == "environment"
-    assert "environment lost" in first.error("notes")["message"], "it goes on with no other instance"
+    assert "environment was lost" in first.error("notes")["message"], "it goes on with no other instance"
     assert second.call("notes") == "safe"
 
 
@@ -293,7 +293,7 @@ def test_each_attempt_of_ours_is_an_episode_of_its_own(shop, how):
             assert len(shared) == 1, "a shared server is one for all"
             wrong = await one.use("notes__note", {"text": 1})
             assert wrong.error == "arguments"
-            with pytest.raises(CallFailedError, match="environment lost"):
+            with pytest.raises(CallFailedError, match="environment was lost"):
                 await one.use("notes__die", {})
             assert (await other.use("notes__notes", {})).text == "aa, bb"
         return one
