@@ -155,7 +155,7 @@ def test_a_stop_that_comes_with_its_call_is_heard(box: WarmSandbox, monkeypatch:
 
 def test_a_root_that_is_not_there_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     config: Any = SimpleNamespace(sandbox="auto", sandbox_python=None, sandbox_root="no such image", sandbox_image=None)
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="the folder .* does not exist"):
         ExperimentSandboxMaker.of(config, tmp_path)
 
 
