@@ -202,7 +202,7 @@ def test_feedback_that_is_none_is_a_bad_row_of_its_file(tmp_path: Path) -> None:
         reader(tmp_path, sources="one.json", feedback="folder").tasks("train")
     with pytest.raises(TaskError, match="The feedback zz does not exist") as caught:
         reader(tmp_path, sources="one.json", feedback="zz").tasks("train")
-    assert caught.value.do == "mend the path"
+    assert caught.value.do == "correct the path"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here that breaks off as it is read")
