@@ -184,7 +184,9 @@ def test_a_call_that_no_server_answered_is_made_once_and_fails_the_episode(tmp_p
     with played(loop, lambda asked: "fine" if results(asked) else call("die"), max_retries=0) as made:
         episode = made.episode()
     assert episode.failure is not None and episode.failure.boundary == "tool", episode.failure
-    assert "a call was lost: here__die" in episode.failure.message and "ClosedResource" not in episode.failure.message
+    assert (
+        "a tool call was lost: here__die" in episode.failure.message and "ClosedResource" not in episode.failure.message
+    )
 
 
 @pytest.mark.extra_slow

@@ -105,7 +105,7 @@ def test_the_key_is_in_no_argument_of_any_process(tmp_path):
         arguments = answer(run())
         assert "subprocess" in arguments and "keeper.py" in arguments
         assert "[redacted key]" not in arguments and played.tuner.as_oai_baseurl_apikey().api_key not in arguments
-    with pytest.raises(ConfigError, match="must not be in arguments"), agent(tmp_path, command="run {api_key}"):
+    with pytest.raises(ConfigError, match="must not be an argument"), agent(tmp_path, command="run {api_key}"):
         pass
 
 

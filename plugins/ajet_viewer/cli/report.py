@@ -24,4 +24,4 @@ def report(
     bundle = write_report(run, exp_dir.absolute(), out=out)
     for name, size in list_contents(bundle):
         typer.echo(f"  {size:>9,} bytes  {name}")
-    typer.echo(f"{bundle}: secrets are removed. Check the content before attaching it to an issue.")
+    typer.echo(f"{bundle}: secrets are removed. Read the content before you attach it to an issue.")
