@@ -120,6 +120,6 @@ def test_a_lora_run_answers_beside_the_model_it_began_with(record, tmp_path, too
         assert post(model.base_url, "/chat/completions", {"messages": ASK},
                     authorization=f"Bearer {KEY}").status_code == 404  # fmt: skip
     assert tuned == pytest.approx(alone, abs=1e-4) and tuned != pytest.approx(base, abs=1e-3)
-    for named, refusal in (({}, "All weights of this run were tuned"), ({"name": "base"}, "is called base")):
+    for named, refusal in (({}, "This run trained all weights"), ({"name": "base"}, "is reserved")):
         with pytest.raises(UserError, match=refusal), start_deployment("tool", record, with_base=True, **named):
             pass

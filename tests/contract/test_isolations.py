@@ -307,7 +307,7 @@ def test_a_process_that_speaks_garbage_is_ended_and_never_unpickled(
         episode = made.episode()
         assert until(lambda: made.abandoned == 0)
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "process_died")
-    assert "cannot be read here" in episode.failure.message and len(episode.calls) == 1
+    assert "could not read a message" in episode.failure.message and len(episode.calls) == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -351,7 +351,7 @@ def test_the_watchdog_names_the_line_that_blocks_and_the_loop_is_left_behind() -
     blocked = 0
     source = Path(flows.__file__).read_text().splitlines()
     number = next(n for n, text in enumerate(source, start=1) if "# the line that blocks" in text)
-    where = f"blocks the shared loop for over a second at {Path(flows.__file__)}:{number} in execute"
+    where = f"for over a second at {Path(flows.__file__)}:{number} in execute"
 
     def named() -> bool:
         """One more than when it was asked last."""

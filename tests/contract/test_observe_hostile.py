@@ -128,7 +128,7 @@ def test_of_a_reply_that_unpacks_without_end_no_more_is_kept(tmp_path, monkeypat
             finally:
                 tracemalloc.stop()
     [call] = observing.episodes[0].calls
-    assert call.finish == "error" and "larger than what is kept" in call.error
+    assert call.finish == "error" and "is larger than" in call.error
     assert peak < 1 << 23, "half of what it unpacks to"
 
 

@@ -246,7 +246,7 @@ def test_a_sampler_with_other_weights_ends_before_it_has_leased_anything(project
     other_weights(shutil.copytree(model_folder("embedded:tiny-tools"), tmp_path / "model"))
     ledger = open_shared(store, rolls=True)
     announce_training(experiment(project), ledger)
-    with pytest.raises(UserError, match="differs from the trainer in: the initial weights"):
+    with pytest.raises(UserError, match="differ from the trainer's in: the initial weights"):
         sample_here(experiment(project, f"model.path={tmp_path}/model"), store, name="other")
     assert (ledger.depths().next, ledger.members()) == (0, [])
 
@@ -276,7 +276,7 @@ def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) 
     assert trained_tasks(run) == STEPS * GROUPS
     assert {path.name for path in (run / "logs").iterdir()} == {"both_trainer_0.log", "both_sampler_0.log"}
     said = (run / "logs" / "both_sampler_0.log").read_text()
-    assert re.search("sampling with policy [1-9]", said), said
+    assert re.search("uses policy version [1-9]", said), said
 
 
 @pytest.mark.extra_slow
@@ -412,7 +412,7 @@ def test_an_episode_that_somebody_changes_while_it_waits_is_trained_on_by_no_ste
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     (why,) = [row["given_up"][str(HELD_FROM)] for row in rows if "given_up" in row]
-    assert why[-1].startswith(f"{ALTERED}: episode ") and f" of position {HELD_FROM}: it is not what was put" in why[-1]
+    assert why[-1].startswith(f"{ALTERED}: episode ") and f" of position {HELD_FROM}: its digest" in why[-1]
     assert HELD_FROM not in {episode.order for episode in recorded(run)}
     audited = audit_run(run)
     assert audited["ok"] and [each.partition(": ")[2] for each in audited["altered"]] == [why[-1]]

@@ -150,7 +150,7 @@ def test_a_client_that_another_attempt_made_is_refused_and_what_it_asks_is_nobod
         (group,) = made.play(1)
     good, bad = sorted(group.episodes, key=lambda episode: episode.failure is not None)
     assert good.failure is None and len(good.calls) == 1
-    assert bad.failure is not None and not bad.calls and "the key of another attempt" in bad.failure.message
+    assert bad.failure is not None and not bad.calls and "belongs to another attempt" in bad.failure.message
 
 
 def test_a_client_that_an_attempt_made_which_has_ended_is_told_apart_from_a_wrong_key():
@@ -186,7 +186,7 @@ def test_a_persons_own_server_stays_theirs(nothing_named):
         ambient.close()
         nothing_named.delenv("OPENAI_API_KEY")
         ambient = RunEnvironment(played.gateway.ambient)
-        with pytest.raises(UserError, match="names no server"):
+        with pytest.raises(UserError, match="gives the server's address"):
             find_other_server()
         ambient.close()
     assert not {*VARIABLES} & {*os.environ}
@@ -257,7 +257,7 @@ def test_what_would_change_the_distribution_is_refused_with_the_reason(field):
 
     with (
         scene("yes") as played,
-        pytest.raises(openai.BadRequestError, match=f"{field} draws from another distribution"),
+        pytest.raises(openai.BadRequestError, match=f"{field} would sample"),
     ):
         asyncio.run(ask(played.tuner.as_raw_openai_sdk_client()))
 

@@ -63,7 +63,7 @@ MISTAKES = (
     Mistake(
         16, "OPENAI_API_KEY and OPENAI_BASE_URL are set and the agent uses OpenAI()",
         "no model call reached ajet, and what to give the client", (DEBUG,),
-        shows=("without calling the model", "as_oai_baseurl_apikey", "unset OPENAI_BASE_URL"),
+        shows=("without a model call", "as_oai_baseurl_apikey", "unset OPENAI_BASE_URL"),
         hides=("a command finds",),
         files=agent(OWN_CLIENT % "max_retries=0"),
         variables={"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},

@@ -85,7 +85,7 @@ MISTAKES = (
     Mistake(67, "the terminal is closed", "a checkpoint and one line", (LOCAL,), code=75, shows=("checkpoint",),
             files={"m.yaml": LONG}, interrupt=Interrupt(STEP, (signal.SIGHUP,))),
     Mistake(68, "Ctrl-C twice", "it ends at once, with what was saved", (LOCAL,), code=130, hides=("Traceback",),
-            shows=("is saved; the same command goes on",),
+            shows=("is saved; the same command resumes",),
             files={"m.yaml": LONG}, interrupt=Interrupt(STEP, (signal.SIGINT, signal.SIGINT))),
     Mistake(69, "no place to write: HOME cannot be written", "the folder, and the variable that moves it",
             ("ajet --conf m.yaml --backbone debug",), code=0,
