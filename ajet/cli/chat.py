@@ -38,7 +38,7 @@ def chat(
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """Talk to the model that a run has tuned."""
+    """Chat with the model that a run has trained."""
     from ajet.commands.chat import chat as talk
 
     return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent, conf=conf, adapter=adapter)

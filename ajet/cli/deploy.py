@@ -35,7 +35,7 @@ def deploy(
     port: Port = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."""
+    """Serve the model that a run has trained, with OpenAI's and Anthropic's protocols."""
     from dataclasses import replace
 
     from ajet.cli.screen import show_logs

@@ -27,7 +27,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
-    """Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem."""
+    """Check machine, packages, network and a model's template, or a store. Exit code 1 only for a problem."""
     import json
 
     from ajet.commands.doctor import examine, examine_store, table

@@ -119,9 +119,9 @@ def evaluate(
         ),
     ] = False,
 ) -> int:  # fmt: skip
-    """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.
+    """Evaluate one or several models on held-out tasks and compare them.
 
-    Exit code 1 where no attempt of a model came to a verdict: nothing is known of it."""
+    The same command again runs only what is missing. Exit code 1 if no attempt of a model was scored."""
     if target is not None and target.endswith((".yaml", ".yml")) and conf is None:
         conf, target = Path(target), None
     print_reading(conf, err=as_json)

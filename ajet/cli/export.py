@@ -66,7 +66,7 @@ def export(
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
+    """Write a checkpoint as a model folder in Hugging Face layout; verl's shards are merged."""
     from ajet.commands.export import export as made
     from ajet.commands.export import find_training_run, select_checkpoint
     from ajet.config.overrides import format_override

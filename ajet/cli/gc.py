@@ -34,9 +34,9 @@ def gc(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """List removable files of a run by kind and bytes; --yes removes them.
+    """List a run's removable files by kind and size; --yes deletes them.
 
-    Default bounds are the run's own keys. Files that a remaining checkpoint needs are never removed.
+    Default limits are those in the run's settings. Files that a remaining checkpoint needs are never deleted.
     """
     from rich.table import Table
 

@@ -48,7 +48,7 @@ def init(
         ),
     ] = Template.math,
 ) -> None:
-    """Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know."""
+    """Create a small project: a commented YAML, the agent, and settings for VS Code and coding agents."""
     files = dict(_list_files(template.value, directory))
     taken = [directory / name for name in files if (directory / name).exists()]
     if taken:

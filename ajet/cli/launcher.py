@@ -147,9 +147,9 @@ def root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
     **_: Any,
 ) -> None:
-    """Tune the model inside a working LLM agent by reinforcement learning.
+    """Train the model inside a working LLM agent by reinforcement learning.
 
-    [bold]ajet --conf FILE.yaml[/] plays the tasks once and trains nothing (debug); [bold]--backbone local[/] trains.
+    [bold]ajet --conf FILE.yaml[/] runs the agent without training (debug); [bold]--backbone local[/] trains.
     """
 
 

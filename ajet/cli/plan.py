@@ -19,8 +19,8 @@ def plan(
 ) -> int:
     """Print a run's plan and costs without starting the run.
 
-    Tasks, a first prompt, memory, disk, seconds a step, and settings that cannot work; on the backbone local where the
-    YAML names one that trains nothing. Of a model that is not here its config.json is enough, or a size in its name.
+    Shows tasks, a first prompt, memory, disk, seconds per step, and settings that cannot work. If the YAML's backbone
+    trains nothing, the plan is for the backbone local. A model's config.json, or a size in its name, is enough.
     """
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment

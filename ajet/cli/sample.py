@@ -91,7 +91,7 @@ def sample(
     ] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Play episodes for a remote trainer; any number of samplers may run."""
+    """Run episodes for a trainer on another machine; any number of samplers may run."""
     from ajet.cli.options import parse_store_address, print_reading
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment

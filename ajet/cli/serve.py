@@ -25,7 +25,7 @@ def serve(
     no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Start without a trial update.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Give agents outside episodes over HTTP; with --backbone local, train on them."""
+    """Run a server on which external agents open episodes over HTTP; with --backbone local, train on them."""
     print_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment

@@ -61,8 +61,8 @@ def sft(
 ) -> int:
     """Learn from given replies: rows of messages, pairs of them, or a run's best episodes.
 
-    Leaves the record and the checkpoints of a training: chat, export, eval and prove work on them, and a run of
-    reinforcement learning begins from one (model.path)."""
+    Writes a record and checkpoints as a training run does: chat, export, eval and prove work on them, and a run of
+    reinforcement learning can start from one (model.path)."""
     print_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment

@@ -17,7 +17,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print once as JSON.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """Show a run's state: phase, queue depths, rates, waiting side, staleness."""
+    """Show the state of a run: phase, queues, rates, waiting side, staleness."""
     from ajet.commands.status import show_status
     from ajet.record import live_status as now
     from ajet.record.console import console

@@ -249,7 +249,9 @@ def test_keep_thinking_is_the_cure_that_it_names(name):
 def test_costs_are_counted_in_tokens_of_the_episode():
     found = {each.topic: each.text for each in examine(Renderer(family("hermes")))}
     told = found[f"episode of {TURNS} tool calls"]
-    assert told.startswith(f"{TURNS - 1} of {TURNS} turns fork: {TURNS} sequences to train on, ")
+    assert told.startswith(
+        f"{TURNS - 1} of {TURNS} turns do not extend the turn before: {TURNS} sequences to train on, "
+    )
     assert 2 < float(re.search(r"([\d.]+) times the tokens", told)[1]) < TURNS
 
 

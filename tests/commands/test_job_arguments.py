@@ -89,7 +89,7 @@ def test_those_without_an_effect_are_said_and_those_that_cannot_be_are_refused_i
         key for each in job.experiment().list_idle_keys() for key in each.keys
     }
     assert composed(AgentJetJob(ppo_epochs=1)) == composed(AgentJetJob())
-    with pytest.raises(ConfigError, match="trained on once") as caught:
+    with pytest.raises(ConfigError, match="trains on a batch once") as caught:
         AgentJetJob(ppo_epochs=2).experiment()
     assert "ajet.trainer_common.ppo_epochs, as given in Python" in caught.value.where
 
@@ -162,7 +162,7 @@ def test_what_stands_in_the_yaml_is_named_there(base):
     with pytest.raises(ConfigError, match="num_repeat") as caught:
         AgentJetJob(base_yaml_config=base)
     assert f"{base}:6:5" in caught.value.where
-    with pytest.raises(ConfigError, match="There is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         AgentJetJob(base_yaml_config="nowhere.yaml")
     with pytest.raises(UserError, match="project_name is 'ajet_job' there"):
         AgentJetJob().set(project_name="ajet_job").set(project_name__deeper=1)

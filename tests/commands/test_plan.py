@@ -108,7 +108,7 @@ def test_services_that_are_started_for_a_plan_are_ended_and_named(
     (project / "x.yaml").write_text(YAML + "  services: {lake: {command: sleep 99}, sea: {command: sleep 99}}\n")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     named = "No process was started except lake, sea of ajet.services"
-    assert f"{named}. Start it: " in planned(capsys)
+    assert f"{named}. To start the run: " in planned(capsys)
     with pytest.raises(SystemExit):
         launcher.main(["--conf", "x.yaml", "--dry-run"])
     assert " ".join(capsys.readouterr().out.split()).endswith(f"{named} (--dry-run).")

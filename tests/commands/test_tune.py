@@ -225,7 +225,7 @@ def test_a_task_that_cannot_be_written_down_is_named(composed: Callable[..., Exp
 
 def test_no_tasks_are_none_whoever_reads_them(composed: Callable[..., Experiment]) -> None:
     for more in ({"tasks": []}, {"tasks": ["a"], "validation": []}):
-        with pytest.raises(TaskError, match="the list is empty") as refused:
+        with pytest.raises(TaskError, match="The list of tasks is empty") as refused:
             ajet.tune(**{**TUNE, **more})
         assert refused.value.where == next(name for name, tasks in more.items() if not tasks)
 

@@ -72,7 +72,7 @@ def test_keys_of_a_section_with_one_reason_share_a_line(tmp_path):
     found = idle(tmp_path, "debug")
     assert found["ajet.trainer_common (4 keys)"] == ("x.yaml:11", "debug trains nothing")
     assert found["ajet.rollout.max_env_worker"][1] == "`debug.debug_max_parallel` replaces it"
-    assert found["verl"] == ("x.yaml:17", "it is verl's own")
+    assert found["verl"] == ("x.yaml:17", "it is a key of verl, which ajet does not read here")
     assert "ajet.rollout.vllm (2 keys)" not in found
 
 
@@ -135,7 +135,7 @@ def test_keys_of_verl_say_which_of_ours_is_their_like(tmp_path):
         assert found["actor_rollout_ref.model.lora_rank"] == f"{own}trainer_common.lora.rank: 32`"
         assert found["verl.actor_rollout_ref.actor.optim.lr"] == f"{own}trainer_common.optim.lr: 3e-05`"
         assert "algorithm.loss_aggregation`" in found["actor_rollout_ref.actor.loss_agg_mode"]
-        assert found["verl"] == found["actor_rollout_ref"] == "it is verl's own"
+        assert found["verl"] == found["actor_rollout_ref"] == "it is a key of verl, which ajet does not read here"
         assert "actor_rollout_ref.actor.kl_loss_coef" not in found, "ours says the same"
     assert "verl" not in " ".join(
         each.name for each in load_experiment(tmp_path / "x.yaml", backbone="verl").list_idle_keys()

@@ -203,7 +203,7 @@ def test_keys_of_older_rubrics_mean_ours_or_are_said(tmp_path):
 
 
 def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
-    with pytest.raises(ConfigError, match="trained on once") as caught:
+    with pytest.raises(ConfigError, match="trains on a batch once") as caught:
         load(tmp_path, "ajet:\n  trainer_common:\n    ppo_epochs: 3\n")
     assert "x.yaml:3:17 (ajet.trainer_common.ppo_epochs: 3)" in caught.value.where
 

@@ -232,7 +232,7 @@ def test_names_that_are_made_when_the_file_runs_resolve(base):
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("class A:\n  def f(self)\n    pass\n", 2, "does not parse"),
+        ("class A:\n  def f(self)\n    pass\n", 2, "is not valid Python"),
         ("import no_such_package_of_anyone\nclass A: ...\n", 1, "imports no_such_package_of_anyone"),
         ("x = 1\ny = x.nothing\nclass A: ...\n", 2, "AttributeError"),
         ("from neighbour import nothing\nclass A: ...\n", 1, "ImportError"),
@@ -258,11 +258,11 @@ def test_an_error_in_a_neighbour_names_the_neighbour(base):
 
 def test_a_missing_package_that_an_extra_brings_names_the_extra(base):
     write(base / "agent.py", "import aworld_not_really\nclass A: ...\n")
-    assert "install it" in error_of(base, "agent.py->A").do
+    assert "install the package" in error_of(base, "agent.py->A").do
 
 
 def test_the_expected_class(base):
     class Workflow: ...
 
-    assert "is the class A, which is no Workflow" in error_of(base, "workflow.py->A", expect=Workflow).what
+    assert "is the class A, not a Workflow" in error_of(base, "workflow.py->A", expect=Workflow).what
     assert "is a int" in error_of(base, "workflow.py->value", expect=Workflow).what

@@ -185,7 +185,7 @@ class Rows(Algorithm):
         ("wrong.py->Plain", "is the class Plain, which is no Algorithm(.|\n)*a subclass of ajet.Algorithm"),
         ("wrong.py->Silent", "wrong.py->Silent(.|\n)*of_group"),
         ("wrong.py->Pairs", "unknown needs: pairs(.|\n)*group, reference"),
-        ("wrong.py->Refers", "needs the reference model's logprobs(.|\n)*use_kl_in_reward: true"),
+        ("wrong.py->Refers", "needs the reference model's log-probabilities(.|\n)*use_kl_in_reward: true"),
         ("wrong.py->Expects", "needs a critic(.|\n)*of_values"),
         ("wrong.py->Fails", "Fails could not be created: KeyError: 'alpha'"),
     ],

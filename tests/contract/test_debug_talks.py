@@ -115,9 +115,9 @@ def test_tools_rewards_and_a_verdict(debug: Callable[..., Any]) -> None:
     assert first.endswith("2 of 4 above 0 (rewards 0 to 1): training can learn from it"), said
     assert second.endswith("0 of 4 with a reward above 0 (all have the reward 0): no difference to learn from"), said
     assert re.search(
-        r"On this machine a training step takes about .* to play 8 episodes \(at \d+ tokens a second", said
+        r"On this machine a training step takes about .* to run 8 episodes \(at \d+ tokens per second", said
     ), said
-    assert re.search(r"Its memory: about .* GiB: weights .* GiB are free\.", said), said
+    assert re.search(r"Memory for training: at most about .* GiB: weights .* GiB are free\.", said), said
     given = ("--exp-dir", "record", "rollout.user_workflow=agent.py->asks")
     assert f"Start training: {format_command('--conf', 'x.yaml', '--backbone', 'local', *given)}" in said
     row = json.loads((folder / "metrics.jsonl").read_text())
@@ -152,7 +152,7 @@ def test_ctrl_c_keeps_what_ended_and_says_where(debug: Callable[..., Any]) -> No
 def test_equal_failures_are_one_with_the_persons_own_lines(debug: Callable[..., Any]) -> None:
     code, said, folder = debug("raises")
     assert code == 2
-    assert said.count("✗ agent: ValueError") == 1 and "is the same in 7 more" in said, said
+    assert said.count("✗ agent: ValueError") == 1 and "is the same as in 7 more" in said, said
     panel = said[said.index("✗ agent") :]
     raised = 1 + next(at for at, line in enumerate(AGENT.splitlines()) if "raise ValueError" in line)
     where = [panel.index(text) for text in (" in raises", " in deeper", f"agent.py:{raised} in broken", "raise Value")]

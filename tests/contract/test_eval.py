@@ -205,7 +205,7 @@ def test_other_judges_see_what_was_played(project, server, capsys):
     shown = " ".join(run(capsys, *judged, "--judge", "again.yaml").split())
     assert " strict " in shown and "workflow.py->strict 3/4 0.333" in shown, "what each judge did"
     assert "as played, again.yaml 3 66.7% 0.400 (-0.40 to 0.83)" in shown, "a YAML's judge"
-    assert "as played and workflow.py->strict differ at 1 episode, most at" in shown
+    assert "as played and workflow.py->strict differ in 1 episode; the largest differences" in shown
 
 
 def test_the_reader_is_opened_once_however_many_models_are_played(project, server, capsys, monkeypatch):

@@ -292,7 +292,7 @@ def test_a_folder_that_lacks_something_is_refused_and_nothing_is_left(saved, tmp
     actor = shutil.copytree(saved / "fsdp2" / "actor", tmp_path / "actor")
     harm(actor)
     run = run_with(tmp_path, actor)
-    with pytest.raises(UserError, match="not whole"):
+    with pytest.raises(UserError, match="is incomplete"):
         export("trained", tmp_path)
     assert not list((run / "exports").iterdir())
 

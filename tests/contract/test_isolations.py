@@ -292,7 +292,7 @@ def test_a_process_of_many_that_is_killed_costs_each_an_attempt_and_no_verdict(
             failure = episode.failure
             assert failure is not None and (failure.boundary, failure.kind) == ("ajet", "process_died")
             assert failure.retryable and not failure.policy
-            assert "code -9" in failure.message and "it played 2 episodes" in failure.message
+            assert "code -9" in failure.message and "it ran 2 episodes" in failure.message
             assert (episode.reward, episode.timelines, len(episode.calls)) == (None, [], 1)
         again = made.play(1)[0].episodes
         assert [(episode.failure, episode.reward) for episode in again] == 2 * [(None, 1.0)]

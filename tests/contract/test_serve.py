@@ -136,7 +136,7 @@ def test_without_a_reward_the_judge_decides():
             ("completed", None),
             ("failed", None),
         ]
-        assert "did not decide" in rewards[1]["reason"] and rewards[2]["boundary"] == "judge"
+        assert "the judge returned None" in rewards[1]["reason"] and rewards[2]["boundary"] == "judge"
         assert served.take_episode().scored and not served.take_episode().scored
 
 

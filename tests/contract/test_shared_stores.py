@@ -286,7 +286,7 @@ def test_a_file_that_can_be_none_is_said_why(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no database, " * 100)
     for name, why in (
-        ("folder", "it is a folder"),
+        ("folder", "the path is a folder"),
         ("gone/s.db", f"the folder {tmp_path}/gone does not exist"),
         ("text", "not a"),
     ):

@@ -56,7 +56,7 @@ def addresses(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "a folder").mkdir()
     return {
         "no folder": (f"sqlite:{folder}/none/store.sqlite", "does not exist"),
-        "a folder": (f"sqlite:{folder}/a folder", "it is a folder"),
+        "a folder": (f"sqlite:{folder}/a folder", "the path is a folder"),
         "no database": (f"sqlite:{folder}/text.sqlite", "file is not a database"),
         "another program's": (f"sqlite:{foreign(folder / 'b.sqlite')}", "another program (its tables: bookmarks)"),
         "a later ajet's": (f"sqlite:{of_version(VERSION + 1, folder / 'l.sqlite')}", f"of version {VERSION + 1}"),

@@ -212,7 +212,7 @@ def test_hints_are_noted_once_and_recorded(path):
             assert answer.status_code == 200, answer.text
         calls = played.session.close().calls
     logger.remove(number)
-    assert len([line for line in said if "reasoning_effort" in line and "changes nothing" in line]) == 1
+    assert len([line for line in said if "reasoning_effort" in line and "they do not change the reply" in line]) == 1
     assert [call.extra["ignored"]["reasoning_effort"] for call in calls] == ["low", "low"]
 
 
@@ -244,7 +244,7 @@ def test_what_asks_nothing_of_the_reply_is_said_once_and_recorded_and_values_wit
             assert answer.status_code == 200, answer.text
         calls = played.session.close().calls
     logger.remove(number)
-    told = [line for line in said if "changes nothing" in line]
+    told = [line for line in said if "they do not change the reply" in line]
     assert len(told) == 1 and all(name in told[0] for name in NOTHING[path])
     assert [call.extra["ignored"] for call in calls] == [NOTHING[path]] * 2
 

@@ -239,7 +239,7 @@ def test_its_processes_end_with_a_killed_owner(tmp_path: Any) -> None:
 
 def test_what_it_cannot_run_is_refused_before_anything_starts(tmp_path: Any) -> None:
     elsewhere = "cpu" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(UserError, match=f"the trainer on {elsewhere}"):
+    with pytest.raises(UserError, match=f"the trainer runs on {elsewhere}"):
         vllm_engine(device=elsewhere)
     from ajet.engine.vllm import VllmEngine
 

@@ -158,7 +158,7 @@ def test_loading_freezes_rope_and_takes_what_has_no_fused_attention(tmp_path):
 
 
 def test_an_engine_that_would_compute_another_model_refuses():
-    for family, why in (("LFM 2", "conv"), ("Llama 4 (text)", "chunked"), ("Nemotron 4", "cannot be replaced")):
+    for family, why in (("LFM 2", "conv"), ("Llama 4 (text)", "chunked"), ("Nemotron 4", "cannot replace")):
         with pytest.raises(UserError, match=why):
             TransformersEngine(tiny(family))
 

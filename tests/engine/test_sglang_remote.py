@@ -59,7 +59,7 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], increm
         ([event([3], 1)], "after 1 tokens"),
         ([event([3], 2, STOP)], "counts 2 new tokens, but sent 1"),
         ([event([3], 1), event([], 0, STOP)], "streamed 1 tokens"),
-        ([event([3], 1, {"type": "abort", "message": "gone"})], "ended the reply"),
+        ([event([3], 1, {"type": "abort", "message": "gone"})], "ended its reply"),
         ([event([3], 1, {"type": "stop", "matched": "NaN happened"})], "NaN happened"),
         ([{"meta_info": {}}], "does not belong to this route"),
         ([{"text": "hello"}], "does not belong to this route"),

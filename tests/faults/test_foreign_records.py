@@ -361,9 +361,9 @@ def test_a_yaml_that_means_more_than_it_says(tmp_path, environment, text):
     assert answer.status_code == 200 and answer.json()["keys"] == []
     assert client_of(run).get("/api/tokens/e00101/of/sent?line=0").json()["text"] is None
     code, said = ajet_here("prove", str(run))
-    assert code == 2 and "does not parse" in said
+    assert code == 2 and "is not valid YAML" in said
     code, said = ajet_here("config", "validate", "--conf", str(run / "resolved.yaml"))
-    assert code == 2 and "does not parse" in said, "the same bounds hold for a YAML of one's own"
+    assert code == 2 and "is not valid YAML" in said, "the same bounds hold for a YAML of one's own"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"step": NaN, "updated": "x"}', '{"processes": [7]}', "[1]", "\xff"])

@@ -86,7 +86,7 @@ MISTAKES = (
     ),
     Mistake(
         19, "the client is cached in the module",
-        "the mistake and its cure", (f"{DEBUG} debug.debug_max_parallel=1",), code=0, shows=("key of another attempt",),
+        "the mistake and its cure", (f"{DEBUG} debug.debug_max_parallel=1",), code=0, shows=("another attempt",),
         files=change(CLIENT, "    global CLIENT\n    CLIENT = CLIENT or tuner.as_raw_openai_sdk_client()\n"
                              "    client = CLIENT\n", before="CLIENT = None\n\n\n"),
     ),

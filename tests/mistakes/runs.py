@@ -58,7 +58,7 @@ MISTAKES = (
             interrupt=Interrupt(STEP, (signal.SIGINT,))),
     Mistake(59, "SIGTERM while debug plays a synchronous client", "one line",
             ("ajet --conf m.yaml --backbone debug",), code=75, shows=("nothing was recorded",),
-            hides=("Exception ignored", "Traceback", "goes on"),
+            hides=("Exception ignored", "Traceback", "resumes"),
             files={"agent.py": SLOW_SYNC}, interrupt=Interrupt("called", (signal.SIGTERM,))),
     Mistake(60, "a run's name is misspelt", "the nearest name", (LOCAL, "ajet episodes mm"), shows=("did you mean",)),
     Mistake(60, "ajet chat before training", "no checkpoint, and the command that trains", ("ajet chat m",),

@@ -478,7 +478,7 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_continued_by_its_folder(tmp_pa
     elsewhere = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
     run_id = trained(tmp_path, 1, 2, **elsewhere)
     changed = experiment(tmp_path, own={"size": 9}, **elsewhere)
-    with pytest.raises(UserError, match="another configuration") as error:
+    with pytest.raises(UserError, match="had other settings") as error:
         RunDirectory.open(changed, root=tmp_path)
     assert f"--resume {tmp_path / 'demo'} continues the run" in str(error.value)
     with RunDirectory.open(changed, root=tmp_path, resume=str(tmp_path / "demo")) as run:

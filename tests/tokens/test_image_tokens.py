@@ -87,5 +87,5 @@ def test_places_without_images_are_refused_in_raw_prompts_too():
 
 
 def test_a_processor_without_an_image_token_is_named():
-    with pytest.raises(UserError, match="not known to ajet"):
+    with pytest.raises(UserError, match="ajet does not know"):
         ImageTokens(processor().tokenizer)

@@ -168,7 +168,7 @@ def test_two_trainers_of_one_folder_each_keep_their_tasks(folder):
         ({"train_dataset": 3}, "expected a datasets.Dataset"),
         ({"reward_func": "none.py"}, "does not exist"),
         ({"reward_func": "agent.yaml->x"}, "x"),
-        ({"reward_func": lambda a, b, c, d=None: 1.0}, "has no name"),
+        ({"reward_func": lambda a, b, c, d=None: 1.0}, "cannot be imported by a name"),
         ({"reward_func": 7}, "callable or file path"),
         ({"config": "none.yaml"}, "is no file"),
         ({"config": 5}, "expected a mapping"),

@@ -428,7 +428,7 @@ def test_a_folder_is_read_whole_but_for_hidden_files(server: JudgeServer, tmp_pa
 
 def test_an_address_that_is_none_is_named_by_its_key(server: JudgeServer, tmp_path: Path) -> None:
     models = [{"model": "a", "base_url": server.url}, {"model": "b", "base_url": "http://[::1"}]
-    with pytest.raises(ConfigError, match="is no address") as caught:
+    with pytest.raises(ConfigError, match="is not a valid URL") as caught:
         read(tmp_path, models=models)
     assert caught.value.where == "ajet.task_reader.data_generation.models[1].base_url"
 

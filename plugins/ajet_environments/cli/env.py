@@ -49,7 +49,7 @@ def serve(
         typer.Option("--data", metavar="FILE", help="JSON Lines file of tasks (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:
-    """Serve an environment to rollouts (task_reader.type: env_service). A token in ENV_SERVICE_TOKEN is asked for."""
+    """Serve an environment to rollouts (task_reader.type: env_service). Requests need the token ENV_SERVICE_TOKEN."""
     from ajet_environments.services.serving import serve_world as run
 
     return run(environment, host=host, port=port, instances=instances, idle_s=idle, tasks=tasks, data=data)
@@ -79,7 +79,7 @@ def check(
         typer.Option("--data", metavar="FILE", help="JSON Lines file of tasks (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:
-    """Play one episode and say what works and what is missing. Exit code 1 where an episode could not be played."""
+    """Run one episode and print what works and what is missing. Exit code 1 if the episode could not be run."""
     from ajet_environments.services.check import run_check as run
 
     return run(uri, env_type=env_type, split=split, actions=action or [], steps=steps, data=data)

@@ -79,7 +79,7 @@ def up(
         ),
     ] = False,
 ) -> int:
-    """Start an environment and leave it running: one MCP address before all its servers."""
+    """Start an environment in the background: one MCP address for all its servers."""
     from ajet_environments.hosting import lifetime
 
     if docker and (foreground or image is None):
@@ -139,7 +139,7 @@ def render(
     image: Annotated[str, typer.Option("--image", help="Image that contains ajet and what the servers need.")],
     count: Annotated[int, typer.Option("--count", min=1, help="Number of pods behind one Service.")] = 1,
 ) -> int:
-    """Print the environment as manifests."""
+    """Print the environment as Kubernetes manifests."""
     from ajet_environments.deployment import find_environment_file, read_description
     from ajet_environments.hosting.kubernetes import render_kubernetes
 
@@ -157,7 +157,7 @@ def try_(
     ] = None,
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments of the tool, as JSON.")] = "{}",
 ) -> int:
-    """Call an environment's tools by hand, and see what a call costs."""
+    """Call an environment's tools by hand, and print what a call costs."""
     from ajet_environments.hosting.trial import call_by_hand
 
     call_by_hand(environment, tool, arguments)
@@ -168,7 +168,7 @@ def plan(
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes at the same time.")] = 16,
 ) -> int:
-    """What so many episodes at once need, measured here: processes, memory, processor time."""
+    """Measure what this number of episodes at the same time needs: processes, memory, CPU time."""
     from ajet.record.console import console
     from ajet_environments.hosting.trial import plan_episodes
 

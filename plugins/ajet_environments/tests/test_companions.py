@@ -448,7 +448,7 @@ def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
             "with code 3",
         ),
         ({"command": "sleep 9", "ready": "tcp://127.0.0.1:9", "timeout": 0.3}, "was not ready within 0.3 s"),
-        ({"command": "sleep 9", "cwd": "nowhere"}, "has no folder"),
+        ({"command": "sleep 9", "cwd": "nowhere"}, "does not exist"),
         ({}, "has no command"),
     ],
 )

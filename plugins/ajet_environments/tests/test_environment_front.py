@@ -127,7 +127,10 @@ def test_it_says_how_it_is_reached_and_is_known_to_its_user_alone(shop, capsys):
     console = Console(width=200, file=StringIO())
     console.print(build_table())
     shown = console.file.getvalue()
-    assert f"{shop.url}  notes, all, slow " in shown and "shop, off: paid: it needs SOME_KEY" in shown
+    assert (
+        f"{shop.url}  notes, all, slow " in shown
+        and "shop, not started: paid: it needs the environment variables SOME_KEY" in shown
+    )
     with pytest.raises(UserError, match="running already"):
         start_environment(str(state_file("shop").parents[1] / "shop.yaml"))
 

@@ -35,14 +35,14 @@ def file(tmp_path, monkeypatch):
 def test_tools_are_listed_and_called_by_hand(file, capsys):
     call_by_hand(str(file), None, "{}")
     shown = capsys.readouterr().out
-    assert "note(text)  Keep a note." in shown and "paid is off: it needs SOME_KEY" in shown
+    assert "note(text)  Keep a note." in shown and "paid is off: it needs the environment variables SOME_KEY" in shown
     call_by_hand(str(file), "note", '{"text": "hello"}')
     first, *_, cost = capsys.readouterr().out.splitlines()[-2:]
     assert first == "hello" and "of a core" in cost and "MiB" in cost
     for tool, arguments, said in (
         ("nothing", "{}", "no tool nothing"),
         ("note", "[", "not JSON"),
-        ("die", "{}", "not answered"),
+        ("die", "{}", "did not answer"),
     ):
         with pytest.raises(UserError, match=said):
             call_by_hand(str(file), tool, arguments)

@@ -337,7 +337,10 @@ def test_a_page_elsewhere_cannot_use_a_world_by_a_name_of_its_own_for_this_machi
             await server.close()
 
     status, told = asyncio.run(play("127.0.0.1", "evil.example", "http://evil.example"))
-    assert status == 421 and "the Host header 'evil.example' is not 127.0.0.1:" in told
+    assert (
+        status == 421
+        and "the Host header 'evil.example' is not an address of this service, which has 127.0.0.1:" in told
+    )
     assert asyncio.run(play("127.0.0.1", "evil.example:PORT", None))[0] == 421
     assert asyncio.run(play("127.0.0.1", "127.0.0.1:PORT", "http://evil.example"))[0] == 403
     for host in ("127.0.0.1:PORT", "localhost:PORT"):
@@ -363,7 +366,7 @@ def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() ->
             EnvService(beside.service.url, token="guessed").task_ids("train")
         first = beside.service.ask("create", instance_id="x", task_id="1")
         assert beside.service.ask("create", instance_id="x", task_id="1") == first, "asked again, answered as before"
-        with pytest.raises(EnvironmentFailure, match="plays task '1' already"):
+        with pytest.raises(EnvironmentFailure, match="runs task '1' already"):
             beside.service.ask("create", instance_id="x", task_id="2")
     finally:
         beside.close()
@@ -374,7 +377,7 @@ def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() ->
     [
         ("world_fixtures.py->Failing", "it has no `create` and `step`"),
         ("world_fixtures.py->HERE", "refers to HERE"),
-        ("gymnasium:NoSuchLake-v1", "cannot be made"),
+        ("gymnasium:NoSuchLake-v1", "cannot be created"),
         ("textarena:GuessTheNumber-v0", "needs the package textarena"),
         ("world_fixtures.py->SkyRL", "has no tasks of its own"),
     ],

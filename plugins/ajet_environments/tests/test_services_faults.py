@@ -48,12 +48,12 @@ def lost(episode: Episode) -> str:
 FLOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 67108864\r\n\r\n" + b" " * (64 << 20)
 STEPS: dict[str, Any] = {
     "killed": ("close", "the connection broke before the answer was complete"),
-    "garbage": (whole(b"<html>proxy</html>"), "is no JSON (status 200): '<html>proxy</html>'"),
-    "cut": (whole(b"[" * 100000), "is no JSON"),
+    "garbage": (whole(b"<html>proxy</html>"), "is not JSON (status 200): '<html>proxy</html>'"),
+    "cut": (whole(b"[" * 100000), "is not JSON"),
     "half": (b'HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"data"', "the connection broke"),
     "error": (whole(b'{"detail": "boom"}', "500 Server Error"), "refuses the request (status 500): boom"),
     "hidden error": (whole(b'{"success": false, "detail": "boom"}'), "refuses the request (status 200): boom"),
-    "no state": (whole(b'{"success": true, "data": {"reward": 1}}'), "holds no state"),
+    "no state": (whole(b'{"success": true, "data": {"reward": 1}}'), "contains no state"),
     "no number": (
         whole(b'{"data": {"state": [{"role": "user", "content": ""}], "reward": NaN}}'),
         "holds nan instead of",
@@ -91,7 +91,7 @@ def test_a_hung_step_ends_before_its_episode_does(monkeypatch: pytest.MonkeyPatc
     ("answer", "said"),
     [
         (whole(b'{"detail": "no room"}', "503 Full"), "refuses the request (status 503): no room"),
-        (whole(b'{"success": true, "data": {"state": []}}'), "holds no state"),
+        (whole(b'{"success": true, "data": {"state": []}}'), "contains no state"),
     ],
 )
 def test_a_refused_create_is_a_failed_episode_without_a_model_call(answer: bytes, said: str) -> None:

@@ -39,7 +39,7 @@ def check(
     exp_dir: ExpDir = None,
 ) -> int:  # fmt: skip
     """Score labelled examples with the experiment's judge: accuracy, Cohen's kappa, wrong verdicts, and whether the
-    judge obeys orders in judged texts. Exit code 1 if it decides none."""
+    judge obeys instructions in judged texts. Exit code 1 if it scores none."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
@@ -123,7 +123,7 @@ def compare(
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Compare judges on a run's recorded episodes, with each other and with the recorded verdicts: agreement, Cohen's
-    kappa, correlation, largest differences, cost. No episode is run again. Exit code 1 if a judge decides none."""
+    kappa, correlation, largest differences, cost. No episode is run again. Exit code 1 if a judge scores none."""
     import json
     from dataclasses import asdict
 

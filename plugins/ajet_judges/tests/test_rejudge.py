@@ -251,10 +251,10 @@ def test_a_judge_that_decides_nothing_is_exit_code_1(run: Path, capsys: pytest.C
     Path("judge.py").write_text(JUDGE + "\ndef broken(task, output):\n    raise KeyError('gone')\n")
     assert rejudge("old", judge="judge.py->broken", exp_dir=run.parent) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "no episode has a verdict, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
+    assert "no episode got a score, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
     assert compare("old", judge=["judge.py->strict", "judge.py->broken"], exp_dir=run.parent) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "judge.py->broken: no result: the judge returned no score (exit code 1): judge: " in shown
+    assert "judge.py->broken: no result: the judge returned no score for any episode (exit code 1): judge: " in shown
     assert "judge.py->strict: nothing" not in shown
 
 
@@ -273,4 +273,4 @@ def test_judges_are_compared_on_the_same_episodes(run: Path, capsys: pytest.Capt
     (differs,) = by_both["apart"]
     assert (differs["uuid"], differs["rewards"], differs["reasons"]) == ("wrong", [0.0, 1.0], ["", "near enough"])
     assert compare("old", judge=asked, exp_dir=run.parent) == 0
-    assert "judge.py->strict and judge.py->lenient differ at 1 episode" in capsys.readouterr().out
+    assert "judge.py->strict and judge.py->lenient differ in 1 episode" in capsys.readouterr().out

@@ -160,6 +160,6 @@ def test_where_there_is_no_sandbox_it_is_refused_and_never_started(
         async with attempt(*servers):
             pass
 
-    with pytest.raises(CallFailedError, match="has no sandbox: .*namespaces are forbidden") as failed:
+    with pytest.raises(CallFailedError, match="cannot get its sandbox: .*namespaces are forbidden") as failed:
         asyncio.run(plays())
     assert (failed.value.kind, failed.value.lost) == ("sandbox", True) and not (tmp_path / "ran").exists()

@@ -43,7 +43,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Compare a run with what it committed; trace an update back, an episode forward.
+    """Check that a run's files are unchanged; trace an update back to episodes, and an episode to updates.
 
     Exit code 1 if something changed. --step, --episode and --task show the records connected with one of them.
     """

@@ -55,7 +55,7 @@ def prove(
     ] = "",
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution."""
+    """Derive recorded episodes again, token by token. Exit code 1 if a token or log-probability is wrong."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.schema.errors import UserError

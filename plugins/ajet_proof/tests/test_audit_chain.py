@@ -233,7 +233,7 @@ def test_trails_lead_from_a_step_back_and_from_an_episode_and_a_task_forward(rec
     assert (used["step"], used["first_checkpoint"], used["checkpoints"]) == (1, 1, [2, 3])
     assert used["row"]["train/reward"] == 0.1
     assert {each["step"] for each in trace_task(recorded, "t1").steps} == {1, 2, 3}
-    with pytest.raises(UserError, match="There is no episode"):
+    with pytest.raises(UserError, match="The run has no episode"):
         trace_episode(recorded, "nobody")
 
 

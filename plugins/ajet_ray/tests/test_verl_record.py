@@ -179,7 +179,7 @@ def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_pa
         logger.remove(sink)
     assert first["proof/episodes"] == second["proof/episodes"] == REPEATS and first["proof/tokens"] > 50
     assert first["proof/wrong_tokens"] == 0 < second["proof/wrong_tokens"]
-    assert any("a wrong token" in line for line in said) and any(
+    assert any("a token of a recorded episode is wrong" in line for line in said) and any(
         "the tool call in model call 0" in line for line in said
     )
 

@@ -88,8 +88,8 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
         (", trainer_common: {mini_batch_num: 2}", "", "one optimizer step"),
         (", trainer_common: {ulysses_sequence_parallel_size: 2}", "", "split sequences"),
         (", trainer_common: {lora: {rank: 4}}", "", "adapters"),
-        (", trainer_common: {optim: {lr_schedule: linear}}", "", "no linear schedule"),
-        (", trainer_common: {algorithm: {use_kl_in_reward: true}}", "", "credit before"),
+        (", trainer_common: {optim: {lr_schedule: linear}}", "", "no linear learning-rate schedule"),
+        (", trainer_common: {algorithm: {use_kl_in_reward: true}}", "", "computes advantages before"),
         (", trainer_common: {strategy: megatron}", "", "Megatron"),
         (
             ", trainer_common: {n_gpus_per_node: 2}, rollout: {n_vllm_engine: 2}",
@@ -166,7 +166,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path, m
     TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     many = gateway + ON_CPU.replace("cpu", "cuda, n_gpus_per_node: 2") + ", rollout: {max_env_worker: 32}"
     monkeypatch.setattr("ajet_trinity.own_environment.find_python", lambda device: None)
-    with pytest.raises(ConfigError, match="32 processes play"):
+    with pytest.raises(ConfigError, match="32 processes run episodes"):
         TrinityRunner().require(experiment(tmp_path, many), LaunchOptions())
 
 

@@ -191,8 +191,8 @@ def test_micro_batches_by_rows_need_their_sizes():
 
 def test_unknown_roots_and_contradictions_below_verl_are_refused():
     error = refusal(verl={"trainers": {"nnodes": 2}})
-    assert "no root name 'trainers'" in error.what and error.do == "did you mean verl.trainer?"
-    assert "no root name 'ajet'" in refusal(verl={"ajet": {"seed": 1}}).what
+    assert "no section 'trainers'" in error.what and error.do == "did you mean verl.trainer?"
+    assert "no section 'ajet'" in refusal(verl={"ajet": {"seed": 1}}).what
     error = refusal(verl=nested("trainer.nnodes", 2), trainer={"nnodes": 4})
     assert (
         "trainer.nnodes is 4 and verl.trainer.nnodes is 2" in error.what and error.where.count("experiment.yaml:") == 2
@@ -276,7 +276,10 @@ def test_the_resolvers_are_plain_functions():
 @pytest.mark.parametrize(
     ("verl", "said"),
     [
-        (nested(f"{ACTOR}.optim.lr_scheduler_type", "linear"), "no linear schedule.*lr_schedule also linear"),
+        (
+            nested(f"{ACTOR}.optim.lr_scheduler_type", "linear"),
+            "the learning-rate schedule linear.*lr_schedule also linear",
+        ),
         (nested("algorithm.adv_estimator", "gae"), "adv_estimator is gae.*grpo, rloo, gigpo, reinforce_plus_plus"),
         (nested("critic.enable", True), "critic.enable is true.*false"),
         (nested(f"{ACTOR}.policy_loss.loss_mode", "gspo"), "loss_mode is gspo.*vanilla"),

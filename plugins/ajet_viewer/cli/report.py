@@ -18,7 +18,7 @@ def report(
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> None:
-    """Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
+    """Collect what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
     from ajet_viewer.report import list_contents, write_report
 
     bundle = write_report(run, exp_dir.absolute(), out=out)
