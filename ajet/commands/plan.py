@@ -125,7 +125,7 @@ def show_plan(
         _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
     if not started:
         return "Nothing was started"
-    return f"No process was started except {', '.join(started)}, which have been stopped again"
+    return f"No process was started except {', '.join(started)} (stopped again)"
 
 
 def _print_plan(

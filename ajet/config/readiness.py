@@ -231,7 +231,7 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
         if separate or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
             whose = backbone.name if separate else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
-                f"{name} is defined in the running program or notebook, where {whose}'s processes cannot import it.",
+                f"{name} is defined in the running program or notebook; the processes of {whose} cannot import it.",
                 where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{key}: {reference})",
                 expected="a class or function in a separate file",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"

@@ -76,9 +76,7 @@ class DeadLetterLog:
                 else f"task {order}"
             )
             times = f" after {len(why)} attempt{'' if len(why) == 1 else 's'}"
-            logger.warning(
-                "{} will not be run again{}: {}", name, "" if why[-1].startswith(ALTERED) else times, why[-1]
-            )
+            logger.warning("{} is given up{}: {}", name, "" if why[-1].startswith(ALTERED) else times, why[-1])
         self._logged = set(dead)
         return new
 

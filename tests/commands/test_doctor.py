@@ -84,7 +84,7 @@ def test_with_a_model_it_plays_its_template(run):
     told = json.loads(text)
     assert code == 0 and told["healthy"] is True
     found = {each["topic"]: each for each in told["sections"]["model"]}
-    assert found["vocabulary"]["text"] == "379 tokens, 379 rows (embedding 379)."
+    assert found["vocabulary"]["text"] == "The tokenizer has 379 tokens, the model 379 rows (embedding 379)."
     assert found["stop tokens"]["text"] == "<|im_end|>" and found["context"]["text"] == "1024 tokens"
     assert {each["state"] for each in found.values()} == {"ok"}
 

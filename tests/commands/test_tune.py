@@ -250,8 +250,11 @@ def test_a_function_of_the_program_is_found_there_and_nowhere_else(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"settings": {"rollout.isolation": "process"}}, "the processes of rollout.isolation: process cannot find it"),
-        ({"backbone": "verl"}, "the processes of verl cannot find it"),
+        (
+            {"settings": {"rollout.isolation": "process"}},
+            "the processes of rollout.isolation: process cannot import it",
+        ),
+        ({"backbone": "verl"}, "the processes of verl cannot import it"),
     ],
 )
 def test_where_other_processes_need_it_it_is_refused_before_the_run(

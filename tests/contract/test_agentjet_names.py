@@ -136,7 +136,7 @@ def test_classes_by_the_modules_that_its_pages_import_them_from():
         importlib.import_module("ajet.no_such")
 
 
-@pytest.mark.parametrize(("method", "do"), [("agentscope_execute", "call its agentscope_execute `execute`"),
+@pytest.mark.parametrize(("method", "do"), [("agentscope_execute", "rename its method agentscope_execute to `execute`"),
                                             ("play", "write `async def execute")])  # fmt: skip
 def test_a_workflow_without_execute_says_so(method, do):
     async def other(self, workflow_task, tuner): ...

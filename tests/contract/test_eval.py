@@ -171,7 +171,7 @@ def test_more_attempts_and_more_tasks_play_only_what_is_missing(project, server,
     run(capsys, "x.yaml", *model, "--at-most", "2", "--temperature", "1")
     out = run(capsys, "--conf", "x.yaml", *model, "--repeat", "2", "--at-most", "3", "--temperature", "1")
     assert played(project) == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
-    assert "2 of 6 attempts are recorded, 4 are played" in out and "pass@2" in out and "temperature 1" in out
+    assert "2 of 6 attempts are recorded already, 4 remain" in out and "pass@2" in out and "temperature 1" in out
     run(capsys, "x.yaml", *model, "--at-most", "2", "--temperature", "1", "--fresh")
     assert len(played(project)) == 8
 
@@ -296,7 +296,7 @@ def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_
     assert words.count("check that server, or raise rollout.endpoint.timeout if its replies take longer") == 1
     monkeypatch.setattr(Answers, "do_POST", answers)
     out = run(capsys, *arguments)
-    assert "75.0%" in out and "2 of 4 attempts are recorded, 2 are played" in out
+    assert "75.0%" in out and "2 of 4 attempts are recorded already, 2 remain" in out
 
 
 def test_the_limit_of_an_endpoint_ends_before_the_attempt_does(tmp_path):
@@ -363,7 +363,7 @@ def test_killed_in_the_middle_the_same_command_goes_on(project, server, capsys, 
     process.wait()
     hold.unlink()
     out = run(capsys, *arguments[1:])
-    assert "4 of 8 attempts are recorded, 4 are played" in out and "87.5%" in out
+    assert "4 of 8 attempts are recorded already, 4 remain" in out and "87.5%" in out
     assert played(project) == sorted([f"{n}/0" for n in range(8)] + [f"{n}/0" for n in range(4, 8)])
     assert len(list((project / "launcher_record/x/eval").iterdir())) == 1
 

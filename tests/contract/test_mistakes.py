@@ -289,7 +289,7 @@ def test_a_command_that_cannot_be_run_names_what_to_change(program, problem, sai
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["agent.py"], ["agent.py is Python", "user_workflow: agent.py->NAME"]),
+        (["agent.py"], ["agent.py is a Python file", "user_workflow: agent.py->NAME"]),
         (["validate", "bare.yaml"], ["ajet.model.path", "move `model` below `ajet:`"]),
         (["--conf", "x.yaml", "--rollout.num_repeat=4"], ["without dashes", "write rollout.num_repeat=4"]),
         (["plan", "x.yaml", "rollout.num_repeat", "4"], ["write rollout.num_repeat=VALUE, without spaces"]),

@@ -76,7 +76,7 @@ def test_an_endpoint_that_hangs_is_told_to_its_client_and_to_who_watches(tmp_pat
         pytest.raises(httpx.RemoteProtocolError, proxy.ask, ASK)  # its headers had come
         held.set()
     [call] = proxy.episodes[0].calls
-    assert call.error == "the endpoint broke off its reply: nothing came for 0.3 s (--timeout)"
+    assert call.error.startswith("the endpoint broke off its reply: it sent nothing for 0.3 s ")
     held.clear()
     parts = [STREAM[0], STREAM[1], held.wait]
     with (
@@ -96,7 +96,7 @@ def test_an_endpoint_that_never_answers_is_a_504_in_the_clients_words(tmp_path, 
             answer = proxy.ask({**ASK, "max_tokens": 5}, path)
             told = answer.json()["error"]
             assert (answer.status_code, told["type"]) == (504, kind)
-            assert told["message"] == "the endpoint did not answer: nothing came for 0.3 s (--timeout)"
+            assert told["message"].startswith("the endpoint did not answer: it sent nothing for 0.3 s ")
     assert all(call.error == told["message"] for call in proxy.episodes[0].calls)
     assert len(words) == 1 and silent in words[0], "the same is not said all the time"
 

@@ -150,9 +150,9 @@ def test_what_a_killed_sampler_had_put_of_a_group_is_not_played_again(trained: t
 def test_a_sampler_that_a_person_starts_has_a_log_of_its_own(trained: tuple[Path, Address], project: Path) -> None:
     """In the folder that runs have where it is: the first one was started without --exp-dir."""
     one = (project / "launcher_record" / "sums" / "logs" / "sums_sampler_one.log").read_text()
-    assert "one plays for run" in one and "groups, " not in one, "it was killed"
+    assert "one runs episodes for run" in one and "groups, " not in one, "it was killed"
     two = (trained[0] / "logs" / "sums_sampler_two.log").read_text()
-    assert "two plays for run" in two and re.search(r"two: \d+ groups?, \d+ episodes?", two.splitlines()[-1])
+    assert "two runs episodes for run" in two and re.search(r"two: \d+ groups?, \d+ episodes?", two.splitlines()[-1])
 
 
 def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Address]) -> None:

@@ -126,7 +126,7 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     assert "No process was started except a toy beside the run" in said and noted == ["entered", "left"]
     code, said = run("plan", *CONF)
     assert code == 0 and "1 task × 2 episodes" in said and "a toy is one process" in said, said
-    assert f"a toy beside the run, ended again. Start it: {find_program()} --conf x.yaml --backbone toy" in said, said
+    assert f"(stopped again). To start the run: {find_program()} --conf x.yaml --backbone toy" in said, said
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 

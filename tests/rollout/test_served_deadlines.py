@@ -72,7 +72,7 @@ def test_a_position_that_is_anothers_by_now_ends_no_time_limits(ended: bool, mon
             assert time.monotonic() < until
         served.looked()
         assert not served.desk.deadlines.watching.done()
-    assert sum("is another's by now" in each for each in said) == 1, said
+    assert sum("leased by another process" in each for each in said) == 1, said
 
 
 class Elsewhere:

@@ -32,7 +32,10 @@ def test_it_is_said_once_and_again_where_it_was_revived_and_given_up_again(tmp_p
     finally:
         logger.remove(sink)
         store.disconnect()
-    assert ["task-0 (position 0) is given up after 1 attempt: ?" in each for each in said] == [True, False]
+    assert ["(position 0 of the training order) is given up after 1 attempt: ?" in each for each in said] == [
+        True,
+        False,
+    ]
     assert "0 is given up after 1 attempt: its server is down" in said[1]
 
 

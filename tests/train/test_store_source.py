@@ -223,7 +223,7 @@ def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(traine
     assert (first["groups"], second["groups"]) == ([1], [2])
     assert list(first["given_up"]) == [0] and second["given_up"] == {} and first["dead"] == second["dead"] == 1
     assert [len(why) for why in first["given_up"][0]] == [LONGEST_REASON] * 2
-    assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
+    assert ["(position 0 of the training order) is given up after 2 attempts" in each for each in said] == [True]
 
 
 def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_of_it(
@@ -242,7 +242,7 @@ def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_o
         step = made.step()
     finally:
         announcer.logger.remove(sink)
-    assert [f"task-0 (position 0) is given up: {ALTERED}" in each for each in said].count(True) == 1
+    assert [f"(position 0 of the training order) is given up: {ALTERED}" in each for each in said].count(True) == 1
     assert step["groups"] == [1] and list(step["given_up"]) == [0]
     (why,) = step["given_up"][0]
     assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: its digest")

@@ -273,7 +273,7 @@ class ObservingRelay:
             hangs = isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout))
             why = f"{type(error).__name__}: {error}".rstrip(": ")
             why = (
-                f"the endpoint sent nothing for {self._timeout:g} s (raise --timeout if its replies take longer)"
+                f"it sent nothing for {self._timeout:g} s (raise --timeout if its replies take longer)"
                 if hangs
                 else why
             )

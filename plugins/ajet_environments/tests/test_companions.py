@@ -272,7 +272,7 @@ def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monke
         ({"ready": "Starting server on"}, "its port is unknown"),
         ({"ready": "http://10.0.0.1:9"}, "its port is unknown"),
         ({"ready": "tcp://127.0.0.1:9", "cwd": str(Path.home())}, "a complete home folder"),
-        ({"ready": "tcp://127.0.0.1:9"}, "cannot be: No sandbox here: bubblewrap: off"),
+        ({"ready": "tcp://127.0.0.1:9"}, "cannot be created: No sandbox works on this machine: bubblewrap: off"),
         ({"confined": False, "shows": ["x"]}, "only for a confined service"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_service_that_dies_between_two_steps_is_known_by_the_next() -> None:
     ("answer", "said"),
     [
         ("nothing", "the connection ended before the answer to step"),
-        ("garbage", "the answer to step is no JSON"),
+        ("garbage", "the answer to step is not JSON"),
         (
             '{"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "boom"}}',
             "the environment could not act: boom",

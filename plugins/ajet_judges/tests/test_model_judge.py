@@ -200,7 +200,7 @@ def test_a_judge_that_hangs_and_judges_that_are_all_down_are_a_failure_and_no_ze
         assert caught.value.retryable and caught.value.boundary == "judge"
     finally:
         over.set()
-    with pytest.raises(JudgeFailure, match="no judge answers: a: .*; b: ") as caught:
+    with pytest.raises(JudgeFailure, match="none of the judging models answers: a:  .*; b: ") as caught:
         verdict(judge(models=("a", "b"), url="http://127.0.0.1:9/v1", max_retries=0))
     assert caught.value.retryable and SECRET not in str(caught.value)
 

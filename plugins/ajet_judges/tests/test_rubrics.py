@@ -188,7 +188,7 @@ def test_what_cannot_be_made_is_the_judges_failure_and_no_reward(made, server):
     with pytest.raises(JudgeFailure, match="there are no rubrics"):
         verdict(open_judge(experiment), GOOD)
     server.say = lambda asked: (500, "down")
-    with pytest.raises(UserError, match="no judge answers: writer"):
+    with pytest.raises(UserError, match="none of the judging models answers: writer"):
         require_rubrics(
             made(rows=[{"query": "q", "answer": "a", "score": 1}, {"query": "q", "answer": "b", "score": 0}])
         )

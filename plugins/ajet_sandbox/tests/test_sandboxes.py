@@ -290,7 +290,7 @@ def test_a_container_has_its_images_packages_and_nothing_is_left_of_it(engine: s
         box.close()
     assert containers() == before
     why = try_mechanism(engine, "localhost/no-such-image").why
-    assert f"localhost/no-such-image is not here (`{engine} pull" in why
+    assert f"localhost/no-such-image is not on this machine (`{engine} pull" in why
     with pytest.raises(ConfigError, match="sandbox_python is not for"):
         open_sandbox(engine, LIMITS, python=sys.executable)
 

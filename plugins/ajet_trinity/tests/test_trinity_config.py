@@ -102,9 +102,9 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
         (", trainer_common: {device: cuda, n_gpus_per_node: 2}, rollout: {name: sglang}", "", "SGLang engine"),
         (", trainer_common: {device: mps}", "", "does not train on 'mps'"),
         ("", "algorithm: {repeat_times: 3}", r"set ajet\.rollout\.num_repeat"),
-        ("", "explorer: {max_repeat_times_per_runner: 1}", "max_repeat_times_per_runner is ajet's"),
+        ("", "explorer: {max_repeat_times_per_runner: 1}", "max_repeat_times_per_runner itself"),
         ("", "explorer: {max_retry_times: 2}", r"set ajet\.rollout\.max_retries"),
-        ("", "synchronizer: {explorer_sync_interval: 2}", "explorer_sync_interval is ajet's"),
+        ("", "synchronizer: {explorer_sync_interval: 2}", "explorer_sync_interval itself"),
     ],
 )
 def test_what_cannot_hold_is_refused_by_its_name(tmp_path, ajet, trinity, said):

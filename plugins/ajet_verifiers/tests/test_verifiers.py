@@ -174,7 +174,7 @@ def test_a_step_that_is_not_done_in_time_ends_with_all_that_it_started(
     words = ["/bin/sh", "-c", 'sleep 60 & echo $! > "$0"; wait', str(tmp_path / "pid")]
     for seconds in (1.0, 10.0, 50.0):  # on a busy machine it may not have begun by then
         monkeypatch.setattr(venvs, "LIMIT_S", seconds)
-        assert venvs.run_command(words, "the packages") == f"the packages: not done in {seconds:g} s"
+        assert venvs.run_command(words, "the packages") == f"the packages: not finished within {seconds:g} s"
         if (tmp_path / "pid").exists():
             break
     pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60
