@@ -271,15 +271,15 @@ def _describe_rewards(group: Group, teaches: bool) -> str:
     if not rewards:
         failed = sum(episode.failure is not None for episode in group.episodes)
         return f"0 of {total} scored ({failed} failed): nothing to learn from"
-    text = f"{sum(reward > 0 for reward in rewards)} of {total} with a reward above 0"
+    text = f"{sum(reward > 0 for reward in rewards)} of {total} rewards above 0"
     text += f", {total - len(rewards)} without a score" if len(rewards) < total else ""
     low, high = min(rewards), max(rewards)
     if teaches:
         return f"{text} (rewards {low:g} to {high:g}): training can learn from it"
     return (
-        f"{text} (all have the reward {low:g}): no difference to learn from"
+        f"{text} (all {low:g}): no difference to learn from"
         if low == high
-        else f"{text} (rewards {low:g} to {high:g}): the rewards are too similar to learn from"
+        else f"{text} ({low:g} to {high:g}): too similar to learn from"
     )
 
 

@@ -31,12 +31,12 @@ def settings(**changes: object) -> AjetConfig:
 @pytest.mark.parametrize(
     ("rewards", "told"),
     [
-        ((0.0, 1.0, 0.0), "1 of 3 above 0 (rewards 0 to 1): training can learn from it"),
-        ((0.0, 0.0), "0 of 2 with a reward above 0 (all have the reward 0): no difference to learn from"),
-        ((1.0, 1.00001), "2 of 2 above 0 (1 to 1.00001): too similar"),
+        ((0.0, 1.0, 0.0), "1 of 3 rewards above 0 (rewards 0 to 1): training can learn from it"),
+        ((0.0, 0.0), "0 of 2 rewards above 0 (all 0): no difference to learn from"),
+        ((1.0, 1.00001), "2 of 2 rewards above 0 (1 to 1.00001): too similar to learn from"),
         (
             (1.0, None),
-            "1 of 2 with a reward above 0, 1 without a score (all have the reward 1): no difference to learn from",
+            "1 of 2 rewards above 0, 1 without a score (all 1): no difference to learn from",
         ),
         ((None, None), "0 of 2 scored (0 failed): nothing to learn from"),
     ],

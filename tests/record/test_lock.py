@@ -97,6 +97,9 @@ def test_a_folder_that_cannot_be_written_is_one_screen(tmp_path: Path, parent: s
         pytest.skip("root may write everywhere")
     else:
         (tmp_path / "x").mkdir(mode=0o500)
-    with pytest.raises(UserError, match="cannot be written") as refused, alone(tmp_path / "x" / "y.lock", "makes it"):
+    with (
+        pytest.raises(UserError, match="cannot write to the folder") as refused,
+        alone(tmp_path / "x" / "y.lock", "makes it"),
+    ):
         raise AssertionError("nothing holds it")
     assert refused.value.do == "give this user permission to write to the folder"

@@ -63,7 +63,7 @@ def test_who_only_records_is_not_told_of_checkpoints(tmp_path):
         explain_write_errors("the episodes of step 3", tmp_path, intact="earlier steps are whole"),
     ):
         raise FULL
-    assert error.value.expected == "room for the record of the run" and "checkpoint" not in str(error.value)
+    assert error.value.expected == "free space for the record of the run" and "checkpoint" not in str(error.value)
 
 
 def test_an_export_is_told_of_the_models_size_and_of_out(run, monkeypatch):

@@ -102,7 +102,7 @@ def test_an_attempt_is_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
     assert (config.ajet.a, config[5]) == ([1], "x")  # type: ignore[index]
     assert (found.gym_env.service, found.gym_env.instance_id, found.gym_env.until) == (env.service, "i", 72.0)
     assert pickle.loads(pickle.dumps(found.gym_env)).until == 72.0
-    with pytest.raises(TypeError, match="no data"):
+    with pytest.raises(TypeError, match="cannot be encoded as JSON"):
         encode_attempt(WorkflowTask(task=Task(metadata={"photo": object()})), View({}), 0.0)
 
 
@@ -192,7 +192,7 @@ def test_what_is_no_end_of_an_attempt_is_refused(body: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_question_is_refused(kind: str, body: Any) -> None:
-    with pytest.raises(ValueError, match=f"no {kind}"):
+    with pytest.raises(ValueError, match=f"kind {kind}|of this kind"):
         decode_request(kind, body)
 
 

@@ -170,9 +170,9 @@ def test_hotpotqa_alone_and_with_its_paragraphs_in_both_shapes(tmp_path):
 
 @pytest.mark.parametrize("kind, name, text, said, where", [
     ("gsm8k", "a.jsonl", json.dumps(SOLVED) + '\n{"question": "q", "answer": "8"}\n', "no ####", "a.jsonl:2"),
-    ("gsm8k", "a.jsonl", '{"question": "q", "answer"\n', "no JSON", "a.jsonl:1"),
+    ("gsm8k", "a.jsonl", '{"question": "q", "answer"\n', "not valid JSON", "a.jsonl:1"),
     ("math", "a.jsonl", '{"problem": "p", "solution": "8"}', "no \\boxed", "a.jsonl:1"),
-    ("gaia", "a.jsonl", '{"query": "q"}', "no Question; there is query", "a.jsonl:1"),
+    ("gaia", "a.jsonl", '{"query": "q"}', "no Question; its keys are query", "a.jsonl:1"),
     ("hotpotqa", "a.json", '[{"question": "q"}, {"question": 3}]', "its question is int", "a.json, row 1"),
     ("hotpotqa", "a.json", '[{"question": "q"},\n]', "The file is not valid JSON", "a.json:2"),
 ])  # fmt: skip

@@ -61,7 +61,7 @@ def test_columns_can_be_named() -> None:
     row = {"text": "q", "nr": 7, "reward_model": {"ground_truth": "42"}}
     task = task_of(row, ColumnNames("text", "nr", "reward_model.ground_truth"))
     assert (task.main_query, task.task_id, task.metadata["answer"]) == ("q", "7", "42")
-    with pytest.raises(BadRowError, match="no column missing; there are text, nr, reward_model"):
+    with pytest.raises(BadRowError, match="no column missing; the columns are text, nr, reward_model"):
         task_of(row, ColumnNames("missing"))
     for empty in (None, " "):
         with pytest.raises(BadRowError, match="no question: text is empty"):
@@ -138,13 +138,13 @@ def test_jsonl_reads_tasks_and_question_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"question": "x",}', "no JSON"),
+        ('{"question": "x",}', "not valid JSON"),
         ("[1, 2]", "a JSON list, not an object"),
         ('{"question": " "}', "no question: its text is empty"),
         ("{}", "no question and no other value"),
-        ('{"question": "x", "score": NaN}', "NaN is no JSON"),
+        ('{"question": "x", "score": NaN}', "NaN is not valid JSON"),
         ('{"question": "\\ud800"}', "surrogate"),
-        ("[" * 100_000, "nested too deeply|no JSON"),
+        ("[" * 100_000, "nested too deeply|not valid JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, why: str) -> None:
@@ -166,8 +166,8 @@ def test_bad_bytes_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "what", "do"),
     [
-        ("t.csv", b"question,answer\nq,1\n", "is csv", "{dataset_path: t.csv}"),
-        ("t.parquet", b"PAR1\x15\xff", "is parquet", "{dataset_path: t.parquet}"),
+        ("t.csv", b"question,answer\nq,1\n", "format csv", "{dataset_path: t.csv}"),
+        ("t.parquet", b"PAR1\x15\xff", "format parquet", "{dataset_path: t.parquet}"),
         ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "utf-16", "iconv -f utf-16"),
         ("t.json", b'[{"question": "q"}]', "is a JSON array", "jq -c"),
     ],
@@ -598,5 +598,5 @@ def test_a_users_reader_by_reference(tmp_path: Path) -> None:
     assert [task.main_query for task in tasks] == ["hello", "train"] and tasks[0].task_id != tasks[1].task_id
     with pytest.raises(TaskError, match="a str instead of a Task"):
         made("Wrong").tasks("train")
-    with pytest.raises(ConfigError, match="is no task reader"):
+    with pytest.raises(ConfigError, match="is not a task reader"):
         made("NoReader")
