@@ -87,7 +87,7 @@ def test_mistakes_have_answers(record, monkeypatch):
     with pytest.raises(UserError, match="no checkpoint of step 9"), start_deployment("tool", record, "step-9"):
         pass
     monkeypatch.setenv("AJET_API_KEY", "short")
-    with pytest.raises(UserError, match="AJET_API_KEY is no key"), start_deployment("tool", record):
+    with pytest.raises(UserError, match="AJET_API_KEY is not a valid key"), start_deployment("tool", record):
         pass
     monkeypatch.delenv("AJET_API_KEY")
     done = ajet("deploy", "nothing", "--exp-dir", str(record), cwd=record)

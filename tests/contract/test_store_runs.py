@@ -99,7 +99,7 @@ def test_a_run_opens_the_store_that_its_yaml_names(tmp_path: Path, monkeypatch: 
     assert isinstance(opened("two", "local", shared, "store.max_attempts=2"), SqliteStore)
     with pytest.raises(UserError, match="belongs to another run"):
         opened("three", "local", shared)
-    with pytest.raises(UserError, match="no address of sqlite"):
+    with pytest.raises(UserError, match="not an address of a store of type sqlite"):
         opened("four", "local", "store.uri=mongodb://h/db")
 
 

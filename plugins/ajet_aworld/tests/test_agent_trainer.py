@@ -170,7 +170,7 @@ def test_two_trainers_of_one_folder_each_keep_their_tasks(folder):
         ({"reward_func": "agent.yaml->x"}, "x"),
         ({"reward_func": lambda a, b, c, d=None: 1.0}, "cannot be imported by a name"),
         ({"reward_func": 7}, "callable or file path"),
-        ({"config": "none.yaml"}, "is no file"),
+        ({"config": "none.yaml"}, "is not a file"),
         ({"config": 5}, "expected a mapping"),
         ({"agent": "none.yaml"}, "does not exist"),
         ({"agent": 5}, "expected an AWorld Agent"),

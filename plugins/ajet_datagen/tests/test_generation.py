@@ -237,7 +237,7 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
         with pytest.raises(TaskError, match="returns no embeddings"):
             read(tmp_path, server, split="validation", task_num=8 + number, **alike)
     nowhere = {"deduplication_filter": {"params": {"base_url": "http://here:port"}}}
-    with pytest.raises(ConfigError, match="http://here:port is no address"):
+    with pytest.raises(ConfigError, match="http://here:port is not a valid URL"):
         read(tmp_path, server, split="validation", **nowhere)
     off = {"deduplication_filter": {"enabled": False}}
     server.say = lambda asked: json.dumps({"tasks": same})

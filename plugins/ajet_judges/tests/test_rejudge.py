@@ -86,7 +86,7 @@ def test_what_only_its_judge_failed_at_is_judged(run: Path, capsys: pytest.Captu
 
 def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:
     (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": {}}, base=run.parents[1]).dump_resolved())
-    with pytest.raises(UserError, match="There is no judge"):
+    with pytest.raises(UserError, match="The run has no judge"):
         rejudge("old", exp_dir=run.parent)
     rejudge("old", judge="judge.py->strict", exp_dir=run.parent, out=Path("b.csv"))
     assert Path("b.csv").exists()

@@ -200,7 +200,7 @@ def test_what_cannot_be_used_is_said_and_shows_no_key(tmp_path, monkeypatch, tex
     with pytest.raises(ConfigError, match=WRONG[text]) as refused:
         agent_of(tmp_path, text)
     assert SECRET not in str(refused.value)
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         agent_of(tmp_path, agent_config="nowhere.yml")
 
 

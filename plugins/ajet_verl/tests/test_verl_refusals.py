@@ -234,7 +234,7 @@ def test_what_the_config_file_of_a_model_says(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 9, "num_experts": 4}}))
     assert read_limits(tmp_path) == ModelLimits(positions=9, experts=4)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="no JSON object"):
+    with pytest.raises(UserError, match="a JSON object"):
         read_limits(tmp_path)
 
 
