@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ajet.config.plugin import EXTENSIONS_PANEL, MAIN_PANEL, RECORDS_PANEL, REMOTE_PANEL, Command, Plugin, PluginPart
 
-PUBLISHED = ("training.file_path", "the benchmark's file or folder")
-ANSWER = "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself"
+PUBLISHED = ("training.file_path", "the file or folder of the benchmark")
+ANSWER = "return WorkflowOutput(metadata={'final_answer': …}); a function may return the answer itself"
 PLUGIN = Plugin(
     name="ajet",
     about="what comes with the package ajet itself",
@@ -112,19 +112,22 @@ PLUGIN = Plugin(
         "tune": "ajet.commands.tune:tune",
     },
     failure_hints={
-        "no_model_call": "give the client the tuner, or the address and key that it hands out: "
-        "`tuner.as_oai_baseurl_apikey()` has `base_url` and `api_key`",
-        "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its "
-        "status",
+        "no_model_call": (
+            "give the client the tuner, or the `base_url` and `api_key` that `tuner.as_oai_baseurl_apikey()` returns"
+        ),
+        "calls_refused": (
+            "correct the request that the message names; the agent's code hides the refusal by an `except`, or "
+            "does not check the status"
+        ),
         "returned_nothing": ANSWER,
         "wrong_type": ANSWER,
-        "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
-        "timeout": "raise `rollout.episode_timeout`, or find what blocks",
+        "RewardFailure": "let `execute` return a finite number as the reward, or None if there is none",
+        "timeout": "raise `rollout.episode_timeout`, or find the code that blocks",
     },
     commands={
         "init": Command(
             "ajet.cli.init:init",
-            "Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know.",
+            "Create a small project: a commented YAML, the agent, and settings for VS Code and coding agents.",
             panel=MAIN_PANEL,
         ),
         "plan": Command(
@@ -132,12 +135,12 @@ PLUGIN = Plugin(
         ),
         "serve": Command(
             "ajet.cli.serve:serve",
-            "Give agents outside episodes over HTTP; with --backbone local, train on them.",
+            "Run a server on which external agents open episodes over HTTP; with --backbone local, train on them.",
             panel=REMOTE_PANEL,
         ),
         "sample": Command(
             "ajet.cli.sample:sample",
-            "Play episodes for a remote trainer; any number of samplers may run.",
+            "Run episodes for a trainer on another machine; any number of samplers may run.",
             panel=REMOTE_PANEL,
         ),
         "sft": Command(
@@ -147,35 +150,36 @@ PLUGIN = Plugin(
         ),
         "status": Command(
             "ajet.cli.status:status",
-            "Show a run's state: phase, queue depths, rates, waiting side, staleness.",
+            "Show the state of a run: phase, queues, rates, waiting side, staleness.",
             panel=MAIN_PANEL,
         ),
-        "stop": Command("ajet.cli.stop:stop", "End a run as Ctrl-C would: its checkpoint is saved.", panel=MAIN_PANEL),
+        "stop": Command("ajet.cli.stop:stop", "Stop a run as Ctrl-C would: it saves a checkpoint.", panel=MAIN_PANEL),
         "eval": Command(
             "ajet.cli.eval:evaluate",
-            "Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.",
+            "Evaluate one or several models on held-out tasks and compare them. The same command again runs only "
+            "what is missing.",
             panel=MAIN_PANEL,
         ),
         "export": Command(
             "ajet.cli.export:export",
-            "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
+            "Write a checkpoint as a model folder in Hugging Face layout; verl's shards are merged.",
             panel=MAIN_PANEL,
         ),
         "gc": Command(
             "ajet.cli.gc:gc",
-            "List removable files of a run by kind and bytes; --yes removes them.",
+            "List a run's removable files by kind and size; --yes deletes them.",
             panel=RECORDS_PANEL,
         ),
         "doctor": Command(
             "ajet.cli.doctor:doctor",
-            "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",
+            "Check machine, packages, network and a model's template, or a store. Exit code 1 only for a problem.",
             panel=MAIN_PANEL,
         ),
         "plugins": Command(
             "ajet.cli.plugins:plugins",
-            "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
+            "List the plug-ins, what each adds to ajet, and why parts of it are missing.",
             panel=EXTENSIONS_PANEL,
         ),
-        "config": Command("ajet.cli.config:app", "Look at a composed config.", panel=MAIN_PANEL),
+        "config": Command("ajet.cli.config:app", "Show and validate a configuration.", panel=MAIN_PANEL),
     },
 )

@@ -88,7 +88,7 @@ class Algorithm:
             values = np.asarray(self.of_group(returns[members]), np.float64)
             if values.shape != (len(members),):
                 raise UserError(
-                    f"{self.name}: of_group returned advantages of shape {values.shape} for {len(members)} returns.",
+                    f"of_group of {self.name} returned advantages of shape {values.shape} for {len(members)} returns.",
                     where=locate_function(self.of_group),
                     expected="one advantage per return",
                     do=f"return an array of {len(members)} numbers",

@@ -52,7 +52,7 @@ class Gdpo(Grpo):
                     f"The scorer {name} has the weight {each.weight:g} in task_judge.scorers, which GDPO ignores: "
                     "GDPO weighs the normalised rewards of the scorers.",
                     where=f"{SECTION}.reward_weights",
-                    expected=f"a weight for {name} here, too; 0: recorded only",
+                    expected=f"a weight for {name} in this setting; 0: recorded only",
                 )
         if len(scorers) > 1 and not config.task_judge.stages:
             _refuse_unknown(
@@ -119,7 +119,7 @@ def _list_scorers(episode: Episode) -> list[str]:
 def _refuse_unknown(unknown: Sequence[str], names: Sequence[str]) -> None:
     if unknown:
         raise UserError(
-            f"No attempt has the reward {unknown[0]}.",
+            f"Attempts have no reward named {unknown[0]}.",
             where=f"{SECTION}.reward_weights",
-            expected=f"some of {', '.join(names)}: the rewards of task_judge.scorers or of the judge",
+            expected=f"some of {', '.join(names)}: the scorers of task_judge.scorers or the numbers of the judge",
         )

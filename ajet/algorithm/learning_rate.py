@@ -31,10 +31,10 @@ class LearningRateSchedule:
         """Read the schedule from the configuration. Raise ConfigError for a falling schedule without a known end."""
         if optim.lr_schedule != "constant" and total is None:
             raise ConfigError(
-                f"The {optim.lr_schedule} schedule needs to know the last step.",
+                f"The learning-rate schedule {optim.lr_schedule} needs the number of the last step, which is not set.",
                 where="ajet.trainer_common.optim.lr_schedule",
                 expected="trainer_common.total_training_steps",
-                do="set trainer_common.total_training_steps, or take lr_schedule: constant",
+                do="set trainer_common.total_training_steps, or lr_schedule: constant",
             )
         return cls(optim.lr, optim.lr_schedule, max(0, optim.lr_warmup_steps), optim.min_lr_ratio, total)
 

@@ -39,9 +39,8 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
         raise UserError(
             f"{algorithm.name} raised {type(problem).__name__}: {problem}.",
             where=place,
-            do="fix the algorithm; "
-            f"`{format_command('config', 'validate')}` "
-            f"tries of_group with the returns {list(TRIAL_RETURNS)}",
+            do=f"correct the algorithm; `{format_command('config', 'validate')}` tries of_group with the "
+            f"returns {list(TRIAL_RETURNS)}",
         ) from problem
 
 
@@ -54,7 +53,7 @@ def require_finite(algorithm: Algorithm, rows: Sequence[Row], rewards: Row) -> N
             where=f"rewards {np.round(rewards[:8], 4).tolist()}, "
             f"advantages {[float(row[0]) for row in rows[:8] if row.size]}",
             expected="a finite number for each trained token of each episode",
-            do="guard divisions: the rewards of a group may all be equal",
+            do="avoid divisions by zero: the rewards of a group may all be equal",
         )
 
 

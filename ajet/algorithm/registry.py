@@ -43,9 +43,9 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
         _require_trainable(config)
     if settings.old_policy == "behaviour" and config.rollout.truncates_sampling:
         raise ConfigError(
-            "old_policy: behaviour compares with the sampling policy, but top_p or top_k truncate sampling. Recorded "
-            "logprobs are of the truncated distribution, the update computes the full one, and their ratio is below "
-            "1 even with equal weights.",
+            "old_policy: behaviour compares with the sampling policy, but top_p or top_k truncate sampling. The "
+            "recorded log-probabilities belong to the truncated distribution and the update computes the full "
+            "one, so their ratio is below 1 even with equal weights.",
             where=f"{SECTION}.old_policy",
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
@@ -54,13 +54,14 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
         _require_teacher_support(algorithm, config)
     if "critic" in algorithm.needs and "values" not in find_backbone(config.backbone).can:
         raise ConfigError(
-            f"{algorithm.name} needs a backbone that {CAPABILITY_WORDS['values']}, which {config.backbone} does not.",
+            f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
+            f"{CAPABILITY_WORDS['values']}.",
             where=KEY,
             expected="--backbone local",
         )
     if "critic" in algorithm.needs and config.trainer_common.lora.adapters:
         raise ConfigError(
-            f"{algorithm.name} has one value head, and several adapters change what it reads.",
+            f"{algorithm.name} has one value head, which cannot be shared by several adapters.",
             where=KEY,
             expected="one adapter for all agents (lora.rank), or an algorithm that compares attempts, such as grpo",
         )
@@ -82,10 +83,10 @@ def _require_trainable(config: AjetConfig) -> None:
     cap = STALE_CAP if settings.is_cap == "auto" else settings.is_cap
     if settings.is_mode.endswith("mask") and cap is not None and not settings.is_floor <= 1 <= cap:
         raise ConfigError(
-            f"Only tokens with importance weights from {settings.is_floor:g} to {cap:g} would be trained, excluding "
-            "tokens with equal engine and trainer logprobs (weight 1).",
+            f"Only tokens with importance weights from {settings.is_floor:g} to {cap:g} would be trained. This "
+            "excludes tokens whose log-probabilities are equal in engine and trainer (weight 1).",
             where=f"{SECTION}.{'is_floor' if settings.is_floor > 1 else 'is_cap'}",
-            expected="is_floor of 1 at most and is_cap of 1 at least, such as IcePop's 0.5 and 5",
+            expected="is_floor of at most 1 and is_cap of at least 1, such as IcePop's 0.5 and 5",
         )
     covariance = settings.covariance
     if settings.policy_loss == "clip_cov" and covariance.low >= covariance.high:
@@ -99,7 +100,8 @@ def _require_trainable(config: AjetConfig) -> None:
 def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
     if loss.over_batch and "chooses" not in find_backbone(config.backbone).can:
         raise ConfigError(
-            f"{loss.name} needs a backbone that {CAPABILITY_WORDS['chooses']}, which {config.backbone} does not.",
+            f"{loss.name} is not possible on the backbone {config.backbone}, which cannot "
+            f"{CAPABILITY_WORDS['chooses']}.",
             where=LOSS_KEY,
             expected="--backbone local",
         )
@@ -109,13 +111,14 @@ def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
     rollout, teacher = config.rollout, algorithm.settings.teacher
     if "distils" not in find_backbone(config.backbone).can:
         raise ConfigError(
-            f"{algorithm.name} needs a backbone that {CAPABILITY_WORDS['distils']}, which {config.backbone} does not.",
+            f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
+            f"{CAPABILITY_WORDS['distils']}.",
             where=KEY,
             expected="--backbone local",
         )
     if config.trainer_common.mode != "sync":
         raise ConfigError(
-            "Samplers in separate processes do not query a teacher.",
+            "Samplers in separate processes do not ask a teacher model.",
             where="ajet.trainer_common.mode",
             expected="sync",
         )
@@ -155,9 +158,9 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
     algorithm.name, algorithm.base, algorithm.made_by = name, base, make_algorithm
     if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
         raise ConfigError(
-            f"{name} defines its own policy_loss, and the settings name {settings.policy_loss}, too.",
+            f"{name} defines its own policy_loss, but the settings also set {settings.policy_loss}.",
             where=LOSS_KEY,
-            expected="only one of the two: null selects the algorithm's own loss",
+            expected="only one of the two; null selects the algorithm's own loss",
         )
     if settings.old_policy == "behaviour" and not isinstance(settings.is_cap, str | None):
         raise ConfigError(
@@ -178,7 +181,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
             f"overlong.buffer ({overlong.buffer} tokens) exceeds overlong.length ({overlong.length} tokens): even an "
             "empty attempt would get a length penalty.",
             where=f"{SECTION}.overlong.buffer",
-            expected="at most overlong.length: the last tokens before it",
+            expected="at most overlong.length, because the penalty grows over the last tokens before it",
         )
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
         open_loss(algorithm)  # report an invalid reference before the first step
@@ -190,9 +193,9 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
         )
     if "reference" in kind.needs and not settings.use_kl_in_reward:
         raise ConfigError(
-            f"{name} needs the reference model's logprobs, and use_kl_in_reward is off.",
+            f"{name} needs the reference model's log-probabilities, but use_kl_in_reward is false.",
             where=KEY,
-            expected="KL penalties in the reward",
+            expected="use_kl_in_reward: true",
             do=f"set {SECTION}.use_kl_in_reward: true, and its coefficient",
         )
     return algorithm

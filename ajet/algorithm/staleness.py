@@ -51,7 +51,7 @@ def describe_importance_weights(trainer: TrainerConfig) -> str:
     """Describe the loss factor of a stale token, for log lines."""
     cap, algorithm = trainer.importance_cap, trainer.algorithm
     if algorithm.old_policy == "behaviour":
-        return "the ratio to the policy that sampled them (algorithm.old_policy: behaviour)"
+        return "the ratio to the policy that sampled the tokens (algorithm.old_policy: behaviour)"
     if cap is not None and algorithm.is_mode != "token_truncate":
         return f"importance weights up to {cap:g}, {algorithm.is_mode} (algorithm.is_cap, is_mode)"
     if cap is None:
@@ -66,7 +66,7 @@ def log_staleness(trainer: TrainerConfig, oldest: int | None) -> None:
         oldest: Maximum age of a token in training steps. None: unlimited.
     """
     age = "earlier weights" if oldest is None else f"weights up to {oldest} steps old"
-    logger.info("tokens sampled by {} are trained on with {}", age, describe_importance_weights(trainer))
+    logger.info("training uses tokens sampled by {} with {}", age, describe_importance_weights(trainer))
 
 
 def measure_staleness(episodes: Iterable[Episode], version: int) -> int:
@@ -107,8 +107,8 @@ def warn_of_mismatch(metrics: Mapping[str, float], alarm: float | None) -> None:
     """Log a warning if `metrics` contain the entries of `build_tightened_metrics`."""
     if GAP in metrics and alarm is not None:
         logger.warning(
-            "engine and trainer are {:.3g} nats a token apart with the same weights, more than {:g} "
-            "(algorithm.mismatch_alarm): this update bounds importance weights at {:.3g}",
+            "the log-probabilities of engine and trainer for the same weights differ by {:.3g} nats per token, "
+            "more than {:g} (algorithm.mismatch_alarm): this update limits importance weights to {:.3g}",
             metrics[GAP],
             alarm,
             metrics[CAP],

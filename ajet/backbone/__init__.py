@@ -33,7 +33,8 @@ def open_backbone(experiment: Experiment) -> Backbone:
     backbone = experiment.backbone
     if backbone.opens is None:
         raise ConfigError(
-            f"This command needs a backbone in its own process; the {backbone.name} backbone has separate ones.",
+            f"This command needs the model in its own process, but the {backbone.name} backbone uses separate "
+            "processes.",
             where="ajet.backbone",
             expected=" or ".join(each.name for each in list_shipped_backbones().values() if "serves" in each.can),
             do="use the same YAML with --backbone local",
@@ -108,6 +109,8 @@ def _load_scorer_class(experiment: Experiment) -> type[RecordedScorer]:
 
     backbone = experiment.backbone
     if backbone.scorer is None:
-        raise ConfigError(f"The weights of a {backbone.name} run cannot be loaded here.", where="ajet.backbone")
+        raise ConfigError(
+            f"This command cannot load the weights of a run of the {backbone.name} backbone.", where="ajet.backbone"
+        )
     kind: type[RecordedScorer] = load_code(backbone.scorer)
     return kind

@@ -50,7 +50,8 @@ class Canary:
         self._mismatches += 1
         engine = f"the samplers' ({', '.join(sorted(samplers))})" if samplers else "the engine's"
         logger.warning(
-            "policy version {}: {} logprobs differ from the trainer's by {:.3g} nats per token, more than {:g}",
+            "policy version {}: the log-probabilities of {} differ from the trainer's by {:.3g} nats per token, "
+            "more than {:g}",
             version,
             engine,
             gap,
@@ -58,21 +59,23 @@ class Canary:
         )
         if self._mismatches > 1 and samplers:
             raise UserError(
-                f"The samplers' logprobs do not match policy {version}: they differ from the trainer's by {gap:.3g} "
-                f"nats per token, in two steps in a row. Samplers: {', '.join(sorted(samplers))}.",
+                f"The samplers' log-probabilities do not match policy version {version}: they differ from the "
+                f"trainer's by {gap:.3g} nats per token, in two steps in a row. Samplers: "
+                f"{', '.join(sorted(samplers))}.",
                 where=f"policy version {version}",
                 expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
-                do="stop the sampler with other weights or another engine than it reports (ajet audit RUN --step lists "
-                "the sampler of each episode), or try another rollout.engine there, then restart this run",
+                do="stop the sampler whose weights or engine are not those it reports (ajet audit RUN --step "
+                "lists the sampler of each episode), or set another rollout.engine there; then restart this "
+                "run",
             )
         if self._mismatches > 1:
             raise UserError(
-                f"Engine and trainer do not compute the same model: their logprobs of the same tokens differ by "
-                f"{gap:.3g} nats per token, after two weight transfers in a row.",
+                "Engine and trainer compute different models: their log-probabilities of the same tokens differ "
+                f"by {gap:.3g} nats per token, after two weight transfers in a row.",
                 where=f"policy version {version}",
                 expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
-                do="try the other rollout.engine (docs/models.md compares them), or model.dtype: float32; "
-                "a larger trainer_common.canary allows for more, null for anything",
+                do="set another rollout.engine (docs/models.md compares them), or model.dtype: float32; a "
+                "larger trainer_common.canary allows larger differences, null allows any",
             )
 
 

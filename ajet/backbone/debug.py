@@ -71,7 +71,11 @@ class UntrainedBackbone:
 
     @staticmethod
     def _build_refusal() -> ConfigError:
-        return ConfigError("The debug backbone does not train.", where="ajet.backbone", do="use --backbone local")
+        return ConfigError(
+            "The debug backbone runs the agent without training.",
+            where="ajet.backbone",
+            do="to train, use --backbone local",
+        )
 
 
 class DebugBackbone(UntrainedBackbone):

@@ -12,11 +12,11 @@ from ajet.config.locations import find_default_config
 TRAINS_NOTHING = "debug trains nothing"
 DEBUGS_OWN = "only the debug backbone reads it"
 NO_VALIDATION = "no held-out tasks are run"
-ONE_DEVICE = "model and engine are on one device here"
+ONE_DEVICE = "on this backbone, model and engine share one device"
 NO_CLUSTER = "the local backbone is one process on one device"
 ONLY_TRINITY = "only the trinity backbone reads it"
 FROM_STORE = "only `--from-store` reads it"
-STEP_ENDS = "only `--from-store` waits for groups in flight; a step with its own groups always ends"
+STEP_ENDS = "only `--from-store` waits for groups in progress; a step with its own groups always ends"
 TIMES = ("trainer_common.algorithm.max_trained_count", "trainer_common.algorithm.retrained_interval")
 HELD_OUT = (
     "task_reader.huggingface_dat_repo.validation_split",
@@ -83,7 +83,7 @@ LOCAL = Descriptor(
         "rollout.vllm.api_key_env": "a vLLM started by the local backbone needs no key",
         "rollout.endpoint": TEXT_ONLY,
         "trainer_common.max_staleness": "only `mode: async`, `--from-store` and `ajet serve` read it",
-        "trainer_common.max_staleness_strategy": "older groups are dropped here",
+        "trainer_common.max_staleness_strategy": "this backbone always drops older groups",
         **dict.fromkeys(TIMES, "only `mode: async` and `--from-store` read it"),
         "trainer_common.nnodes": NO_CLUSTER,
         "trainer_common.n_gpus_per_node": NO_CLUSTER,

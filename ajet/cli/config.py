@@ -9,7 +9,7 @@ import typer
 
 from ajet.cli.options import BackboneChoice, Conf, Overrides
 
-app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
+app = typer.Typer(help="Inspect a configuration.", no_args_is_help=True)
 
 
 @app.command("show")
@@ -32,7 +32,7 @@ def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Override
 
 @app.command("why")
 def why(
-    key: Annotated[str, typer.Argument(help="e.g. rollout.temperature, or a section.")],
+    key: Annotated[str, typer.Argument(help="A key, e.g. rollout.temperature, or a section.")],
     conf: Conf = None,
     backbone: BackboneChoice = None,
     overrides: Overrides = None,
@@ -61,7 +61,10 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.train.remarks import format_remarks, review_settings, review_tasks
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=format_command("config", "validate", "--conf", "FILE.yaml"))
+        raise UserError(
+            "The required option --conf is missing.",
+            expected=format_command("config", "validate", "--conf", "FILE.yaml"),
+        )
     experiment, overridden = apply_sections(open_experiment(conf, backbone, overrides))
     experiment.require_ready(previewing=True)
     refuse_untrainable(experiment)
@@ -76,7 +79,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         remarks += review_tasks(experiment, train=tasks["train"], validates=bool(tasks.get("validation")))
     *others, last = unchecked
     listed = f"{', '.join(others)} and {last}" if others else last
-    valid = f"{conf} is valid. Not looked at: {listed}, which --dry-run opens."
+    valid = f"{conf} is valid. Not checked: {listed}; --dry-run checks them."
     for text in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
         if text:
             console.print(text, markup=False, highlight=False, soft_wrap=True)

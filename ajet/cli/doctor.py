@@ -13,7 +13,9 @@ def doctor(
     model: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="MODEL", help="As in model.path: a folder, hub name or embedded:NAME.", show_default=False
+            metavar="MODEL",
+            help="Model to check, as in model.path: a folder, hub name or embedded:NAME.",
+            show_default=False,
         ),
     ] = None,
     conf: Conf = None,
@@ -23,9 +25,9 @@ def doctor(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="URI", help="Check only this store: sqlite:PATH or mongodb://HOST/DATABASE."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
-    """Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem."""
+    """Check machine, packages, network and a model's template, or a store. Exit code 1 only for a problem."""
     import json
 
     from ajet.commands.doctor import examine, examine_store, table

@@ -17,7 +17,7 @@ def evaluate(
     target: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="RUN_OR_YAML", help="A run's name or folder, or the YAML of an experiment.", show_default=False
+            metavar="RUN_OR_YAML", help="Name or folder of a run, or the YAML of an experiment.", show_default=False
         ),
     ] = None,
     overrides: Overrides = None,
@@ -27,84 +27,86 @@ def evaluate(
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--model", metavar="MODEL", show_default=False, rich_help_panel=_WHAT,
-            help="base, best, latest or step-N of the run; a run's name; a folder; a Hugging Face name; embedded:NAME; "
-            "NAME@http://HOST/v1. Several are compared with the first. Without it: the run's best checkpoint.",
+            help="Model to evaluate: base, best, latest or step-N of the run; a run's name; a folder; a Hugging "
+            "Face name; embedded:NAME; NAME@http://HOST/v1. Several are compared with the first. Default: "
+            "the run's best checkpoint.",
         ),
     ] = None,
     tasks: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--tasks", metavar="FILE.jsonl", help="Tasks in place of the validation tasks.", show_default=False,
+            "--tasks", metavar="FILE.jsonl", help="Tasks to use instead of the validation tasks.", show_default=False,
             rich_help_panel=_WHAT,
         ),
     ] = None,
     training: Annotated[
-        bool, typer.Option("--training", help="Play the training tasks instead.", rich_help_panel=_WHAT)
+        bool, typer.Option("--training", help="Use the training tasks instead.", rich_help_panel=_WHAT)
     ] = False,
     at_most: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
-            "--at-most", metavar="N", min=1, help="The first N tasks only.", show_default=False, rich_help_panel=_WHAT
+            "--at-most", metavar="N", min=1, help="Use the first N tasks.", show_default=False, rich_help_panel=_WHAT
         ),
     ] = None,
     repeat: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
             "--repeat", metavar="K", min=1, show_default=False, rich_help_panel=_WHAT,
-            help="Attempts at each task; more than one are drawn and give pass@K and the noise of a run.",
+            help="Attempts at each task. More than one give pass@K and the noise of a run.",
         ),
     ] = None,
     temperature: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
             "--temperature", metavar="T", min=0.0, show_default=False, rich_help_panel=_WHAT,
-            help="0 is greedy. Without it as rollout.val_kwargs says.",
+            help="Sampling temperature; 0: greedy. Default: rollout.val_kwargs.",
         ),
     ] = None,
     judge: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--judge", metavar="FILE.py->NAME", show_default=False, rich_help_panel=_OUT,
-            help="Scores by this judge, the scorer of this name, or the judge of a YAML, too, and how far they agree; "
-            "may be given several times.",
+            help="Score by this judge too (a judge, a scorer's name, or the judge of a YAML), and print how far "
+            "the judges agree; may be repeated.",
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Replay recorded attempts.", rich_help_panel=_WHAT)
+        bool, typer.Option("--fresh", help="Score recorded attempts again.", rich_help_panel=_WHAT)
     ] = False,
     by: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--by", metavar="KEY", show_default=False, rich_help_panel=_OUT,
-            help="Scores for each value of this key of the tasks' metadata, too (tag and tags, where they have such).",
+            help="Print scores for each value of this key of the tasks' metadata too (if the rows have them, also "
+            "of tag and tags).",
         ),
     ] = None,
     csv: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--csv", metavar="FILE", help="Write a row an attempt.", show_default=False, rich_help_panel=_OUT
+            "--csv", metavar="FILE", help="Write one row per attempt.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     parquet: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--parquet", metavar="FILE", help="The same as Parquet.", show_default=False, rich_help_panel=_OUT
+            "--parquet", metavar="FILE", help="The same as a Parquet file.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     mark: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--mark", metavar="FILE.jsonl", show_default=False, rich_help_panel=_OUT,
-            help="Write the tasks, and of each whether all of the first model's attempts solved it, or none did.",
+            help="Write the tasks, each with a mark whether all attempts of the first model solved it, or none.",
         ),
     ] = None,
     drop_marked: Annotated[
-        bool, typer.Option("--drop-marked", help="Leave marked tasks out of --mark's file.", rich_help_panel=_OUT)
+        bool, typer.Option("--drop-marked", help="Leave marked tasks out of the file of --mark.", rich_help_panel=_OUT)
     ] = False,
     picture: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--picture", metavar="FILE.svg|png", help="Draw the scores.", show_default=False, rich_help_panel=_OUT
+            "--picture", metavar="FILE.svg|png", help="Plot the scores.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     as_json: Annotated[
@@ -113,13 +115,13 @@ def evaluate(
     fetch: Annotated[
         bool,
         typer.Option(
-            "--fetch", help="Download the recorded model without a question.", rich_help_panel=_WHAT
+            "--fetch", help="Download the recorded model without a confirmation.", rich_help_panel=_WHAT
         ),
     ] = False,
 ) -> int:  # fmt: skip
-    """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.
+    """Evaluate one or several models on held-out tasks and compare them.
 
-    Exit code 1 where no attempt of a model came to a verdict: nothing is known of it."""
+    The same command again runs only what is missing. Exit code 1 if no attempt of a model was scored."""
     if target is not None and target.endswith((".yaml", ".yml")) and conf is None:
         conf, target = Path(target), None
     print_reading(conf, err=as_json)

@@ -89,7 +89,7 @@ def show_unexpected(error: Exception, *, show_traceback: bool = False, record: P
     """Show the last lines of a traceback and the path of the full traceback."""
     lines = _redact_text("".join(traceback.format_exception(error))).rstrip().splitlines()
     typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
-    typer.echo("This is unexpected, a bug in ajet most likely.", err=True)
+    typer.echo("This error is unexpected and most likely a bug in ajet.", err=True)
     write_traceback(error, record=record)
 
 
@@ -109,7 +109,7 @@ def write_traceback(error: Exception, *, shown: bool = False, record: Path | Non
         with Path(log).open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_redact_text(' '.join(sys.argv))}\n{text}\n")
     except OSError as refusal:
-        typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback shows it.)", err=True)
+        typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback prints it.)", err=True)
         return
     typer.echo(f"The full traceback is in {Path(log).absolute()}", err=True)
 

@@ -24,12 +24,12 @@ def export(
     run: RunName,
     step: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--step", metavar="N", help="Checkpoint of this step; default: the last.", show_default=False),
+        typer.Option("--step", metavar="N", help="Step of the checkpoint (default: the last).", show_default=False),
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--out", metavar="DIR", help="A new folder (exports/step-N in the run's).", show_default=False
+            "--out", metavar="DIR", help="New folder (exports/step-N in the run folder).", show_default=False
         ),
     ] = None,
     dtype: Annotated[
@@ -43,30 +43,30 @@ def export(
         bool,
         typer.Option(
             "--check",
-            help="Replay held-out tasks through the folder, which may be there already, as transformers loads it; "
-            "exit code 1 where it does not do what the run's model did.",
+            help="Repeat held-out tasks with the exported folder, loaded by transformers (the folder may exist "
+            "already). Exit code 1 if it does not behave as the run's model.",
             rich_help_panel=_CHECK,
         ),
     ] = False,
     engine: Annotated[
         EngineName,
         typer.Option(
-            "--engine", metavar="transformers|vllm", help="vllm: through vLLM, too.", rich_help_panel=_CHECK
+            "--engine", metavar="transformers|vllm", help="vllm: check with vLLM too.", rich_help_panel=_CHECK
         ),
     ] = EngineName.transformers,
     at_most: Annotated[
-        int, typer.Option("--at-most", metavar="N", min=1, help="Tasks to replay.", rich_help_panel=_CHECK)
+        int, typer.Option("--at-most", metavar="N", min=1, help="Number of tasks to repeat.", rich_help_panel=_CHECK)
     ] = 16,
     tolerance: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False, rich_help_panel=_CHECK,
-            help="Largest allowed gap of one token (0.01 in float32, 1.5 in bfloat16).",
+            help="Largest allowed difference in a token's log-probability (0.01 in float32, 1.5 in bfloat16).",
         ),
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
+    """Write a checkpoint as a model folder in Hugging Face layout; verl's shards are merged."""
     from ajet.commands.export import export as made
     from ajet.commands.export import find_training_run, select_checkpoint
     from ajet.config.overrides import format_override

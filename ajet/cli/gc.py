@@ -14,23 +14,29 @@ def gc(
     run: RunName,
     episodes: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--episodes", metavar="N", min=0, help="Keep those of N steps.", show_default=False),
+        typer.Option(
+            "--episodes", metavar="N", min=0, help="Keep the episodes of the last N steps.", show_default=False
+        ),
     ] = None,
     arrays: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--arrays", metavar="N", min=0, help="Keep token arrays of N steps.", show_default=False),
+        typer.Option(
+            "--arrays", metavar="N", min=0, help="Keep the token arrays of the last N steps.", show_default=False
+        ),
     ] = None,
     checkpoints: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--checkpoints", metavar="N", min=1, help="Keep N newest.", show_default=False),
+        typer.Option("--checkpoints", metavar="N", min=1, help="Keep the N newest files.", show_default=False),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it they are only listed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete the files; without this option they are only listed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """List removable files of a run by kind and bytes; --yes removes them.
+    """List a run's removable files by kind and size; --yes deletes them.
 
-    Default bounds are the run's own keys. Files that a remaining checkpoint needs are never removed.
+    Default limits are those in the run's settings. Files that a remaining checkpoint needs are never deleted.
     """
     from rich.table import Table
 
@@ -54,10 +60,12 @@ def gc(
     console.print(table)
     total = sum(size for _, size in found.sizes.values())
     if found.store_problem:
-        console.print(f"The store was not looked at: {found.store_problem}", markup=False)
+        console.print(f"The store was not checked: {found.store_problem}", markup=False)
     if not found.is_nonempty:
-        console.print("Nothing lies beyond the bounds.")
+        console.print("There is nothing to remove.")
     else:
         bytes_shown = format_bytes(total)
-        console.print(f"{bytes_shown} freed." if found.done else f"{bytes_shown} would be freed; --yes does it.")
+        console.print(
+            f"{bytes_shown} freed." if found.done else f"{bytes_shown} would be freed; --yes deletes the files."
+        )
     return 0

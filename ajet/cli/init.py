@@ -35,28 +35,32 @@ class Template(str, Enum):
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     template: Annotated[
         Template,
         typer.Option(
             "--template",
             metavar="NAME",
-            help="math: one question, one answer; tool: an agent with a tool; jsonl: tasks in a file, a workflow and a "
-            "judge; function: agent and reward as functions; command: an agent that is a program; langchain: its "
-            "create_agent; app: an app with its own client and a CSV of questions and answers; serve: agents that "
-            "ajet does not start.",
+            help="math: one question, one answer; tool: an agent with a tool; jsonl: tasks in a file, a workflow "
+            "and a judge; function: agent and reward as functions; command: an agent that is a program; "
+            "langchain: LangChain's create_agent; app: an app with its own client and a CSV of questions and "
+            "answers; serve: agents that ajet does not start.",
         ),
     ] = Template.math,
 ) -> None:
-    """Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know."""
+    """Create a small project: a commented YAML, the agent, and settings for VS Code and coding agents."""
     files = dict(_list_files(template.value, directory))
     taken = [directory / name for name in files if (directory / name).exists()]
     if taken:
-        raise UserError(f"{taken[0]} exists already.", where=str(directory.absolute()), do="name another folder")
+        raise UserError(
+            f"The file {taken[0]} exists already.", where=str(directory.absolute()), do="choose another folder"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{directory} is not a folder.", where=str(directory.absolute()), do="name another") from None
+        raise UserError(
+            f"{directory} is not a folder.", where=str(directory.absolute()), do="choose another path"
+        ) from None
     except OSError as error:
         raise _make_write_error(directory, error) from None
     for name, text in files.items():
@@ -68,25 +72,25 @@ def init(
         typer.echo(f"wrote {directory / name}")
     conf = directory / f"{template.value}.yaml"
     if template is Template.serve:
-        typer.echo(f"\nRecord:    {format_command('serve', '--conf', conf)}")
-        typer.echo(f"Train:     {format_command('serve', '--conf', conf, '--backbone', 'local')}")
-        typer.echo(f"A client:  {directory / 'client.py'} says how it is started")
+        typer.echo(f"\nRecord agents:   {format_command('serve', '--conf', conf)}")
+        typer.echo(f"Train agents:    {format_command('serve', '--conf', conf, '--backbone', 'local')}")
+        typer.echo(f"Start a client:  see {directory / 'client.py'}")
         return
-    typer.echo(f"\nLook at it:  {format_command('--conf', conf, '--backbone', 'debug')}")
+    typer.echo(f"\nTry the agent:      {format_command('--conf', conf, '--backbone', 'debug')}")
     if template is Template.app:
-        typer.echo(f"Answers:     python {directory / 'make_demonstrations.py'}")
-        typer.echo(f"Learn them:  {format_command('sft', '--conf', directory / 'sft.yaml')}")
-        typer.echo(f"Compare:     {format_command('eval', conf, '--model', 'base', '--model', 'sft')}")
-        typer.echo(f"Use it:      {format_command('deploy', 'sft')}")
+        typer.echo(f"Write answers:      python {directory / 'make_demonstrations.py'}")
+        typer.echo(f"Train on answers:   {format_command('sft', '--conf', directory / 'sft.yaml')}")
+        typer.echo(f"Compare models:     {format_command('eval', conf, '--model', 'base', '--model', 'sft')}")
+        typer.echo(f"Use the model:      {format_command('deploy', 'sft')}")
         return
-    typer.echo(f"Train it:    {format_command('--conf', conf, '--backbone', 'local')}")
+    typer.echo(f"Train the agent:    {format_command('--conf', conf, '--backbone', 'local')}")
 
 
 def _make_write_error(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path} cannot be written: {error.strerror}.",
         where=str(path.absolute()),
-        do="name a folder that this user may write to, on a disk with room",
+        do="choose a folder that this user may write to, on a disk with free space",
     )
 
 

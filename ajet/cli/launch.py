@@ -34,44 +34,54 @@ def launch(
     backbone: BackboneChoice = None,
     exp_dir: ExpDir = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the plan, start no run.", rich_help_panel=_START)
+        bool,
+        typer.Option(
+            "--dry-run", help="Check everything and print the plan, without starting a run.", rich_help_panel=_START
+        ),
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.", rich_help_panel=_START)
+        bool,
+        typer.Option("--fresh", help="Start a new run; the folder of the earlier run is kept.", rich_help_panel=_START),
     ] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", rich_help_panel=_START),
+        typer.Option("--resume", metavar="auto|never|PATH", help="Checkpoint to resume from.", rich_help_panel=_START),
     ] = None,
     no_rehearsal: Annotated[
         bool,
-        typer.Option("--no-rehearsal", help="Begin without a trial update (local).", rich_help_panel=_START),
+        typer.Option("--no-rehearsal", help="Start without a trial update (local backbone).", rich_help_panel=_START),
     ] = False,
     debug: Annotated[
-        str, typer.Option("--debug", metavar="TAG1|TAG2", help='Stop at bp("TAG1").', rich_help_panel=_START)
+        str,
+        typer.Option("--debug", metavar="TAG1|TAG2", help='Stop at the breakpoint bp("TAG1").', rich_help_panel=_START),
     ] = "",
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the traceback of every error.", rich_help_panel=_START)
+        bool, typer.Option("--traceback", help="Print the traceback of every error.", rich_help_panel=_START)
     ] = False,
     from_store: Annotated[
         str,
         typer.Option(
             "--from-store",
             metavar="ADDRESS",
-            help="Train on episodes of samplers (ajet sample) in the store: sqlite:PATH or mongodb://HOST/DATABASE.",
+            help="Train on episodes of samplers (ajet sample) from this store: sqlite:PATH or mongodb://HOST/DATABASE.",
             show_default=False,
             rich_help_panel=_START,
         ),
     ] = "",
     skip_check_avail_gpu: Annotated[
-        bool, typer.Option("--skip-check-avail-gpu", help="Accept busy GPUs (verl, trinity).", rich_help_panel=_CLUSTER)
+        bool,
+        typer.Option(
+            "--skip-check-avail-gpu",
+            help="Start although other processes use the GPUs (verl, trinity).",
+            rich_help_panel=_CLUSTER,
+        ),
     ] = False,
     prefix: Annotated[
         str,
         typer.Option(
             "--prefix",
             metavar="TEXT",
-            help="Before the names of the logs of services.",
+            help="Prefix for the names of the services' log files.",
             hidden=True,
             rich_help_panel=_CLUSTER,
         ),
@@ -81,16 +91,17 @@ def launch(
         typer.Option(
             "--with",
             metavar="NAME",
-            help="Start this service of `ajet.services`, too; --with-NAME for short.",
+            help="Start this service of `ajet.services` too; short form: --with-NAME.",
             show_default=False,
             rich_help_panel=_CLUSTER,
         ),
     ] = None,
     kill: Annotated[
-        str, typer.Option("--kill", metavar="NAMES", help='End these runs, "a|b".', rich_help_panel=_OTHERS)
+        str,
+        typer.Option("--kill", metavar="NAMES", help='Stop the runs with these names, "a|b".', rich_help_panel=_OTHERS),
     ] = "",
     autokill: Annotated[
-        bool, typer.Option("--autokill", help="End every recorded run.", rich_help_panel=_OTHERS)
+        bool, typer.Option("--autokill", help="Stop all recorded runs.", rich_help_panel=_OTHERS)
     ] = False,
     overrides: Overrides = None,
     **flags: bool,
@@ -104,9 +115,9 @@ def launch(
             return code
     if conf is None:
         raise UserError(
-            "There is no --conf.",
+            "The required option --conf is missing.",
             expected=format_command("--conf", "FILE.yaml"),
-            do=f"`{format_command('init', 'DIR')}` makes one to begin with",
+            do=f"to create a project with a YAML: `{format_command('init', 'DIR')}`",
         )
 
     print_reading(conf)
@@ -120,9 +131,9 @@ def launch(
     experiment = load_experiment(conf, backbone=backbone, overrides=settings, exp_dir=exp_dir)
     if from_store and "trains" not in experiment.backbone.can:
         raise UserError(
-            f"There is nothing to train on a store's episodes: the backbone {experiment.backbone.name} trains nothing.",
+            f"The backbone {experiment.backbone.name} trains nothing, so it cannot use the episodes of a store.",
             where="--from-store",
-            do="add --backbone local, or another training backbone",
+            do="add --backbone local, or another backbone that trains",
         )
     experiment.require_ready()
     known = find_launch_flags()

@@ -147,9 +147,9 @@ def root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
     **_: Any,
 ) -> None:
-    """Tune the model inside a working LLM agent by reinforcement learning.
+    """Train the model inside a working LLM agent by reinforcement learning.
 
-    [bold]ajet --conf FILE.yaml[/] plays the tasks once and trains nothing (debug); [bold]--backbone local[/] trains.
+    [bold]ajet --conf FILE.yaml[/] runs the agent without training (debug); [bold]--backbone local[/] trains.
     """
 
 
@@ -170,11 +170,11 @@ app.callback()(root)
 
 FLAG_ALIASES = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
 UNNEEDED_FLAGS = {
-    "--reboot": "is not needed: the same command goes on with a run that ended",
+    "--reboot": "is not needed: the same command resumes a run that ended",
 }
 MISSING_FLAGS = {
     "--swarm-server": "`ajet serve --conf FILE.yaml` serves external agents while it trains",
-    "--swarm-overwatch": "`ajet view` shows a run, one that serves, too",
+    "--swarm-overwatch": "`ajet view` shows a run, also one that serves",
 }
 
 
@@ -192,12 +192,12 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = argument.partition("=")
         if argument == "=" and arguments:
             setting = f"{arguments[-1]}={following or 'VALUE'}"
-            raise UserError("There are blanks around a `=`.", where="command line", do=f"write {setting}")
+            raise UserError("An override has blanks around its `=`.", where="command line", do=f"write {setting}")
         if name in MISSING_FLAGS:
-            raise UserError(f"There is no {name} here.", where="command line", do=MISSING_FLAGS[name])
+            raise UserError(f"There is no command {name}.", where="command line", do=MISSING_FLAGS[name])
         if name.startswith("--") and name not in FLAG_ALIASES and (brought := advice(name[2:])):
             raise UserError(
-                f"There is no option {name}: settings are key=value, or stand in the YAML.",
+                f"There is no option {name}: write settings as key=value, or in the YAML.",
                 where="command line",
                 do=brought,
             )
@@ -205,7 +205,9 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
             shown = following if following and "=" not in following and not following.startswith("-") else "VALUE"
             setting = f"{name[2:]}={value if equals else shown}"
             raise UserError(
-                f"There is no option {name}: settings have no dashes.", where="command line", do=f"write {setting}"
+                f"There is no option {name}: write settings without dashes.",
+                where="command line",
+                do=f"write {setting}",
             )
         if name in UNNEEDED_FLAGS:
             notes.append(f"{name} {UNNEEDED_FLAGS[name]}")
@@ -274,8 +276,8 @@ def _prepare_environment() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        gone = "The working directory is gone: it was moved or deleted."
-        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="cd into an existing folder"))
+        gone = "The working directory does not exist any more: it was moved or deleted."
+        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="change to an existing folder (cd)"))
         sys.exit(USER)
 
 
@@ -293,11 +295,11 @@ def _translate_arguments(given: Sequence[str]) -> list[str]:
 
 def _make_python_file_error(file: str) -> UserError:
     return UserError(
-        f"{file} is Python, and a run is started from a YAML that names it.",
+        f"{file} is a Python file, but ajet starts a run from a YAML that refers to it.",
         where="command line",
         expected=format_command("--conf", "FILE.yaml"),
-        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into one, "
-        f"or begin with `{format_command('init', 'DIR')}`",
+        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into a YAML, or create one with "
+        f"`{format_command('init', 'DIR')}`",
     )
 
 

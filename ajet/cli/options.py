@@ -29,14 +29,18 @@ class EngineName(str, Enum):
 Conf = Annotated[
     Optional[Path],  # noqa: UP045 — typer evaluates the type on Python 3.10 as well
     typer.Option(
-        "--conf", metavar="FILE.yaml", help="The experiment.", show_default=False, rich_help_panel="Experiment"
+        "--conf",
+        metavar="FILE.yaml",
+        help="The YAML of the experiment.",
+        show_default=False,
+        rich_help_panel="Experiment",
     ),
 ]
 BackboneChoice = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--backbone",
-        help="Overrides ajet.backbone; also a name that an installed package brings.",
+        help="Overrides ajet.backbone; also the name of a backbone that an installed package adds.",
         show_default=False,
         rich_help_panel="Experiment",
         metavar="|".join(find_parts("backbone")),
@@ -46,13 +50,13 @@ BackboneChoice = Annotated[
 ExpDir = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
-        "--exp-dir", metavar="DIR", help="Where runs are recorded (launcher_record).", show_default=False,
+        "--exp-dir", metavar="DIR", help="Folder that contains the runs (launcher_record).", show_default=False,
         rich_help_panel="Experiment",
     ),
 ]  # fmt: skip
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Overrides of the YAML, e.g. rollout.num_repeat=8.", show_default=False),
 ]
 ADDRESS_PANEL = "Where"
 """Panel of the address options."""
@@ -68,15 +72,15 @@ Port = Annotated[
     typer.Option(
         "--port",
         metavar="N",
-        help="Port (a free one).",
+        help="Port to listen on (default: a free one).",
         show_default=False,
         rich_help_panel=ADDRESS_PANEL,
         min=0,
         max=65535,
     ),
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
-RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in --exp-dir, or its folder.")]
+RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Folder that contains the runs.")]
 
 
 def print_reading(conf: Path | None, *, err: bool = False) -> None:

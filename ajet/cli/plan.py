@@ -13,14 +13,14 @@ from ajet.commands.gpu_estimate import GpuName
 def plan(
     conf: Conf = None,
     backbone: BackboneChoice = None,
-    gpu: Annotated[GpuName, typer.Option(help="The GPU that memory and time on verl are estimated for.")] = "H100",
+    gpu: Annotated[GpuName, typer.Option(help="GPU for which memory and time on verl are estimated.")] = "H100",
     exp_dir: ExpDir = None,
     overrides: Overrides = None,
 ) -> int:
     """Print a run's plan and costs without starting the run.
 
-    Tasks, a first prompt, memory, disk, seconds a step, and settings that cannot work; on the backbone local where the
-    YAML names one that trains nothing. Of a model that is not here its config.json is enough, or a size in its name.
+    Shows tasks, a first prompt, memory, disk, seconds per step, and settings that cannot work. If the YAML's backbone
+    trains nothing, the plan is for the backbone local. A model's config.json, or a size in its name, is enough.
     """
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
@@ -28,7 +28,9 @@ def plan(
     from ajet.schema.errors import UserError
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=format_command("plan", "--conf", "FILE.yaml"))
+        raise UserError(
+            "The required option --conf is missing.", expected=format_command("plan", "--conf", "FILE.yaml")
+        )
     print_reading(conf)
     show_logs()
     experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
@@ -41,5 +43,5 @@ def plan(
 
     started = show_plan(experiment, gpu=gpu)
     start = format_start_command(experiment, experiment.ajet.backbone)
-    console.print(f"{started}. Start it: {start}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{started}. To start the run: {start}", markup=False, highlight=False, soft_wrap=True)
     return 0

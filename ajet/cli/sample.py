@@ -23,14 +23,16 @@ def sample(
     conf: Conf = None,
     store: Annotated[
         str,
-        typer.Option("--store", metavar="ADDRESS", help="The store of ajet train --from-store.", show_default=False),
+        typer.Option(
+            "--store", metavar="ADDRESS", help="The store that ajet train --from-store uses.", show_default=False
+        ),
     ] = "",
     engine: Annotated[
         str,
         typer.Option(
             "--engine",
             metavar="URL",
-            help="A vLLM or SGLang server to sample from (rollout.vllm.base_url).",
+            help="URL of a vLLM or SGLang server to sample from (rollout.vllm.base_url).",
             show_default=False,
         ),
     ] = "",
@@ -41,7 +43,7 @@ def sample(
             "--concurrency",
             metavar="N",
             min=1,
-            help="Episodes at a time (rollout.max_env_worker).",
+            help="Number of episodes at the same time (rollout.max_env_worker).",
             show_default=False,
             rich_help_panel=_PACE,
         ),
@@ -52,7 +54,7 @@ def sample(
             "--rate",
             metavar="N",
             min=0.001,
-            help="Episodes begun in a minute, at most.",
+            help="Largest number of episodes begun per minute.",
             show_default=False,
             rich_help_panel=_PACE,
         ),
@@ -63,7 +65,7 @@ def sample(
             "--grace",
             metavar="SECONDS",
             min=0,
-            help="Time for running episodes after Ctrl-C or SIGTERM; others return to the store.",
+            help="Time for running episodes to end after Ctrl-C or SIGTERM; the others return to the store.",
             rich_help_panel=_PACE,
         ),
     ] = 60.0,
@@ -73,7 +75,7 @@ def sample(
             "--lease",
             metavar="SECONDS",
             min=0.1,
-            help="Time without a heartbeat after which other samplers take over (120).",
+            help="Seconds without a heartbeat after which other samplers take over (120).",
             show_default=False,
             rich_help_panel=_PACE,
         ),
@@ -81,13 +83,15 @@ def sample(
     tasks: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--tasks", metavar="FILE", help="Local file of the training tasks (JSON lines).", show_default=False
+            "--tasks", metavar="FILE", help="Local file of the training tasks (JSON Lines).", show_default=False
         ),
     ] = None,
-    no_services: Annotated[bool, typer.Option("--no-services", help="Do not start ajet.services.")] = False,
+    no_services: Annotated[
+        bool, typer.Option("--no-services", help="Do not start the services of ajet.services.")
+    ] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Play episodes for a remote trainer; any number of samplers may run."""
+    """Run episodes for a trainer on another machine; any number of samplers may run."""
     from ajet.cli.options import parse_store_address, print_reading
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
@@ -96,7 +100,7 @@ def sample(
     if conf is None or not store:
         missing = " and ".join(["--conf"] * (conf is None) + ["--store"] * (not store))
         raise UserError(
-            f"There is no {missing}.",
+            f"The required option {missing} is missing.",
             expected=format_command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH"),
         )
     print_reading(conf)
@@ -132,5 +136,5 @@ def _find_tasks_key(experiment: Experiment) -> str:
     kind = experiment.ajet.task_reader.type
     part = find_part("reader", kind)
     if part is None or part.first_key is None or not f".{part.first_key[0]}".endswith(TRAINING_FILE):
-        raise UserError(f"The reader {kind} has no file of tasks.", where="--tasks", do="leave it out")
+        raise UserError(f"The task reader {kind} reads no file of tasks.", where="--tasks", do="omit the option")
     return f"ajet.task_reader.{kind}.{part.first_key[0]}"

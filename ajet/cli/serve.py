@@ -15,15 +15,17 @@ def serve(
     exp_dir: ExpDir = None,
     host: Host = None,
     port: Port = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run; the folder of the earlier run is kept.")
+    ] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),
+        typer.Option("--resume", metavar="auto|never|PATH", help="Checkpoint to resume from."),
     ] = None,
-    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Begin without a trial update.")] = False,
+    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Start without a trial update.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Give agents outside episodes over HTTP; with --backbone local, train on them."""
+    """Run a server on which external agents open episodes over HTTP; with --backbone local, train on them."""
     print_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment

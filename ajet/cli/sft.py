@@ -19,7 +19,7 @@ def sft(
         typer.Option(
             "--data",
             metavar="FILE.jsonl",
-            help="Rows with messages (sft.train_files).",
+            help="File of rows with messages (sft.train_files).",
             show_default=False,
             rich_help_panel=_DATA_PANEL,
         ),
@@ -29,7 +29,7 @@ def sft(
         typer.Option(
             "--from-run",
             metavar="RUN",
-            help="The best episodes of this run (sft.from_run).",
+            help="Learn from the best episodes of this run (sft.from_run).",
             show_default=False,
             rich_help_panel=_DATA_PANEL,
         ),
@@ -39,28 +39,30 @@ def sft(
         typer.Option(
             "--objective",
             metavar="sft|dpo",
-            help="dpo: of pairs, the chosen one (sft.objective).",
+            help="sft, or dpo: learn from pairs to prefer the chosen reply (sft.objective).",
             show_default=False,
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--model", metavar="MODEL", help="The model to tune (model.path).", show_default=False),
+        typer.Option("--model", metavar="MODEL", help="Model to train (model.path).", show_default=False),
     ] = None,
     backbone: BackboneChoice = None,
     exp_dir: ExpDir = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run; the folder of the earlier run is kept.")
+    ] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", show_default=False),
+        typer.Option("--resume", metavar="auto|never|PATH", help="Checkpoint to resume from.", show_default=False),
     ] = None,
     overrides: Overrides = None,
 ) -> int:
     """Learn from given replies: rows of messages, pairs of them, or a run's best episodes.
 
-    Leaves the record and the checkpoints of a training: chat, export, eval and prove work on them, and a run of
-    reinforcement learning begins from one (model.path)."""
+    Writes a record and checkpoints as a training run does: chat, export, eval and prove work on them, and a run of
+    reinforcement learning can start from one (model.path)."""
     print_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment

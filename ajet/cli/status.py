@@ -17,13 +17,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print once as JSON.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """Show a run's state: phase, queue depths, rates, waiting side, staleness."""
+    """Show the state of a run: phase, queues, rates, waiting side, staleness."""
     from ajet.commands.status import show_status
     from ajet.record import live_status as now
     from ajet.record.console import console
     from ajet.record.find_run import require_run
 
-    folder = require_run(run, exp_dir.absolute(), holding="status.json", expected="the directory of a run")
+    folder = require_run(run, exp_dir.absolute(), holding="status.json", expected="the folder of a run")
     if prometheus:
         typer.echo(now.format_prometheus(now.read_live_status(folder)), nl=False)
     elif as_json:

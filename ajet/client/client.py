@@ -43,7 +43,9 @@ class Client:
         """
         url, admin_key = url or os.environ.get("AJET_URL"), admin_key or os.environ.get("AJET_ADMIN_KEY")
         if not url or not admin_key:
-            raise ValueError("name the server and its key: Client(url, admin_key), or AJET_URL and AJET_ADMIN_KEY")
+            raise ValueError(
+                "pass the server and its key, as in Client(url, admin_key), or set AJET_URL and AJET_ADMIN_KEY"
+            )
         url = url.rstrip("/").removesuffix("/v1")
         self._sender = RequestSender(url, admin_key, patience=patience, timeout=timeout)
 
@@ -136,7 +138,7 @@ class Client:
         """
         tasks = int(self.overview()["held_out_tasks"])
         if not tasks:
-            raise ValueError("the server has no held-out tasks: its task reader has none")
+            raise ValueError("the server's task reader has no held-out tasks")
         return self.play(agent, episodes=attempts * tasks, at_once=at_once, held_out=True)
 
     def overview(self) -> dict[str, Any]:

@@ -44,9 +44,15 @@ def explain_proxies() -> str:
             continue
         name = f"{scheme.upper()}_PROXY"
         if kind.lower() not in _SOCKS:
-            return f"{name} names a proxy of the kind {kind}://, which httpx does not know: write {_SOCKS[0]}://"
+            return (
+                f"the variable {name} names a proxy of the kind {kind}://, which httpx does not support: write "
+                f"{_SOCKS[0]}://"
+            )
         if find_spec("socksio") is None:
-            return f"{name} names a SOCKS proxy, for which httpx needs a package: pip install socksio, or unset {name}"
+            return (
+                f"the variable {name} names a SOCKS proxy, for which httpx needs a package: pip install socksio, "
+                f"or unset {name}"
+            )
     return ""
 
 

@@ -70,7 +70,9 @@ class RequestSender:
     def _name_way(self) -> str:
         proxy = name_proxy(self.url)
         host = urlsplit(self.url).hostname
-        return f" (by the proxy of {proxy}; if that does not lead there, set NO_PROXY={host})" if proxy else ""
+        return (
+            f" (through the proxy {proxy}; if the proxy cannot reach the server, set NO_PROXY={host})" if proxy else ""
+        )
 
     def close(self) -> None:
         self._http.close()

@@ -51,8 +51,8 @@ def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]
         return ""
     task = unasked[0].task
     cure = (
-        "the question is in `task.init_messages`: pass `messages=task.init_messages` to the model, or name a column of "
-        "text in ajet.task_reader.columns.main_query"
+        "the question is in `task.init_messages`: pass `messages=task.init_messages` to the model, or set "
+        "ajet.task_reader.columns.main_query to the column that contains the question"
         if task.init_messages
         else f"the row's columns are in `task.metadata` ({', '.join(task.metadata) or 'none'})"
     )
@@ -68,8 +68,8 @@ def hint_on_printed_task(episodes: Sequence[Episode]) -> str:
     if not printed:
         return ""
     return (
-        f"{len(printed)} of {counted(len(episodes), 'episode')} put the whole task into a prompt, with its metadata "
-        f"(the answer is there, too): write `task.{_FIELD}` for the question"
+        f"{len(printed)} of {counted(len(episodes), 'episode')} put the complete task into a prompt, including "
+        f"its metadata, which contain the answer: write `task.{_FIELD}` to send the question only"
     )
 
 
@@ -135,8 +135,8 @@ def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] 
         return ""
     file = find_source_file(workflow).name if workflow is not None else ""
     return (
-        f"{counted(len(sharing), 'episode')} sent the question of another attempt: messages are shared by attempts"
-        f"{f' ({file})' if file else ''}; make the list inside the agent, for each attempt anew"
+        f"{counted(len(sharing), 'episode')} sent the question of another attempt, because attempts share a list "
+        f"of messages{(f' ({file})' if file else '')}; create the list inside the agent, once per attempt"
     )
 
 
@@ -219,9 +219,9 @@ def _find_comparison_hints(
     for left, right, line in _find_comparisons(body):
         one, other = sides.find_kind(left), sides.find_kind(right)
         if one is not None and other is not None and one.kind != other.kind:
-            cure = "Convert one, as in str(…) or float(…)"
+            cure = "Convert one of them, as in str(…) or float(…)"
             if "\\boxed" in f"{one} {other}":
-                cure = "Take the number out of \\boxed{…} first, then convert one, as in float(…)"
+                cure = "Extract the number from \\boxed{…} first, then convert it, as in float(…)"
             place = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
             hints.append(
                 f"{place} compares `{ast.unparse(left)}` ({one}) with `{ast.unparse(right)}` ({other}): they are never "

@@ -100,18 +100,18 @@ class DebugSession:
             rollout = self._experiment.ajet.rollout
             what = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
             return [f"loading {what} · {passed}"]
-        first = [f"playing: {len(self.episodes)} of {counted(self._expected, 'episode')} ended"]
+        first = [f"running: {len(self.episodes)} of {counted(self._expected, 'episode')} ended"]
         if failed := sum(episode.failure is not None for episode in self.episodes):
             first.append(f"{failed} failed")
         watch = self._watch
         if watch is None or watch.began is None:
             return [" · ".join([*first, "no model call yet", passed])]
-        first.append(f"{counted(len(watch.under_way), 'reply')} under way")
+        first.append(f"{counted(len(watch.under_way), 'reply')} in progress")
         if watch.sampled_tokens:
             rate = watch.sampled_tokens / max(time.monotonic() - watch.began, 1e-3)
             first.append(f"{watch.sampled_tokens:,} tokens, {rate:.0f} a second")
         elif watch.under_way and watch.prompt_tokens:
-            first.append(f"reading {watch.prompt_tokens:,} tokens of prompts")
+            first.append(f"processing {watch.prompt_tokens:,} tokens of prompts")
         lines = [" · ".join([*first, passed])]
         if (newest := watch.newest_words()) is not None:
             reply, words = newest
@@ -145,16 +145,19 @@ class DebugSession:
             if len(same) > 1:
                 first = same[0]
                 console.print(
-                    f"The failure of {label(first.task.task_id)}, attempt {first.repeat} "
-                    f"is the same in {len(same) - 1} more",
+                    f"The failure of {label(first.task.task_id)}, attempt {first.repeat}, is the same as in "
+                    f"{len(same) - 1} more",
                     markup=False,
                 )
         left = self._expected - len(self.episodes)
         scored = int(metrics["debug/scored"])
         reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
         console.print(
-            f"{counted(len(self.episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} failed,"
-            f" {counted(int(metrics['debug/forks']), 'call')} forked" + (f"; {left} had not ended" if left > 0 else ""),
+            (
+                f"{counted(len(self.episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} "
+                f"failed, {counted(int(metrics['debug/forks']), 'call')} tokenized anew"
+            )
+            + (f"; {left} had not ended" if left > 0 else ""),
             soft_wrap=True,
         )
         print_line(f"Record: {self._run.path}")
@@ -167,7 +170,10 @@ class DebugSession:
         if self._all_failed:
             return
         if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
-            console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
+            console.print(
+                "hint: ajet captured no token to train on: does the workflow call the model at the base URL and "
+                "key of its tuner?"
+            )
         hints = list_hints(self._experiment, self.episodes, self._workflow)
         for hint in hints:
             print_line(f"hint: {hint}")
@@ -188,7 +194,7 @@ class DebugSession:
         if len(self._failures) > 1 or failure is None:
             raise UserError(
                 f"All {count} failed, for {len(self._failures)} reasons.",
-                do=f"correct the code named by the hints above{then}",
+                do=f"correct the code that the hints above name{then}",
             )
         own = parse_traceback(failure.traceback).own
         text = printable(failure.message.partition("\n")[0])
@@ -209,28 +215,32 @@ class DebugSession:
             return
         teaching = sum(map(learns, groups))
         colour = "green" if teaching else "yellow"
-        verdict = f"{teaching} of {counted(len(groups), 'task')} can teach."
+        verdict = f"training can learn from {teaching} of {counted(len(groups), 'task')}."
         console.print(Text.assemble(("Verdict: ", "bold"), (verdict, f"bold {colour}")))
         for line in describe_tasks(groups, learns):
             print_line(printable(line))
         if cut := describe_cut_replies(self.episodes):
             print_line(f"{printable(cut)}.", style="yellow")
         if settings.rollout.engine == "endpoint":
-            console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
+            console.print(
+                "Replies of an endpoint cannot be trained on, because it returns no token ids: to train, set "
+                "rollout.engine: auto.",
+                markup=False,
+            )
             return
         if pace.tokens:
             step = describe_step_time(pace, settings)
-            print_line(f"A step of training here: {step}.")
+            print_line(f"On this machine a training step takes {step}.")
         needs = estimate_needs(self._experiment, train=0, validates=False)
         if needs is not None and needs.local is not None:
             memory = describe_memory(needs.local, needs.free)
-            print_line(f"Its memory: {memory}.")
+            print_line(f"Memory for training: {memory}.")
         if not teaching:
-            advice = "correct the code named by the hint above" if hinted else advise_on_groups(groups, settings)
+            advice = "correct the code that the hint above names" if hinted else advise_on_groups(groups, settings)
             print_line(f"Before training: {advice}.")
         command = format_start_command(self._experiment, "local" if teaching else "debug")
         if command:
-            print_line(f"{'Train it' if teaching else 'Look again'}: {command}")
+            print_line(f"{'Start training' if teaching else 'Run it again'}: {command}")
 
     def _measure_pace(self, seconds: float) -> EpisodePace:
         at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected)
@@ -261,12 +271,16 @@ def _describe_rewards(group: Group, teaches: bool) -> str:
     if not rewards:
         failed = sum(episode.failure is not None for episode in group.episodes)
         return f"0 of {total} scored ({failed} failed): nothing to learn from"
-    text = f"{sum(reward > 0 for reward in rewards)} of {total} above 0"
+    text = f"{sum(reward > 0 for reward in rewards)} of {total} rewards above 0"
     text += f", {total - len(rewards)} without a score" if len(rewards) < total else ""
     low, high = min(rewards), max(rewards)
     if teaches:
         return f"{text} (rewards {low:g} to {high:g}): training can learn from it"
-    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too similar"
+    return (
+        f"{text} (all {low:g}): no difference to learn from"
+        if low == high
+        else f"{text} ({low:g} to {high:g}): too similar to learn from"
+    )
 
 
 def _count_cut_replies(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
@@ -281,8 +295,8 @@ def describe_cut_replies(episodes: Sequence[Episode]) -> str:
     if not limits:
         return ""
     names = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
-    cut = f"{limits.total()} of {counted(replies, 'reply')} cut ({names})"
-    return f"{cut}: raise that limit, or ask for shorter replies"
+    cut = f"{limits.total()} of {counted(replies, 'reply')} cut short ({names})"
+    return f"{cut}: raise that limit, or prompt for shorter replies"
 
 
 def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
@@ -292,29 +306,32 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
     failed = sum(episode.failure is not None for episode in episodes)
     if not scored and any(settings.task_judge.list_judges()):
         return (
-            "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
-            "out; a wrong answer is 0"
+            "no episode has a reward, because the judge returned None for each. None leaves an episode out of "
+            "training; return 0 for a wrong answer"
         )
     if not scored:
         return (
-            "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), models that rank attempts "
-            "(ajet.task_judge.judges), or return one in WorkflowOutput"
+            "no episode has a reward: set a judge (ajet.task_judge.judge_protocol) or models that rank attempts "
+            "(ajet.task_judge.judges), or return a reward in WorkflowOutput"
         )
     if 2 * failed >= len(episodes):
-        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct the code named by the hints above"
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct the code that the hints above name"
     replies, limits = _count_cut_replies(episodes)
     if replies and limits.total() == replies:
-        return f"every reply was cut, so that no answer can be right: raise {_name_limits(limits, settings)}"
+        return f"every reply was cut short, so that no answer can be right: raise {_name_limits(limits, settings)}"
     successes = [each.verdict.success for each in scored if each.verdict and each.verdict.success is not None]
     positive = sum((episode.reward or 0.0) > 0 for episode in scored)
     if not (any(successes) if successes else positive):
         return advise_given_answers(settings)
     if settings.rollout.num_repeat == 1:
-        return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
+        return "training compares several attempts at each task: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:
-        return "at temperature 0 all attempts are equal: set ajet.rollout.temperature to 1.0"
+        return "at temperature 0 all attempts at a task are equal: set ajet.rollout.temperature to 1.0"
     if positive == len(scored):
-        return "all attempts at a task have the same reward, above 0: use harder tasks, or a judge with finer rewards"
+        return (
+            "all attempts at a task have the same reward, above 0: use harder tasks, or a judge with more levels "
+            "of reward"
+        )
     return "try more tasks (ajet.debug.debug_first_n_tasks) or more attempts (ajet.rollout.num_repeat)"
 
 

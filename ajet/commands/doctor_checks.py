@@ -51,7 +51,7 @@ def check_machine(folder: Path) -> list[Finding]:
 def _check_cores() -> Finding:
     usable = usable_cpus() or 1
     busy = psutil.getloadavg()[0]
-    text = f"{usable} usable, load {busy:.1f}"
+    text = f"{usable} usable cores, load {busy:.1f}"
     if busy > usable * 0.75:
         do = "stop other programs: on a busy processor small training steps take many times longer"
         return Finding("cores", "warning", text, do)
@@ -62,7 +62,7 @@ def _check_memory() -> Finding:
     total, free = measure_main_memory()
     text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} free"
     if free < FEW_GIB * _GIB:
-        return Finding("memory", "warning", text, "choose a small model, or free memory")
+        return Finding("memory", "warning", text, "use a small model, or free memory")
     return Finding("memory", "ok", text)
 
 
@@ -73,19 +73,19 @@ def _check_gpus() -> list[Finding]:
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=_NVIDIA_SECONDS, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        return [Finding("gpu", "ok", "no NVIDIA GPU: the local backbone trains on the processor")]
+        return [Finding("gpu", "ok", "no NVIDIA GPU: the local backbone trains on the CPU")]
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [Finding("gpu", "warning", f"nvidia-smi does not answer: {error}", "look at the driver")]
+        return [Finding("gpu", "warning", f"nvidia-smi does not answer: {error}", "check the NVIDIA driver")]
     if done.returncode != 0:
         text = f"nvidia-smi fails: {(done.stdout or done.stderr).strip()[:200]}"
-        return [Finding("gpu", "warning", text, "look at the driver")]
+        return [Finding("gpu", "warning", text, "check the NVIDIA driver")]
     found = [Finding("gpu", "ok", f"{line.strip()} free") for line in done.stdout.splitlines() if line.strip()]
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return found
     if found and torch.endswith("+cpu"):
-        text = f"torch {torch} is built for processors only: the GPU would not be used"
+        text = f"torch {torch} supports CPUs only, so it cannot use the GPU"
         found.append(Finding("gpu", "warning", text, "install torch for CUDA (`make setup` on this machine does)"))
     return found
 
@@ -97,7 +97,7 @@ def _check_disk(folder: Path) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{free / _GIB:.1f} GiB free for {folder}"
     if not os.access(place, os.W_OK):
-        return Finding("disk", "problem", f"{place} cannot be written", "choose another folder with --exp-dir")
+        return Finding("disk", "problem", f"ajet cannot write to {place}", "choose another folder with --exp-dir")
     if free < NO_GIB * _GIB:
         return Finding("disk", "problem", text, "free disk space, or record in another folder (--exp-dir)")
     if free < LITTLE_GIB * _GIB:
@@ -123,7 +123,7 @@ def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
     try:
         lines = metadata.requires("ajet") or []
     except metadata.PackageNotFoundError:
-        text = "ajet runs from a folder and is not installed: its requirements are not known"
+        text = "ajet runs from a folder and is not installed, so its required versions are unknown"
         return [Finding("ajet", "warning", text, format_own_install())]
     requirements: dict[str, list[Requirement]] = {"": []}
     extras = metadata.metadata("ajet").get_all("Provides-Extra") or []
@@ -148,7 +148,7 @@ def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
     wrong, have = check_requirements(requirements)
     version = metadata.version("ajet")
     if wrong:
-        return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", format_own_install())
+        return Finding("ajet", "problem", f"version {version}, but {'; '.join(wrong)}", format_own_install())
     shown = {"torch", "transformers", "openai", "pydantic"}
     return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in shown))
 
@@ -164,10 +164,10 @@ def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) 
         return Finding(topic, "ok", ", ".join(have))
     do = format_extra_install(extra)
     if needed:
-        return Finding(topic, "problem", f"This experiment needs it, but {'; '.join(wrong)}", do)
+        return Finding(topic, "problem", f"the experiment needs it, but {'; '.join(wrong)}", do)
     if extra == "vllm" and find_installed_version("verl"):
-        text = f"{'; '.join(wrong)}: verl has its own pin"
-        return Finding(topic, "note", text, "an environment of its own, for `rollout.engine: vllm` without verl")
+        text = f"{'; '.join(wrong)}: verl requires another version"
+        return Finding(topic, "note", text, "create a separate environment for `rollout.engine: vllm` without verl")
     missing = all("not installed" in each for each in wrong)
     state: State = "note" if missing else "warning"
     return Finding(topic, state, "; ".join(wrong), do)
@@ -194,9 +194,11 @@ def _check_port(config: AjetConfig | None) -> Finding:
             given = listening.getsockname()[1]
     except OSError as error:
         where = f"{host}:{port}" if port else host
-        do = "choose another gateway.port, or 0 to let the kernel choose" if port else "mend gateway.host"
-        return Finding("ports", "problem", f"{where} cannot be bound: {error}", do)
-    return Finding("ports", "ok", f"{host}:{port} is free" if port else f"the kernel gives one on {host} (now {given})")
+        do = "set another gateway.port, or 0: then the system chooses a free one" if port else "mend gateway.host"
+        return Finding("ports", "problem", f"the gateway cannot listen on {where}: {error}", do)
+    return Finding(
+        "ports", "ok", f"{host}:{port} is free" if port else f"the system chooses a free port on {host} (now {given})"
+    )
 
 
 def _check_gateway() -> Finding:
@@ -209,7 +211,7 @@ def _check_gateway() -> Finding:
     try:
         gateway = Gateway(ScriptedChat(["pong"]), None, max_model_len=1000, max_response_tokens=10).start()
     except (UserError, OSError) as error:
-        return Finding("gateway", "problem", f"It does not start: {error}")
+        return Finding("gateway", "problem", f"the gateway does not start: {error}")
     try:
         session = gateway.open("doctor", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
         endpoint = session("doctor", "doctor", None)
@@ -224,13 +226,13 @@ def _check_gateway() -> Finding:
         seconds = time.perf_counter() - started
         session.close()
     except httpx.HTTPError as error:
-        do = "look for a firewall on the loopback interface"
-        return Finding("gateway", "problem", f"It cannot be reached over loopback: {error}", do)
+        do = "check whether a firewall blocks the loopback interface"
+        return Finding("gateway", "problem", f"the gateway cannot be reached over the loopback interface: {error}", do)
     finally:
         gateway.close()
     if reply.status_code != 200 or reply.json()["choices"][0]["message"]["content"] != "pong":
-        return Finding("gateway", "problem", f"It answers {reply.status_code}: {reply.text[:200]}")
-    return Finding("gateway", "ok", f"answers over loopback in {seconds * 1000:.0f} ms")
+        return Finding("gateway", "problem", f"the gateway answers with status {reply.status_code}: {reply.text[:200]}")
+    return Finding("gateway", "ok", f"the gateway answers over the loopback interface in {seconds * 1000:.0f} ms")
 
 
 def _check_proxies() -> list[Finding]:
@@ -239,7 +241,10 @@ def _check_proxies() -> list[Finding]:
         return [Finding("proxy", "warning", unusable)]
     if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
         return []
-    text = "A proxy is set for all hosts: clients outside this process would use it for the gateway's loopback address."
+    text = (
+        "the environment sets an HTTP proxy for all hosts: clients in other processes would send calls to the "
+        "gateway's loopback address through it"
+    )
     return [Finding("proxy", "warning", text, "export NO_PROXY=127.0.0.1,localhost")]
 
 
@@ -253,16 +258,20 @@ def _check_ray() -> Finding:
         try:
             address = _RAY_ADDRESS_FILE.read_text().strip()
         except OSError:
-            return Finding("ray", "ok", f"{version}; no cluster runs here, --with-ray starts one")
+            return Finding(
+                "ray", "ok", f"version {version}; no Ray cluster runs on this machine, --with-ray starts one"
+            )
     try:
         parts = urlsplit(address if "//" in address else f"//{address}")
         where = (parts.hostname or address, parts.port or 6379)
         with socket.create_connection(where, timeout=_RAY_SECONDS):
-            return Finding("ray", "ok", f"{version}; a cluster answers at {address}")
+            return Finding("ray", "ok", f"version {version}; a Ray cluster answers at {address}")
     except (OSError, ValueError) as error:
         if "RAY_ADDRESS" in os.environ:
-            return Finding("ray", "warning", f"{version}; RAY_ADDRESS is {address}, where no server answers: {error}")
-        return Finding("ray", "ok", f"{version}; the last cluster is gone, --with-ray starts one")
+            return Finding(
+                "ray", "warning", f"version {version}; RAY_ADDRESS is {address}, where no server answers: {error}"
+            )
+        return Finding("ray", "ok", f"version {version}; the last Ray cluster has ended, --with-ray starts one")
 
 
 def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list[Finding]:
@@ -283,7 +292,9 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
         source = locate_model(path, base=base, weights=False, trust_remote_code=trusted)
         if source.gguf_file is not None and find_local_model(path, base=base, weights=False) is None:
             return [
-                Finding("model", "note", f"{describe_download(path, base=base)}; a run does so, this check does not")
+                Finding(
+                    "model", "note", f"{describe_download(path, base=base)}; a run downloads it, this check does not"
+                )
             ]
         folder = prepare_folder(source, weights=False)
         tokenizer = load_tokenizer(source)
@@ -315,7 +326,8 @@ def _check_context(config_json: dict[str, Any], config: AjetConfig | None) -> li
     wanted = config.rollout.max_model_len if config else 0
     if wanted > longest:
         text = (
-            f"The model was made for {longest} tokens; rollout.max_model_len is {wanted}, and {longest} will be used."
+            f"The model was trained for {longest} tokens, but rollout.max_model_len is {wanted}: ajet will use "
+            f"{longest}."
         )
         return [Finding("context", "note", text)]
     return [Finding("context", "ok", f"{longest} tokens")]
@@ -329,4 +341,8 @@ def _check_other_ends(renderer: Renderer, generation_json: dict[str, Any]) -> li
     if not missing:
         return []
     text = f"generation_config.json also ends replies at {', '.join(renderer.decode([token]) for token in missing)}."
-    return [Finding("other ends", "note", text + " ajet stops at the tokens of the chat template and the tokenizer.")]
+    return [
+        Finding(
+            "other ends", "note", text + " ajet ends replies at the end tokens of the chat template and the tokenizer."
+        )
+    ]

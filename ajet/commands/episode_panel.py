@@ -43,21 +43,23 @@ MAX_OWN_FRAMES = 5
 """Maximum number of the user's frames shown, the last ones."""
 
 HINTS = {
-    "engine": "the engine failed: see the log in the run directory",
-    "server": "start the model server named in the message, or correct its address and key",
-    "judging model": "start the server named in the message, or correct model, base_url and api_key_env of the judge",
-    "judge": "correct the judge as the message says",
-    "environment": "start the environment's service, or mend its address",
+    "engine": "the engine failed: read the log in the run folder",
+    "server": "start the model server that the message names, or correct its address and key",
+    "judging model": "start the server that the message names, or correct model, base_url and api_key_env of the judge",
+    "judge": "correct the judge as the message describes",
+    "environment": "start the environment's service, or correct its address",
     "tool": "a tool failed",
-    "sandbox": "the sandbox of untrusted code was lost: `{program} doctor` checks the sandboxes of this machine",
-    "ajet": "this is a bug in ajet: please report it with the log",
+    "sandbox": "the sandbox that runs untrusted code failed: `{program} doctor` checks the sandboxes of this machine",
+    "ajet": "this is a bug in ajet: please report it, with the log in the run folder",
 }
 """Advice for a failure at each boundary but the agent's, and for the user's servers."""
 PAIR_ADVICE = (
-    "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
+    "return the answer and let the judge compute the reward; to set the reward in the agent, return "
     "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
 )
-_CLIENT_ADVICE = "if the client should call the tuned model, give it `tuner.as_oai_baseurl_apikey()`"
+_CLIENT_ADVICE = (
+    "if the client should call the trained model, give it the base URL and key of `tuner.as_oai_baseurl_apikey()`"
+)
 KIND_ADVICE = {"APIConnectionError": _CLIENT_ADVICE, "AuthenticationError": _CLIENT_ADVICE}
 """Advice for exceptions with one frequent cause, printed after the line that raised them."""
 
@@ -105,12 +107,12 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
     if failure.boundary == "judge" and failure.own and failure.retryable:
         return HINTS["judging model"]
     if failure.boundary == "judge" and failure.kind == "timeout":
-        return "see why that line does not end; only if the judge needs longer, raise `rollout.episode_timeout`"
+        return "find out why that line does not end; only if the judge needs more time, raise `rollout.episode_timeout`"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
-        return f"the judge was given no metadata['final_answer']: {find_failure_hint('wrong_type')}"
+        return f"the workflow returned no metadata['final_answer'] for the judge: {find_failure_hint('wrong_type')}"
     own = parse_traceback(failure.traceback).own
     if failure.boundary == "judge" and own:
-        return f"correct {printable(own[-1].place)}, where the judge raised"
+        return f"correct {printable(own[-1].place)}, where the judge raised the error"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", find_program())
     if failure.kind == "wrong_type" and "returned a tuple" in failure.message:
@@ -118,9 +120,12 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
     if known := find_failure_hint(failure.kind, workflow):
         return known
     if not own:
-        return "the workflow raised, and no line of its own is in the traceback: the record has all of it"
+        return (
+            "the workflow raised an error, and none of its own lines is in the traceback: read the complete "
+            "traceback in the record"
+        )
     raised = f"correct {printable(own[-1].place)}; "
-    return raised + KIND_ADVICE.get(failure.kind, "a breakpoint there works in this backbone")
+    return raised + KIND_ADVICE.get(failure.kind, "set a breakpoint there: breakpoints work with --backbone debug")
 
 
 def is_message_enough(failure: Failure) -> bool:
@@ -232,7 +237,7 @@ def _cut_mark(call: Call) -> str:
     """Return the line below a reply cut by a limit on tokens."""
     after = f" after {counted(len(call.response_ids), 'token')}" if len(call.response_ids) else ""
     limit = printable(str(call.extra.get("cut_by", "a limit on tokens")))
-    return f"✂ the reply was cut{after}, by {limit}"
+    return f"✂ the reply was cut short{after}, by {limit}"
 
 
 def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:

@@ -51,7 +51,7 @@ def export(
     if target.exists():
         if reuse:
             return target
-        raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
+        raise UserError(f"The folder {target} exists already.", do="choose another folder with --out, or delete it")
     partial = target.with_name(f".{target.name}.partial")
     size = _format_size(checkpoint.path)
     shutil.rmtree(partial, ignore_errors=True)
@@ -63,9 +63,9 @@ def export(
         with explain_write_errors(
             f"the model of step {checkpoint.step}",
             target.parent,
-            intact="the checkpoint is as it was",
-            room=f"the model: {size} are in its checkpoint, the optimizer's numbers among them",
-            other_folder="" if merging else ", or name a folder on another disk with --out",
+            intact="the checkpoint is unchanged",
+            room=f"the size of the model: its checkpoint has {size}, including the optimizer's state",
+            other_folder="" if merging else ", or choose a folder on another disk with --out",
         ):
             write_model(partial, checkpoint, dtype)
             write_card(folder, checkpoint, partial)
@@ -85,7 +85,7 @@ def _format_size(folder: Path) -> str:
 
 def find_training_run(run: str, root: Path) -> Path:
     """Return the folder of a training run. Raises UserError."""
-    return require_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
+    return require_run(run, root, holding="run.json", expected="the folder of a training run with checkpoints")
 
 
 def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -111,7 +111,7 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
         raise UserError(
             "The run has no complete checkpoint.",
             where=str(checkpoints.folder),
-            expected="a run that has saved a step (trainer_common.save_freq, and at its end)",
+            expected="a run that has saved a step (every trainer_common.save_freq steps, and at its end)",
         )
     for each in reversed(known):
         if step is None or each.step == step:
@@ -124,8 +124,10 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     raise UserError(
         f"The checkpoint of step {step} is incomplete." if unfinished else f"There is no checkpoint of step {step}.",
         where=str(checkpoints.folder),
-        expected=f"one of the complete ones: {steps}",
-        do="trainer_common.max_checkpoints_to_keep sets their number" if known and not unfinished else "",
+        expected=f"one of the complete checkpoints: {steps}",
+        do="trainer_common.max_checkpoints_to_keep sets how many checkpoints a run keeps"
+        if known and not unfinished
+        else "",
     )
 
 
@@ -136,9 +138,9 @@ def write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None
         return
     if dtype is not None:
         raise UserError(
-            "Such checkpoints are in Hugging Face layout already, and copied as they are.",
+            "The checkpoint is already in Hugging Face layout and is copied as it is, so --dtype has no effect.",
             where="--dtype",
-            do="leave it out; transformers takes another number format when it loads",
+            do="omit --dtype; transformers can convert the number format when it loads the model",
         )
     for each in checkpoint.path.iterdir():
         if each.name in _NOT_THE_MODEL:

@@ -69,11 +69,17 @@ class ExportCheck:
         found = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
         for engine, gaps in (("transformers", self.gaps), (self.engine, self.engine_gaps)):
             if gaps and max(gaps) > self.tolerance:
-                found.append(f"{engine}: a token lies {max(gaps):.2g} nats apart, {self.tolerance:g} are allowed")
+                found.append(
+                    f"{engine}: the log-probability of a token differs by {max(gaps):.2g} nats, the limit is "
+                    f"{self.tolerance:g}"
+                )
             if gaps and np.mean(gaps) > allowed:
-                found.append(f"{engine}: tokens lie {np.mean(gaps):.2g} nats apart on average, {allowed:g} are allowed")
+                found.append(
+                    f"{engine}: log-probabilities differ by {np.mean(gaps):.2g} nats on average, the limit is "
+                    f"{allowed:g}"
+                )
         if self.endless:
-            found.append(f"{counted(self.endless, 'reply')} ended at a token that generation_config.json does not name")
+            found.append(f"{counted(self.endless, 'reply')} ended at a token that generation_config.json does not list")
         return found
 
 
@@ -118,22 +124,29 @@ def check_export(
 def print_check(found: ExportCheck) -> None:
     """Print a line for each part, and whether the folder passes."""
     gaps = found.gaps
-    console.print(f"Held to {found.source}: {counted(found.calls, 'call')}, {counted(len(gaps), 'sampled token')}.")
+    console.print(
+        f"Compared with {found.source}: {counted(found.calls, 'call')}, {counted(len(gaps), 'sampled token')}."
+    )
     _print_row("template", f"{found.prompts - len(found.other_prompts)} of {found.prompts} prompts equal")
     if gaps:
-        _print_row("weights", f"largest gap {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
+        _print_row("weights", f"largest difference {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
     equal = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
     _print_row("replies", equal if found.replies else "not compared: no reply was sampled greedily")
-    _print_row("ends", "with the folder's generation settings" if not found.endless else f"{found.endless} go on")
+    _print_row(
+        "ends",
+        "as the folder's generation settings say" if not found.endless else f"{found.endless} replies do not end",
+    )
     if found.engine_gaps:
         same = found.engine_replies - len(found.other_engine_replies)
-        _print_row(found.engine, f"{same} of {found.engine_replies} greedy replies as transformers', "
-              f"largest gap {max(found.engine_gaps):.2g} nats")  # fmt: skip
+        _print_row(found.engine, (
+            f"{same} of {found.engine_replies} greedy replies equal those of transformers, largest difference "
+            f"{max(found.engine_gaps):.2g} nats"
+            ))  # fmt: skip
     for problem in found.problems:
         print_line(f"✗ {problem}", style="red")
-    allowed = f"{found.tolerance:g} nats a token, {MEAN_TOLERANCE[found.dtype]:g} on average"
+    allowed = f"{found.tolerance:g} nats per token, {MEAN_TOLERANCE[found.dtype]:g} on average"
     if not found.problems:
-        print_line(f"The folder does what the run's model did (allowed: {allowed}).")
+        print_line(f"The exported model behaves as the run's model (allowed difference: {allowed}).")
 
 
 def _print_row(name: str, text: str) -> None:
@@ -152,7 +165,7 @@ def _find_recorded_calls(
     for played, split in ((step, "validation"), (step + 1, "train")):
         calls = list(islice(_first_calls(files.read(played, split), step), at_most))
         if calls:
-            what = f"the validation after step {played}" if split == "validation" else f"what step {played} played"
+            what = f"the validation after step {played}" if split == "validation" else f"the attempts of step {played}"
             return what, run, calls
     for record in reversed(evaluations_of(run, checkpoint, exported)):
         files_there = EpisodeFiles(record.folder / "episodes")
@@ -161,9 +174,9 @@ def _find_recorded_calls(
             if calls:
                 return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
-        f"The run has no recorded replies of the weights of step {step} to compare the folder with.",
+        f"The run recorded no replies of the weights of step {step}, so the folder cannot be checked.",
         where=str(files.folder),
-        expected="a validation after that step, or an evaluation of it",
+        expected="a recorded validation or evaluation of the weights of that step",
         do=f"evaluate it: {format_command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",
     )
 
@@ -192,8 +205,12 @@ def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call:
             at = _first_difference(own, prompt)
             was, now = (fresh.tokenizer.decode(ids[at : at + 12].tolist()) for ids in (prompt, own))
             found.other_prompts.append(
-                f"{name}: the folder's template differs at token {at}: {now!r} for {was!r}"
-                + (" (ajet describes tools to models whose template has no place for them)" if tools else "")
+                f"{name}: the folder's chat template differs at token {at}: {now!r} instead of {was!r}"
+                + (
+                    " (ajet describes tools in the prompt of a model whose template does not support tools)"
+                    if tools
+                    else ""
+                )
             )
     read = fresh.read(prompt, reply, call.terms.adapter)
     found.gaps += np.abs(read.logprobs - call.logprobs_unit).tolist()
@@ -210,7 +227,10 @@ def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, f
     for at in np.flatnonzero(greedy != reply):
         if margins[at] > tolerance:
             now, was = (fresh.tokenizer.decode([int(ids[at])]) for ids in (greedy, reply))
-            return f"greedy reply differs at token {at}: {now!r} for {was!r}, {margins[at]:.2g} nats likelier"
+            return (
+                f"the greedy reply differs at token {at}: {now!r} instead of {was!r}, which is {margins[at]:.2g} "
+                "nats likelier"
+            )
     return None
 
 

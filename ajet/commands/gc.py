@@ -66,7 +66,7 @@ def collect_removable_files(
     from ajet.config import load_recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 
-    folder = require_run(run, root, holding="run.json", expected="the directory of a training run").absolute()
+    folder = require_run(run, root, holding="run.json", expected="the folder of a training run").absolute()
     load_project_dotenv(record=folder)
     trainer = load_recorded_experiment(folder / CONFIG).ajet.trainer_common
     bounds = RetentionBounds(
@@ -77,9 +77,10 @@ def collect_removable_files(
     lock = RunLock(folder)
     if (holder := lock.take()) is not None:
         raise UserError(
-            f"This run is live: {holder} writes it.",
+            f"The run is in progress: {holder} is writing to its folder.",
             where=str(folder),
-            do="wait for it, or stop it; while it lives it keeps to trainer_common.keep_episodes and its kin by itself",
+            do="wait until it ends, or stop it; a running run applies trainer_common.keep_episodes and "
+            "keep_arrays itself",
         )
     try:
         found = find_files_to_remove(folder, saved, bounds, by_hand=True)
@@ -88,9 +89,9 @@ def collect_removable_files(
             chain = Chain(folder, key=chain_key())
             if not chain.has_links:
                 raise UserError(
-                    "This run has no chain to record the removal.",
+                    "The run has no chain file, in which the removal would be recorded.",
                     where=str(folder),
-                    do="resume the run once with this version of ajet to create a chain",
+                    do="resume the run once with this version of ajet, which creates the file",
                 )
             latest = saved.latest()
             remove_files(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")

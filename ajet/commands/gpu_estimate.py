@@ -170,13 +170,17 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
         "logits": held.logits,
     }  # fmt: skip
     shown = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
-    known = "" if size.layers else "; without activations and cache, whose size is unknown from the name"
+    known = "" if size.layers else "; without activations and cache, because the model's name does not give their sizes"
     tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
     where = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
     most = max(held.update, held.sampling)
-    fits = "" if most <= gpu.memory else f"; it does not fit: {format_bytes(most)} of {format_bytes(gpu.memory)}"
+    fits = (
+        ""
+        if most <= gpu.memory
+        else f"; it does not fit: {format_bytes(most)} are needed, {format_bytes(gpu.memory)} are there"
+    )
     if not held.cache:
-        fits += "; rollout.gpu_memory_utilization leaves no cache after vLLM's weights"
+        fits += "; rollout.gpu_memory_utilization leaves no memory for the cache after vLLM's weights"
     yield (
         "memory",
         f"estimated, not measured, on {where}: an update {format_bytes(held.update)} ({shown}); sampling "
@@ -195,8 +199,10 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
     )
     yield (
         "time",
-        f"estimated, not measured: {a_step} a step with replies of full length (sampling {sampling}, update {update}), "
-        f"at {used} and {read}; formulas: docs/sizes.md",
+        (
+            f"estimated, not measured: {a_step} per step with replies of full length (sampling {sampling}, update "
+            f"{update}), at {used} and {read}; formulas: docs/sizes.md"
+        ),
     )
 
 

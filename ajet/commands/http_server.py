@@ -38,10 +38,10 @@ def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> st
     if key is None or (key.isascii() and key.isprintable() and " " not in key and count_bits(key) >= KEY_BITS):
         return key
     raise UserError(
-        f"{variable} is no key.",
+        f"The value of {variable} is not a valid key.",
         where=f"the environment variable {variable}{or_else}",
         expected=f"{KEY_BITS} random bits: 32 hexadecimal digits, or 22 letters and digits, without spaces",
-        do=f"{do}; or make one by `openssl rand -hex 16`",
+        do=f"{do}; or create a key by `openssl rand -hex 16`",
     )
 
 
@@ -69,10 +69,10 @@ def serve_until_ended(
             with interrupts.defer(ends_step=False):
                 pass  # raises a signal that Python could not pass on
     except Preempted:
-        logger.info("stopping: open requests have {:g} s", grace)
+        logger.info("the server stops: open requests have {:g} s to end", grace)
     try:
         until = time.monotonic() + grace
         while not is_idle() and time.monotonic() < until:
             time.sleep(_POLL_S)
     except Preempted:
-        logger.info("stopping at once: second signal")
+        logger.info("the server stops at once, because of a second signal")

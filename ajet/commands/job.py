@@ -110,7 +110,9 @@ class AgentJetJob:
     def __getattr__(self, name: str) -> Any:
         """Return the present value of a setting, by argument name. Raises ConfigError."""
         if name not in KEYS:
-            raise AttributeError(f"a job has no {name!r}; `job.config.ajet` has every key")
+            raise AttributeError(
+                f"a job has no attribute {name!r}; `job.config.ajet` has every key of the configuration"
+            )
         value: Any = self.config.ajet
         for part in KEYS[name].split("."):
             value = getattr(value, part)
@@ -176,7 +178,9 @@ class AgentJetJob:
                     node[part] = {}
                 node = node[part]
                 if not isinstance(node, dict):
-                    raise UserError(f"{path} can't be set: {part} is {node!r} there.", where=f"ajet.{path}")
+                    raise UserError(
+                        f"{path} cannot be set, because {part} is {node!r} there, not a section.", where=f"ajet.{path}"
+                    )
             node[leaf] = value
         return self
 
@@ -196,7 +200,10 @@ class AgentJetJob:
             UserError: The section is `ajet`, whose keys `set` sets.
         """
         if name == "ajet":
-            raise UserError("`ajet` is no section of your own.", do="set its keys with `set(rollout__num_repeat=8)`")
+            raise UserError(
+                "`ajet` cannot be used as the name of your own section.",
+                do="set its keys with `set(rollout__num_repeat=8)`",
+            )
         self._own[name] = {**(self._own.get(name) or {}), **values}
         return self
 

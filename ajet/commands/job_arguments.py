@@ -64,9 +64,9 @@ def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
         other, earlier = collected.setdefault(KEYS[name], (name, value))
         if earlier != value:
             raise UserError(
-                f"{other}={earlier!r} and {name}={value!r} are the same setting.",
+                f"{other}={earlier!r} and {name}={value!r} set the same key twice.",
                 where=f"ajet.{KEYS[name]}, as given in Python",
-                do="give one of them",
+                do="pass only one of them",
             )
     return {key: value for key, (_, value) in collected.items()}
 
@@ -82,9 +82,9 @@ def make_reference(code: Any) -> str:
         return str(make_live_reference(code))
     if file is None or not name.isidentifier():
         raise UserError(
-            f"{name} can't be named by a reference.",
+            f"{name} cannot be named by a reference, so other processes could not import it.",
             expected="a class or function at the top level of a file",
-            do="move it there, or pass a reference such as workflow.py->MyWorkflow",
+            do="move it to the top level of a file, or pass a reference such as workflow.py->MyWorkflow",
         )
     return f"{Path(file).resolve()}->{name}"
 
@@ -103,9 +103,9 @@ def make_live_reference(code: Any) -> Any:
     name = getattr(code, "__qualname__", repr(code))
     if getattr(sys.modules["__main__"], name, None) is not code:
         raise UserError(
-            f"{name} can't be named by a reference.",
+            f"{name} cannot be named by a reference.",
             expected="a class or function at the top level of the program or notebook, under its own name",
-            do="define it there with `def` or `class`",
+            do="define it at the top level with `def` or `class`",
         )
     return f"__main__->{name}"
 
@@ -202,10 +202,10 @@ def _find_file(path: str, split: str | None, reader: str, default: str, keys: Re
 def _refuse_value(what: str, value: str, reader: str) -> UserError:
     names = ", ".join(name for name in find_all_parts("reader") if _find_keys(name))
     return UserError(
-        f"The reader {reader} has no place for the {what} {value!r}.",
+        f"The reader {reader} has no key for the {what} {value!r}.",
         where="set_data",
-        expected=f"a file for each split, of those that have {what}s: {names}"
+        expected=f"a separate file for each split; or one of the readers with {what}s: {names}"
         if what == "split"
-        else f"a reader that has one: {names}",
-        do="leave it out, and set the reader's own keys with `set(task_reader__…)`",
+        else f"one of the readers with such a key: {names}",
+        do="omit it, and set the reader's own keys with `set(task_reader__…)`",
     )

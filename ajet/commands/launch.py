@@ -136,7 +136,10 @@ def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None
             if known[name].around:
                 hook, problem = try_load(known[name].around)
                 if problem:
-                    raise UserError(f"--with-{name} cannot be used: {problem}.", do="leave it out, or mend its package")
+                    raise UserError(
+                        f"--with-{name} cannot be used: {problem}.",
+                        do="omit the flag, or repair the package of the plug-in",
+                    )
                 around.enter_context(hook(run))
         yield
 
@@ -166,7 +169,9 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
 def warn_of_unconfined(experiment: Experiment) -> None:
     """Warn if the model's code would run as this user."""
     if experiment.ajet.environment.sandbox == "none":
-        logger.warning("environment.sandbox is none: code of `tuner.sandbox()` is not confined and runs as this user")
+        logger.warning(
+            "environment.sandbox is none: code of `tuner.sandbox()` runs as the current user, without confinement"
+        )
 
 
 @contextmanager

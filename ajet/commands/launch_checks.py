@@ -46,22 +46,24 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
     algorithm = load_algorithm(experiment)
     if remote and "teacher" in algorithm.needs:
         raise UserError(
-            f"{algorithm.name} calls a teacher for each attempt, which only a launch that plays itself supports.",
+            f"{algorithm.name} asks a teacher model about each attempt, which is only possible if this command "
+            "runs the agent itself.",
             where="ajet.trainer_common.algorithm.adv_estimator",
-            do=f"train with `{format_command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
+            do=f"train with `{format_command('--conf', 'FILE.yaml')}`, without clients, samplers and shared stores",
         )
     if (remote or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
         raise UserError(
-            "A curriculum chooses tasks by earlier results, but remote samplers choose before the results are known.",
+            "A curriculum (data.curriculum) chooses tasks by earlier results, but remote samplers choose their "
+            "tasks before the results are known.",
             where="ajet.data.curriculum.prefer",
-            expected="null here, or a launch that plays the tasks itself (mode: sync)",
+            expected="null, or a run that starts the agent itself (mode: sync)",
         )
     if experiment.ajet.rollout.engine == "endpoint":
         raise UserError(
-            "An endpoint returns text, not the tokens it sampled: training is not possible.",
+            "An endpoint returns text without the sampled token ids, so training is not possible.",
             where="ajet.rollout.engine",
-            expected="auto, transformers or vllm for training",
-            do="use --backbone debug with this engine",
+            expected="rollout.engine: auto, transformers or vllm for training",
+            do="to run the agent without training, use --backbone debug with this engine",
         )
 
 
@@ -105,7 +107,7 @@ def require_rewards(experiment: Experiment) -> None:
         return
     reward = next((each for each in find_unread_keys(list_user_layers(experiment.layers)) if each.ours == JUDGE), None)
     raise ConfigError(
-        f"The workflow {workflow} sets no reward, and no judge gives one.",
+        f"The workflow {workflow} sets no reward, and no judge is set that computes one.",
         where=experiment.layers.locate(("ajet", "rollout", "user_workflow"), value=True),
         expected=f"{JUDGE}: reward.py->reward, or ajet.task_judge.scorer",
         do=f"set {JUDGE}: {reward.value}" if reward else "see docs/judges.md and docs/scorers.md",

@@ -51,7 +51,7 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     """Return the model card as Markdown. Raises UserError."""
     if not os.path.lexists(folder / "resolved.yaml"):
         title = f"# {flatten_text(folder.name)}, step {checkpoint.step}"
-        return f"{title}\n\nThe record has no resolved.yaml: the settings are not known.\n"
+        return f"{title}\n\nThe record has no resolved.yaml, so the settings are unknown.\n"
     settings = load_recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = list(read_rows(metrics))
@@ -60,8 +60,10 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     parts = [
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\ntags: [ajet]\n---",
         f"# {flatten_text(folder.name)}, step {checkpoint.step}",
-        f"{base}, tuned by ajet: {_describe_training(settings)}. Written {time.strftime('%Y-%m-%d')} from the record "
-        "of the run; every number is of that record.",
+        (
+            f"{base}, trained by ajet: {_describe_training(settings)}. Written {time.strftime('%Y-%m-%d')} from the "
+            "record of the run, which is the source of every number below."
+        ),
         "## Data\n\n" + _describe_data(settings, rows),
         "## Rewards\n\n" + _describe_rewards(settings),
         "## Curve\n\n" + _describe_curve(rows),
@@ -75,11 +77,11 @@ def _describe_training(settings: AjetConfig) -> str:
     trainer = settings.trainer_common
     what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
-    adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
+    adapters = f", LoRA of rank {rank} (merged; the adapter itself is in `adapter/`)" if rank else ", all weights"
     if several := [
         f"{flatten_text(name)} (rank {trainer.lora.resolve_adapter(name).rank})" for name in trainer.lora.adapters
     ]:
-        adapters = f", adapters {', '.join(several)}, each alone in `adapters/`; the weights are the base model's"
+        adapters = f", adapters {', '.join(several)}, each in `adapters/`; the weights are the base model's"
     return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
 
@@ -94,17 +96,17 @@ def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> s
     lines = [f"- {flatten_text(name)}: {flatten_text(value)}" for name, value in _list_leaves(values)]
     count = sum(len(row["tasks"]) for row in rows if isinstance(row.get("tasks"), list))
     return "\n".join(
-        [f"Task reader `{flatten_text(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
+        [f"Task reader `{flatten_text(reader.type)}`; trained on {count} tasks, counting repetitions.", *lines]
     )
 
 
 def _describe_rewards(settings: AjetConfig) -> str:
     if settings.sft.objective is not None:
-        return "None: replies were given."
+        return "None: the run trained on given replies."
     named = [
         f"- {flatten_text(path[-1])}: `{flatten_text(value)}`" for path, value in settings.task_judge.list_judges()
     ]
-    return "\n".join(named) or "The workflow's own, or the task reader's judge."
+    return "\n".join(named) or "The workflow's own reward, or the task reader's judge."
 
 
 def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -137,7 +139,7 @@ def _describe_evaluations(folder: Path, checkpoint: Checkpoint, base: str | None
     for each in (*base_evaluations_of(folder, tuned, base), *tuned):
         if each.folder.parent.parent.resolve() != folder.resolve():
             lines += describe_evaluation(each.folder, "/".join(each.folder.parts[-3:]))
-    return "\n".join(lines) or "None by `ajet eval`."
+    return "\n".join(lines) or "No evaluation by `ajet eval` is recorded."
 
 
 def describe_evaluation(folder: Path, name: str) -> Iterator[str]:

@@ -95,6 +95,6 @@ def describe_step_time(pace: EpisodePace, settings: AjetConfig) -> str:
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat
     rate = pace.tokens / pace.seconds if pace.seconds > 0 else 0.0
     return (
-        f"about {seconds} to play {counted(episodes, 'episode')} (at {rate:.0f} tokens a second with {pace.at_once} at "
-        "once), and as long again, more or less, for the update"
+        f"about {seconds} to run {counted(episodes, 'episode')} (at {rate:.0f} tokens per second with "
+        f"{pace.at_once} at the same time), and roughly the same time again for the update"
     )

@@ -70,10 +70,10 @@ def dry_run(
     started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
     if reason := find_disks(experiment)[0].refused:  # a plan may be for another machine, a dry run is not
         raise UserError(
-            f"The record of the run could not be written: {reason}.",
+            f"The plan's folder could not be written: {reason}.",
             where=str(experiment.root / experiment.name),
-            expected="a folder that can be written to",
-            do="name another with --exp-dir",
+            expected="a folder that this user may write to",
+            do="choose another folder with --exp-dir",
         )
     print_line(f"{started} (--dry-run).")
 
@@ -107,10 +107,10 @@ def show_plan(
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
         raise ConfigError(
-            "There is no plan of learning from given replies: no task is played.",
+            "There is no plan for learning from given replies (sft.objective), because no agent runs.",
             where=f"ajet.{OBJECTIVE}",
-            expected="a run that plays tasks",
-            do="start it: the rows are read and counted before the first step",
+            expected="a configuration that runs an agent",
+            do="start the run: it reads and counts the rows before the first step",
         )
     require_launchable(experiment, from_store, here=here)
     estimated = find_own_gpu(experiment, on_cluster=on_cluster) if is_own else gpu
@@ -126,7 +126,7 @@ def show_plan(
         _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
     if not started:
         return "Nothing was started"
-    return f"Nothing was started but {', '.join(started)}, ended again"
+    return f"No process was started except {', '.join(started)} (stopped again)"
 
 
 def _print_plan(
@@ -201,7 +201,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
     """
     path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
     if no_tokenizer:
-        return {"model": f"{path}\nno prompt is rendered or measured: {no_tokenizer}"}
+        return {"model": f"{path}\nno prompt is rendered or measured, because {no_tokenizer}"}
     if tokenizer is None:
         return {"model": f"{endpoint.model} at {endpoint.base_url}"}
     if (found := render_with_tools(experiment, task, tokenizer, start=False)) is not None:
@@ -210,7 +210,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
         prompt = make_renderer(experiment.ajet, tokenizer).render(messages)
         later = find_tool_workflow(experiment)
-        tools = ", without tools: a launch starts their server and counts them" if later else ""
+        tools = ", without tools: a run starts their servers and counts their tokens" if later else ""
     return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
 
 
@@ -231,7 +231,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     rows = {}
     if "trains" not in experiment.backbone.can:
         first = counted(min(settings.debug.debug_first_n_tasks, train), "task")
-        rows["played"] = f"{first} × {counted(episodes, 'episode')}, nothing trained"
+        rows["played"] = f"{first} × {counted(episodes, 'episode')}, without training"
     else:
         updates = counted(trainer.mini_batch_num, "update")
         rows["a step"] = f"{counted(batch, 'task')} × {counted(episodes, 'episode')}, {updates}"
@@ -239,8 +239,8 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     if trainer.mode == "async" and experiment.backbone.opens is not None:
         share = ", on one device"
         if resolve_device_kind(trainer.device) == "cpu":
-            share = f"; threads of each: {count_threads_per_side(trainer)}, of {counted(count_cores(), 'core')}"
-        rows["both sides"] = f"a trainer and a sampler at once, a process each{share}"
+            share = f"; each has {count_threads_per_side(trainer)} threads, of {counted(count_cores(), 'core')}"
+        rows["both sides"] = f"a trainer and a sampler work at the same time in separate processes{share}"
     if trainer.mode != "sync":
         rows["stale tokens"] = describe_importance_weights(trainer)
     return rows
@@ -254,7 +254,7 @@ def _describe_length(settings: AjetConfig, epoch: int) -> str:
         return f"{steps}, which is {played / epoch:.1f} epochs of {counted(epoch, 'task')}"
     text = f"{steps}, for {counted(trainer.total_epochs, 'epoch')} of {counted(epoch, 'task')}"
     if further := played - trainer.total_epochs * epoch:
-        text += f"; no task is left out: a step goes on into the next epoch, the last one by {further}"
+        text += f"; no task is left out: a step continues into the next epoch, the last one by {further}"
     return text
 
 
@@ -278,7 +278,7 @@ def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, st
             return None, error.what
         raise
     if is_planned and source.folder and not any((source.folder / name).is_file() for name in TOKENIZER_FILES):
-        return None, f"{source.folder} holds no tokenizer"
+        return None, f"{source.folder} contains no tokenizer"
     return load_tokenizer(source), ""
 
 
@@ -300,30 +300,35 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     is_sharded = trainer.strategy != "megatron" and trainer.mode != "separate_async" and trainer.device != "cpu"
     rows = {}
     if size is None:
-        rows["takes"] = "not known: the model is not on this machine yet, and its name has no size"
+        rows["takes"] = "unknown: the model is not on this machine yet, and its name does not contain its size"
     elif gpu is None:
-        rows["memory"] = "not estimated: without a GPU the run is on the CPU; `ajet plan --gpu` is for one with GPUs"
+        rows["memory"] = (
+            "not estimated: without a GPU the run uses the CPU; `ajet plan --gpu GPU` estimates a run with GPUs"
+        )
     elif experiment.backbone.shares_gpus and is_sharded:
         rows = dict(describe_estimate(size, settings, gpu))
     elif experiment.backbone.opens is None:
-        rows["memory"] = f"not estimated: {settings.backbone} lays out processes of its own"
+        rows["memory"] = f"not estimated: the backbone {settings.backbone} distributes its processes itself"
     elif needs is not None and needs.local is not None:
         rows["memory"] = describe_memory(needs.local, needs.free)
     else:
         least = describe_memory(estimate_footprint(size, settings, wide=settings.model.dtype == "float32"))
-        rows["memory"] = f"estimated by the size in its name, without activations and cache: {least}"
+        rows["memory"] = f"estimated from the size in the model's name, without activations and cache: {least}"
     estimated = rows.pop("time", "")
     if size is not None:
         checkpoint = needs.checkpoint if needs else estimate_checkpoint(size, settings, wide=False)
         most = f", at most {needs.checkpoints} at once" if needs else ""
         free = format_bytes(find_disks(experiment)[-1].free)
-        rows["disk"] = f"about {format_bytes(checkpoint)} a checkpoint{most}; {free} are free"
+        rows["disk"] = f"about {format_bytes(checkpoint)} per checkpoint{most}; {free} are free"
     if (seconds := read_step_seconds(experiment)) is not None:
-        rows["time"] = f"about {format_seconds(seconds)} a step, as in the last steps of the run that is recorded"
+        rows["time"] = f"about {format_seconds(seconds)} per step, as in the last steps of the recorded run"
     elif (pace := read_pace(experiment)) is not None:
-        rows["time"] = f"a step: {describe_step_time(pace, settings)}; measured by the last debug run"
+        rows["time"] = f"a step: {describe_step_time(pace, settings)}; estimated from the last debug run"
     else:
-        rows["time"] = estimated or f"not measured yet: {format_start_command(experiment, 'debug') or 'a debug run'}"
+        rows["time"] = (
+            estimated
+            or f"not measured yet; to measure it: {format_start_command(experiment, 'debug') or 'a debug run'}"
+        )
     return rows
 
 
@@ -348,7 +353,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
         require_rewards(experiment)
     if settings.sft.objective is None:
         check_functions(experiment)
-    unchecked = ["what the code of the workflow and the judge does"]
+    unchecked = ["whether the code of workflow and judge works"]
     store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None
     if store is not None and store.path is None:
         unchecked.append(f"the store at {store.shown}")
@@ -368,5 +373,5 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
         require_embedded(model.removeprefix("embedded:"))
     elif model is not None:
         refuse_hosted(model)
-        unchecked.append(f"whether the hub has {model}")
+        unchecked.append(f"whether the Hugging Face hub has {model}")
     return unchecked, tasks

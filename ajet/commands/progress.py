@@ -133,8 +133,8 @@ class StepEstimate:
             return None
         return (
             f"A step takes about {format_seconds(2 * rollout)}: {format_seconds(rollout)} for "
-            f"{counted(self._episodes, 'episode')} ({self._ended} took {format_seconds(seconds)}), and about as long "
-            "for the update."
+            f"{counted(self._episodes, 'episode')} ({self._ended} took {format_seconds(seconds)}), and about the "
+            "same for the update."
         )
 
 
@@ -161,11 +161,11 @@ def format_step(step: int, total: int, metrics: dict[str, float]) -> str:
             lost = format_unscored(metrics, "train")
             parts.append(f"{int(metrics['train/failed'])} failed{f' ({lost})' if lost else ''}")
     if metrics.get("train/cut_replies"):
-        parts.append(f"{int(metrics['train/cut_replies'])} replies cut")
+        parts.append(f"{int(metrics['train/cut_replies'])} replies cut short")
     if "loss" in metrics:
         parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:
-        parts.append("nothing to learn from" + (" (equal rewards)" if "train/reward" in metrics else ""))
+        parts.append("no training signal" + (" (equal rewards)" if "train/reward" in metrics else ""))
     if "train/rows" in metrics:
         return "  ".join([*parts, f"{metrics['seconds/step']:.1f} s"])
     seconds = f"{metrics['seconds/step']:.1f} s (rollout {metrics['seconds/rollout']:.1f}"

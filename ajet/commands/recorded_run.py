@@ -86,16 +86,17 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
         if file is None or not _is_own(file, folder):
             why.append(f"{key} is {reference!r}")
         else:
-            print_line(f"{key}, as the record says: {str(file)!r}", style="dim")
+            print_line(f"{key} is the recorded file {str(file)!r}", style="dim")
     unknown = list_unknown_values(experiment)
     if unknown:
-        why.append(f"{', '.join(unknown[:5])} came from the environment")
+        why.append(f"the values of {', '.join(unknown[:5])} came from environment variables")
     if why:
         raise UserError(
-            f"The record alone does not give this agent: {'; '.join(why)}.",
+            f"The record is not enough to start this agent: {'; '.join(why)}.",
             where=str(folder / "resolved.yaml"),
-            expected=f"code below {Path.cwd()}; a record is data, and may come from anywhere",
-            do=f"name the YAML that the run was started with: {otherwise}",
+            expected=f"code in {Path.cwd()} or below; a record may come from anywhere, so ajet does not run code from "
+            "other places",
+            do=f"pass the YAML that the run was started with: {otherwise}",
         )
 
 
@@ -129,8 +130,8 @@ def find_recorded_model(
         raise UserError(
             f"The record names the model {path!r}, which is not on this machine: {how}.",
             where=str(record),
-            expected="a model that is here, or your word",
-            do="--fetch gets it, if you trust where the record comes from" + (f"; {otherwise}" if otherwise else ""),
+            expected="a model on this machine, or your permission to download it",
+            do="--fetch downloads it, if you trust the source of the record" + (f"; {otherwise}" if otherwise else ""),
         )
     return prepare_folder(locate_model(path, base=base, weights=weights))
 
@@ -139,8 +140,8 @@ def _ask_to_fetch(path: str, how: str) -> bool:
     """Return the user's answer, or False without a terminal."""
     if not (sys.stdin.isatty() and console.is_terminal):
         return False
-    print_line(f"The record names the model {path!r}, which is not here: {how}.")
+    print_line(f"The record names the model {path!r}, which is not on this machine: {how}.")
     try:
-        return console.input("Fetch it? [y/N] ", markup=False).strip().lower() in ("y", "yes")
+        return console.input("Download it? [y/N] ", markup=False).strip().lower() in ("y", "yes")
     except EOFError:
         return False

@@ -62,7 +62,7 @@ class EpisodeRecording:
                     self._run.metrics.log(step, episode_metrics(block, "debug"))
                 except (UserError, OSError) as error:
                     self._full = full[number:]
-                    logger.warning("the metrics of episodes {} cannot be written: {}", step, error)
+                    logger.warning("the metrics of recorded episodes cannot be written ({}): {}", step, error)
                     return
 
     def _write_episode(self, episode: Episode) -> None:

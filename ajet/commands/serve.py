@@ -109,7 +109,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 sink = RunSink(experiment, run, _show_step)
                 session = TrainingSession(sink, served.backbone, served.store, served.tasks, interrupts)
                 if count := served.desk.restore():
-                    logger.info("{} finished, untrained episodes are restored", count)
+                    logger.info("{} finished episodes that were not trained yet are restored", count)
             with freeze_start():
                 _open_routes(served, run, given_key)
                 if trains:
@@ -152,9 +152,11 @@ def assemble_server(
         backbone = open_backbone(experiment)
         if judge.ranks is not None:
             how = (
-                "ranks those at a task once all are in" if backbone.trains else "judges each attempt alone, not ranked"
+                "ranks the attempts at a task once all of them have ended"
+                if backbone.trains
+                else "scores each attempt alone, without ranking"
             )
-            logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
+            logger.info("Clients end their attempts one by one, so the judge {} {}.", judge.ranks, how)
         tasks = None
         if reader is not None and known:
             fitting = drop_overlong(known, settings.data, backbone.tokenizer)
@@ -209,12 +211,14 @@ def open_held_out(
         return None
     if settings.rollout.user_workflow is None:
         logger.info(
-            "the server plays no held-out tasks: rollout.user_workflow names no agent to play them; clients may ask "
-            "for them with held_out"
+            "the server runs no held-out tasks, because rollout.user_workflow is not set; clients can request "
+            "them with held_out"
         )
         return None
     if settings.rollout.deterministic:
-        logger.warning("rollout.deterministic: no held-out tasks are played, as clients come when they like")
+        logger.warning(
+            "rollout.deterministic is set: the server runs no held-out tasks, because clients call at arbitrary times"
+        )
         return None
     warn_of_unconfined(experiment)
     require_services(experiment)
@@ -222,7 +226,7 @@ def open_held_out(
     workflow = load_workflow(experiment)
     rollout = Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))
     parts = RunParts(experiment, reader, judge, workflow, backbone, gateway, rollout)
-    logger.info("{} held-out tasks, which the server plays with {}", len(parts.tasks("validation")), workflow.__name__)
+    logger.info("the server validates on {} held-out tasks with {}", len(parts.tasks("validation")), workflow.__name__)
     return parts
 
 
@@ -263,7 +267,7 @@ def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone:
     try:
         return drop_overlong(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
     except TaskError as problem:
-        logger.warning("there are no held-out tasks for clients: {}", problem.what)
+        logger.warning("clients can request no held-out tasks: {}", problem.what)
         return ()
 
 
@@ -282,12 +286,12 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
     verb = "training" if served.backbone.trains else "recording"
     console.print(Text.assemble("Serving on ", (root, "bold"), f" · {verb} in {run.path}"), soft_wrap=True)
     if given_key is None:
-        console.print(f"Admin key (shown once; {ADMIN_KEY} sets one of your own):", markup=False)
+        console.print(f"Admin key (shown only once; set {ADMIN_KEY} to use your own):", markup=False)
         print_line(key)
     body = "{}" if served.tasks is not None else '{"task": "What is 1 + 2?"}'
     console.print(
         f"Open an episode:  curl -X POST {root}/episodes -H \"Authorization: Bearer ${ADMIN_KEY}\" -d '{body}'",
-        "\nCtrl-C ends it.",
+        "\nPress Ctrl-C to stop the server.",
         sep="",
         markup=False,
         soft_wrap=True,

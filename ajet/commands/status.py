@@ -51,7 +51,7 @@ def list_lines(found: LiveStatus) -> Iterator[str]:
         yield f"problem  {found.problem.splitlines()[0]}"
     if found.updated_age is not None and not over:
         processes = f"{found.processes} process{'' if found.processes == 1 else 'es'}"
-        yield f"said     {_format_age(found.updated_age)} ago, {processes}"
+        yield f"updated  {_format_age(found.updated_age)} ago, {processes}"
     if found.depths:
         yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
     if found.oldest:
@@ -69,7 +69,7 @@ def list_lines(found: LiveStatus) -> Iterator[str]:
     if found.checkpoint is not None:
         yield f"saved    step {found.checkpoint}, {counted(found.behind or 0, 'step')} ago"
     if any(found.staleness):
-        yield "trained episodes of the last step, by the age of their oldest call in steps:"
+        yield "episodes trained in the last step, by the age of their oldest call in steps:"
         most = max(found.staleness.values())
         for steps, count in found.staleness.items():
             yield f"{steps:>12} {'█' * max(1, BAR * count // most)} {count}"
@@ -79,7 +79,7 @@ def _describe_sampler(each: dict[str, Any]) -> str:
     parts = [f"{each['name']}: {counted(each['leases'], 'lease')}"]
     parts += [f"policy {each['version']}"] if "version" in each else []
     parts += [f"{each['episodes_per_second']:.3g} episodes per second"] if "episodes_per_second" in each else []
-    return ", ".join([*parts, f"heard {_format_age(each['age'])} ago"])
+    return ", ".join([*parts, f"heartbeat {_format_age(each['age'])} ago"])
 
 
 def _format_age(seconds: float | None) -> str:

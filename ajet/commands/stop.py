@@ -34,11 +34,11 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
     Raises:
         UserError: The run is unknown, or runs on another machine.
     """
-    folder = require_run(run, root, holding="status.json", expected="a folder with a status.json")
+    folder = require_run(run, root, holding="status.json", expected="the folder of a run, with a status.json")
     refuse_remote(folder)
     processes = list_processes(folder)
     if not processes:
-        print_line(f"{folder.name} is not running.")
+        print_line(f"The run {folder.name} is not in progress.")
         return 0
     children = [child for process in processes for child in _list_children(process)]
     for process in list_processes(folder, role="run") or processes:  # child processes end with the run
@@ -46,7 +46,7 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
             process.send_signal(signal.SIGINT)
     alive = _wait_for_end(processes, _find_patience(folder) if patience_s is None else patience_s)
     _end_processes(alive + [child for child in children if _is_alive(child)])
-    stopped = f"{folder.name} was stopped" + (" hard: it did not answer." if alive else ".")
+    stopped = f"{folder.name} was stopped" + (" by SIGKILL, because it did not react to SIGTERM." if alive else ".")
     print_line(stopped)
     return 0
 
@@ -63,7 +63,7 @@ def kill(names: str | None, root: Path) -> int:
     folders = [path.parent for each in RUN_PATTERNS for path in sorted(root.glob(each))]
     found = {folder.relative_to(root).as_posix(): folder for folder in folders}
     for name in sorted(wanted - found.keys()):
-        print_line(f"There is no run named {name} in {root}.")
+        print_line(f"The folder {root} contains no run named {name}.")
     problems = []
     for name, folder in found.items():
         try:
@@ -87,10 +87,10 @@ def refuse_remote(folder: Path) -> None:
         if role == "run" and process.place == "elsewhere":
             here = socket.gethostname()
             raise UserError(
-                f"{folder.name} is not of this machine or container: it is {process}.",
+                f"The run {folder.name} does not run on this machine or in this container: it is {process}.",
                 where=str(folder / "status.json"),
-                expected=f"a run on {here}" + (", outside of containers of its own" if process.host == here else ""),
-                do=f"run `ajet stop {folder.name}` there",
+                expected=f"a run on {here}" + (", outside of separate containers" if process.host == here else ""),
+                do=f"run `ajet stop {folder.name}` on that machine",
             )
 
 

@@ -92,8 +92,9 @@ class RunTally:
         """Return the counts as a line."""
         given_up = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
-            f"{counted(self.trained, self.unit)} trained, {self.skipped} skipped, {self.doubled} doubled{given_up}; "
-            f"{counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} forked"
+            f"{counted(self.trained, self.unit)} trained, {self.skipped} skipped, {self.doubled} "
+            f"doubled{given_up}; {counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} "
+            "tokenized anew"
         )
         held_out = f"; {counted(self.held_out_failed, 'held-out episode')} failed" if self.held_out_failed else ""
         return line + held_out
@@ -108,7 +109,7 @@ def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | Non
     try:
         first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
     except UserError as damage:  # the training itself is complete
-        return f"Which held-out tasks flipped is not known: {damage.what}"
+        return f"The held-out tasks that changed between solved and unsolved are unknown: {damage.what}"
     if all(attempt.reward is None for attempt in (*first, *last)):
         return None
     lowest = failure_reward([*first, *last])
@@ -118,7 +119,7 @@ def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | Non
     what = "solved" if compared.quantity == "success" else "better"
     if compared.tasks < FEWEST_TASKS:
         changed = f"{len(compared.gained)} newly {what}, {len(compared.lost)} no longer"
-        return f"{changed}: {counted(compared.tasks, 'held-out task')} are too few to tell"
+        return f"{changed}: {counted(compared.tasks, 'held-out task')} are too few for a conclusion"
     return (
         f"{counted(len(compared.gained), 'held-out task')} newly {what}, {len(compared.lost)} no longer; "
         f"{compared.describe_difference()}"
@@ -130,8 +131,8 @@ def _show_finished(run: RunDirectory, step: int) -> None:
     checkpoint = run.checkpoints.latest()
     for line in (
         f'The run "{run.name}" is finished (step {step} is its last): no step was trained.',
-        "Train on: raise trainer_common.total_training_steps (or total_epochs).",
-        "Start anew: --fresh (in Python fresh=True); the old run is not removed.",
+        "To train further: raise trainer_common.total_training_steps (or total_epochs).",
+        "To start again from the beginning: --fresh (in Python fresh=True); the old run is not deleted.",
         *([f"Checkpoint: {checkpoint.path}"] if checkpoint else []),
     ):
         print_line(line)
@@ -154,8 +155,8 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     validations = [row for row in rows_of_last_judge(rows) if "validation/tasks" in row]
     if earlier := [row for row in rows if "validation/tasks" in row][: -len(validations) or None]:
         console.print(
-            f"The judge changed after the validation of step {earlier[-1]['step']}: held-out numbers up to then are "
-            "not compared with later numbers.",
+            f"The judge changed after the validation of step {earlier[-1]['step']}: held-out numbers before and "
+            "after cannot be compared.",
             soft_wrap=True,
         )
     if len(validations) > 1:
@@ -172,18 +173,18 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
         calls = sum(int(row.get("train/calls", 0)) for row in rows)
         where = format_command("episodes", format_run_name(run.path, run.name))
-        print_line(f"{cut} of {calls} replies cut by a limit on tokens: see {where}")
+        print_line(f"{cut} of {calls} replies cut short by a token limit: see {where}")
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
         listed = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
-        print_line(f"Given up: position {order} ({listed})")
+        print_line(f"Given up: the task at position {order} of the training order ({listed})")
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
-        console.print(f"and {counted(more, 'other position')} given up: see `given_up` in metrics.jsonl")
+        console.print(f"and {counted(more, 'further task')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     where = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
     print_line(where)
     named = format_run_name(run.path, run.name)
     if alarm := run.status.get(GAMED):
-        console.print("[bold yellow]Are the rewards of this run gamed?[/]")
+        console.print("[bold yellow]Does the agent game the rewards of this run?[/]")
         print_line("\n".join(describe_alarm(alarm, named)))
     reason, idle = why_nothing(rows), idle_steps(rows)
     ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
@@ -196,19 +197,20 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
             print_line(advice)
         if ended:
             raise UserError(
-                f"The run was ended: it learned nothing in {idle} steps.",
+                f"The run was stopped, because it had no training signal in {idle} steps.",
                 where="ajet.trainer_common.stop_after_idle_steps",
-                expected="different rewards of attempts at a task, at least sometimes",
-                do="play it with --backbone debug, which says which tasks can teach; 0 goes on whatever happens",
+                expected="attempts at a task with different rewards, at least sometimes",
+                do="run it with --backbone debug, which reports the tasks that training can learn from; with 0 "
+                "the run never stops for this reason",
             )
         return
     if ended:
         why = why_nothing([row for row in rows if "tasks" in row][-idle:])
-        console.print(f"It ended early: the last {idle} steps had nothing to learn from ({why}).", soft_wrap=True)
+        console.print(f"The run stopped early: its last {idle} steps had no training signal ({why}).", soft_wrap=True)
         if advice:
             print_line(advice)
-    console.print(Text.assemble("Try the tuned model: ", (format_command("chat", named), "bold")), soft_wrap=True)
+    console.print(Text.assemble("Try the trained model: ", (format_command("chat", named), "bold")), soft_wrap=True)
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"
         eval_command = format_command("eval", named, "--model", "base", "--model", measured)
-        console.print(Text.assemble("What it is worth:    ", (eval_command, "bold")), soft_wrap=True)
+        console.print(Text.assemble("Evaluate the model:    ", (eval_command, "bold")), soft_wrap=True)

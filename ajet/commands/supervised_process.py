@@ -167,7 +167,7 @@ class SupervisedProcess:
             what,
             where=f"ajet.services.{self.name}{shown}",
             expected=expected,
-            do="run the command by hand in its folder, and read the output",
+            do="run the command by hand in its folder, and read its output",
         )
 
 

@@ -132,7 +132,7 @@ def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
     from ajet.record.files import write_atomically
 
     rows = _parse_table(tasks, name) if isinstance(tasks, str | Path) else _parse_objects(tasks, name)
-    with write_errors.explain_write_errors("the tasks", file.parent, intact="nothing was begun"):
+    with write_errors.explain_write_errors("the tasks", file.parent, intact="the run was not started"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, "".join(f"{json.dumps(row)}\n" for row in rows))
     return str(file)
@@ -148,10 +148,10 @@ def _make_reader_settings(training: str, held_out: str | None, given: Tasks | No
         return {"type": training}
     if is_reference(training) or not isinstance(given, (str, NoneType)):
         raise UserError(
-            f"Validation tasks in addition to {training} are not possible.",
+            f"The validation tasks of {training} cannot be set separately.",
             where="validation",
-            expected="the name of a split of a data set; a task reader brings its own",
-            do="leave it out, or give both as lists or as JSON Lines files",
+            expected="the name of a split of a data set; a task reader defines its own validation tasks",
+            do="omit validation_data, or pass both as lists or as JSON Lines files",
         )
     one_file = training.lower().endswith(TABLES)  # each split of a single file has all of its rows
     splits = {} if held_out is None and not one_file else {"validation_split": held_out}
@@ -168,7 +168,7 @@ def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
     """Return the rows of tasks given as objects. `name` is the argument's name. Raises TaskError."""
     rows = [_make_row(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
     if not rows:
-        raise TaskError("There is no task: the list is empty.", where=name, expected="at least one task")
+        raise TaskError("The list of tasks is empty.", where=name, expected="at least one task")
     return rows
 
 
@@ -185,10 +185,10 @@ def _refuse_question(text: str, name: str) -> None:
     is_file = len(text) <= MAX_PATH_CHARS and Path(text).exists()
     if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not is_file:
         raise TaskError(
-            f"{name} is one text, {text[:80]!r}, and there is no file of that name.",
+            f"{name} is one string, {text[:80]!r}, and no file has that name.",
             where=name,
             expected=EXPECTED,
-            do=f"write a question as a list: {name}=[{text[:40]!r}]",
+            do=f"pass questions as a list: {name}=[{text[:40]!r}]",
         )
 
 
@@ -197,7 +197,7 @@ def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
     kind = type(tasks).__name__
     if hasattr(tasks, "notna") and hasattr(tasks, "columns"):  # pandas: an empty cell is NaN, and JSON has no NaN
         if not tasks.columns.is_unique:
-            raise _refuse_object("DataFrame with two columns of one name", name, "rename one")
+            raise _refuse_object("a DataFrame that has two columns with the same name", name, "rename one")
         return tasks.astype(object).where(tasks.notna(), None).to_dict("records")
     for method in ("to_dicts", "to_pylist"):  # polars, pyarrow
         if callable(getattr(tasks, method, None)):
@@ -207,9 +207,9 @@ def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
     if hasattr(tasks, "features") and hasattr(tasks, "column_names"):
         return _iterate_dataset(tasks)
     if hasattr(tasks, "read") or isinstance(tasks, bytes):
-        raise _refuse_object(kind, name, f'name the file: {name}="train.jsonl"')
+        raise _refuse_object(kind, name, f'pass the path of the file: {name}="train.jsonl"')
     if isinstance(tasks, Set):
-        raise _refuse_object(kind, name, f"give it an order, which every start repeats: {name}=sorted(…)")
+        raise _refuse_object(kind, name, f"sort it, so that every start has the same order: {name}=sorted(…)")
     if not isinstance(tasks, Iterable):
         raise _refuse_object(kind, name, f"write {name}=[…]")
     return tasks
@@ -232,15 +232,15 @@ def _refuse_mapping(tasks: Mapping[Any, Any], name: str) -> TaskError:
     names = ", ".join(map(str, tasks))[:80]
     first = next(iter(tasks), "train")
     if any(hasattr(value, "column_names") or hasattr(value, "columns") for value in tasks.values()):
-        return _refuse_object(f"{kind} of {names}", name, f"name one split of it: {name}=data[{first!r}]")
+        return _refuse_object(f"{kind} of {names}", name, f"choose one split: {name}=data[{first!r}]")
     if tasks and all(isinstance(value, list | tuple) for value in tasks.values()):
         rows = f"{name}=[dict(zip(data, row)) for row in zip(*data.values())]"
-        return _refuse_object(f"{kind} of columns ({names})", name, f"write its rows: {rows}")
-    return _refuse_object(f"{kind} of {names}", name, f"put a single row into a list: {name}=[row]")
+        return _refuse_object(f"{kind} of columns ({names})", name, f"pass its rows: {rows}")
+    return _refuse_object(f"{kind} of {names}", name, f"pass a single row as a list: {name}=[row]")
 
 
 def _refuse_object(kind: str, name: str, do: str) -> TaskError:
-    return TaskError(f"{name} is a {kind}, and no tasks.", where=name, expected=EXPECTED, do=do)
+    return TaskError(f"{name} is a {kind}, which ajet cannot read as tasks.", where=name, expected=EXPECTED, do=do)
 
 
 def _make_row(task: Any, place: str) -> dict[str, Any]:
@@ -249,12 +249,12 @@ def _make_row(task: Any, place: str) -> dict[str, Any]:
     row = row_of(task) if isinstance(task, Task) else task
     try:
         if not isinstance(row, Mapping):
-            raise BadRowError(f"it is a {type(task).__name__}")
+            raise BadRowError(f"the task is a {type(task).__name__}")
         plain: dict[str, Any] = to_plain({"" if key is None else key: value for key, value in row.items()})
     except (BadRowError, RecursionError) as problem:
         raise TaskError(
-            f"A task cannot be written down: {problem or 'nested too deeply'}.",
+            f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
             where=place,
-            expected="an ajet.Task, a question, or a dict with a question, of texts, numbers, lists and dicts",
+            expected="an ajet.Task, a question, or a dict with a question, made of strings, numbers, lists and dicts",
         ) from None
     return plain

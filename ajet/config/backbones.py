@@ -57,16 +57,16 @@ Capability = Literal[
 """
 
 CAPABILITY_WORDS: Mapping[Capability, str] = {
-    "streams": "plays on while it trains",
-    "decouples": "trains on what samplers play elsewhere",
-    "oversamples": "begins more groups than a batch needs",
-    "deterministic": "repeats a killed run bit for bit",
-    "teaches": "trains on replies that are given",
-    "distils": "asks a teacher about what was sampled",
-    "grades": "chooses tasks by how often they were solved",
-    "chooses": "has all tokens of an optimizer step at hand",
-    "adapts": "trains several adapters on one model",
-    "values": "keeps a critic",
+    "streams": "sample while it trains",
+    "decouples": "train on episodes that samplers run",
+    "oversamples": "begin more groups than a batch needs",
+    "deterministic": "repeat an interrupted run bit for bit",
+    "teaches": "train on given replies",
+    "distils": "use the log-probabilities of a teacher model",
+    "grades": "choose tasks by how often they were solved",
+    "chooses": "process all tokens of an optimizer step together",
+    "adapts": "train several adapters on one model",
+    "values": "train a value head (critic)",
 }
 """Verb phrases for capabilities required by a key's value."""
 
@@ -158,7 +158,7 @@ def find_backbone(name: str) -> Descriptor:
         broken = f". {reason}" if (reason := describe_broken()) else ""
         raise ConfigError(
             f"ajet.backbone is {name!r}.",
-            expected=f"one of {', '.join(names)}, or one that an installed package brings{broken}",
+            expected=f"one of {', '.join(names)}, or a backbone that an installed package adds{broken}",
             do=f"did you mean {near[0]}?" if near else "",
         )
     return _load_descriptor(name, part)
@@ -182,11 +182,11 @@ def _load_descriptor(name: str, part: PluginPart) -> Descriptor:
         raise ConfigError(
             f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
             where=part.code,
-            do="fix or remove the package with the error",
+            do="fix or uninstall the package in which the error occurs",
         ) from problem
     if not isinstance(descriptor, Descriptor) or descriptor.name != name:
         raise ConfigError(
-            f"The backbone {name} is described by {descriptor!r}.",
+            f"The package that adds the backbone {name} describes it by {descriptor!r}, which is not a Descriptor.",
             where=part.code,
             expected=f"ajet.config.backbones.Descriptor(name={name!r}, …)",
         )

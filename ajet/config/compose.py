@@ -127,7 +127,7 @@ def _require_place(override: Override, before: Sequence[Layer]) -> None:
                 key = ".".join(map(str, override.path[:at]))
                 places = f"{key}.0 to {key}.{len(node) - 1}, or " if node else ""
                 raise ConfigError(
-                    f"{key} is a list, and {part} is no place in it.",
+                    f"{key} is a list, and {part} is not an index of it.",
                     where=f"override {override.written}",
                     expected=f"{places}the whole list: {key}=[…]",
                 )
@@ -247,13 +247,14 @@ def _explain_refusal(error: Exception, layers: Layers) -> ConfigError:
                     OmegaConf.create({"value": value})
                 except OmegaConfBaseException as refusal:
                     return ConfigError(
-                        f"{'.'.join(map(str, path))}: {value!r} is no interpolation: {str(refusal).splitlines()[0]}",
+                        f"{'.'.join(map(str, path))}: {value!r} is not an interpolation: "
+                        f"{str(refusal).splitlines()[0]}",
                         where=layer.locate(path, value=True),
                         expected="${ajet.data.train_batch_size}, ${oc.env:NAME} or ${oc.env:NAME,default}",
                     )
     cause = error.__cause__ or error
     return ConfigError(
-        f"The config does not compose: {' '.join(str(error).split())}",
+        f"YAML and overrides cannot be combined: {' '.join(str(error).split())}",
         where="command line" if "override" in str(error) else layers.stack[-1].title,
-        do="a key that does not exist yet is added by +key=value" if "struct" in f"{error}{cause}" else "",
+        do="to add a key that does not exist yet, write +key=value" if "struct" in f"{error}{cause}" else "",
     )

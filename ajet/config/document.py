@@ -89,25 +89,29 @@ def read_document(path: Path) -> Document:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
-            f"There is no file {path}.",
+            f"The file {path} does not exist.",
             where=str(path.absolute()),
             do=_suggest_path(path) or "fix the path after --conf",
         ) from None
     except IsADirectoryError:
         within = ", ".join(str(each) for each in sorted(path.glob("*.y*ml"))[:8])
         raise ConfigError(
-            f"{path} is a folder.", where=str(path.absolute()), do=f"name the YAML in it: {within or 'it has none'}"
+            f"{path} is a folder, not a YAML file.",
+            where=str(path.absolute()),
+            do=f"give the path of the YAML in it: {within or 'the folder contains none'}",
         ) from None
     except NotADirectoryError:
-        raise ConfigError(f"There is no file {path}.", where=str(path.absolute()), do="mend the path") from None
+        raise ConfigError(
+            f"The file {path} does not exist.", where=str(path.absolute()), do="correct the path"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is no UTF-8 text: {error.reason} at byte {error.start}.",
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.",
             where=str(path),
             do="save it as UTF-8 in your editor",
         ) from error
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}.", where=str(path)) from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", where=str(path)) from error
     return parse_document(text, path)
 
 
@@ -126,17 +130,19 @@ def parse_document(text: str, path: Path) -> Document:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         do = _advise_on_script(path, text) or _advise_on_syntax(error, text)
-        raise ConfigError(f"The YAML does not parse: {error.problem or error.context}.", where=where, do=do) from error
+        raise ConfigError(
+            f"The file is not valid YAML: {error.problem or error.context}.", where=where, do=do
+        ) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML does not wrap the errors of converting a text by a tag such as !!int or !!bool.
-        raise ConfigError(f"The YAML does not parse: {str(error)[:300]}", where=str(path)) from error
+        raise ConfigError(f"The file is not valid YAML: {str(error)[:300]}", where=str(path)) from error
     finally:
         loader.dispose()
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"The YAML is a {type(tree).__name__}, not a mapping.",
+            f"The top level of the YAML is a {type(tree).__name__}, not a mapping.",
             where=f"{path}:1:1",
-            expected="`ajet:` and its keys",
+            expected="the key `ajet:` and the keys below it",
             do=_advise_on_script(path, text),
         )
     return Document(path, text, tree, places)
@@ -167,7 +173,7 @@ class _YamlLoader(yaml.SafeLoader):
         return self.construct_yaml_float(node)
 
 
-_PLACEHOLDER = "`{{…}}` is a place that a template leaves open"
+_PLACEHOLDER = "`{{…}}` is a placeholder of a template that was not filled in"
 _EXCESSIVE = f"more than {MAX_NODES:,} values (aliases counted each time), or nested deeper than {MAX_DEPTH} levels"
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_number)
 _YamlLoader.add_constructor("tag:yaml.org,2002:float", _YamlLoader.construct_number)
@@ -233,7 +239,7 @@ def _record_places(
                 continue
             if not isinstance(key, yaml.ScalarNode):
                 left_open = isinstance(key, yaml.MappingNode) and [each[1].value for each in key.value] == [""]
-                problem = _PLACEHOLDER if left_open else "a key must be text"
+                problem = _PLACEHOLDER if left_open else "a key must be a string"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             name = _construct_scalar(key)
             if name in seen:
@@ -265,16 +271,16 @@ def _make_place(key: yaml.Node, value: yaml.Node) -> NodePlace:
 
 def _advise_on_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     if error.problem == _EXCESSIVE:
-        return "put data into a file of its own"
+        return "put the data into a separate file"
     if error.problem == _PLACEHOLDER:
-        return "write the value there that the template leaves open"
+        return "replace the placeholder by the value"
     if "\t" in text and "\\t" in str(error.problem):
-        return "indent with spaces; YAML takes no tabs"
+        return "indent with spaces; YAML allows no tabs"
     if "occurs twice" in str(error.problem):
-        return "keep one of the two; a later one would silently replace the earlier"
+        return "delete one of the two; YAML would silently use the later one"
     if "mapping values are not allowed" in str(error.problem):
-        return "look for a missing indentation, or quote the value that contains a colon"
-    return "fix the syntax there (indentation, quotes, colons)"
+        return "look for missing indentation, or quote the value that contains a colon"
+    return "correct the syntax there (indentation, quotes, colons)"
 
 
 def _suggest_path(path: Path) -> str:
@@ -286,7 +292,7 @@ def _suggest_path(path: Path) -> str:
         return f"did you mean {path.parent / names[near[0]]}?"
     within = Path(*path.parts[1:])
     if path.parts[:1] == (Path.cwd().name,) and within.is_file():
-        return f"you are inside {path.parts[0]}: `cd ..` first, or name {within}"
+        return f"you are inside {path.parts[0]}: run `cd ..` first, or write the path {within}"
     shipped = find_tutorials().parent / path
     return f"the one that comes with ajet is {shipped}" if path.parts[:1] == ("tutorial",) and shipped.is_file() else ""
 

@@ -273,13 +273,16 @@ def _build_experiment(
     raw = dump_unresolved(composed)
     tree = resolve_tree(composed, raw, layers, roots)
     if not isinstance(tree["ajet"], dict):
-        raise ConfigError(f"`ajet` is {tree['ajet']!r}, not a mapping.", where=layers.locate(("ajet",), value=True))
+        raise ConfigError(
+            f"`ajet` is {tree['ajet']!r}; it must be a mapping of keys.", where=layers.locate(("ajet",), value=True)
+        )
     config = validate_tree(tree, layers)
     if config.trainer_common.algorithm.preset != preset:
         raise ConfigError(
-            f"The preset is {config.trainer_common.algorithm.preset!r} only once everything is put together.",
+            f"The preset {config.trainer_common.algorithm.preset!r} is set by an interpolation or a default, "
+            "which ajet resolves too late for a preset.",
             where=layers.locate(PRESET, value=True),
-            expected=f"its name where it is set: {'.'.join(PRESET)}: minirl",
+            expected=f"the preset's name itself: {'.'.join(PRESET)}: minirl",
         )
     del tree["ajet"]
     folder = document.path.absolute().parent
@@ -338,7 +341,7 @@ def _choose_run_name(config: AjetConfig, document: Document, layers: Layers) -> 
         raise ConfigError(
             f"ajet.experiment_name is {name!r}.",
             where=layers.locate(("ajet", "experiment_name"), value=True),
-            expected="the name of one folder",
+            expected="a name that can be the name of a folder, without / and ..",
         )
     return name
 

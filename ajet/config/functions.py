@@ -42,10 +42,10 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
         name = getattr(function, "__name__", type(function).__name__)
         wanted = f"({', '.join(names)})"
         raise ConfigError(
-            f"{what}: {reference} is a function of {signature}, and is called with {wanted}.",
+            f"{what}: ajet calls {reference} with the arguments {wanted}, but its signature is {signature}.",
             where=locate_function(function) or what,
-            expected=f"a function that takes these {len(names)}, by position",
-            do=f"write `def {name}{wanted}:`, with `async` before it if it awaits",
+            expected=f"a function with {len(names)} positional parameters",
+            do=f"write `def {name}{wanted}:`, or `async def` if the function awaits",
         ) from None
     if set(names) <= set(_ROLES):
         require_order(function, names, what=what, reference=reference)
@@ -68,9 +68,10 @@ def require_order(
         return
     receiver = "self, " if method else ""
     raise ConfigError(
-        f"{what}: {reference} takes ({', '.join(found)}), and is called with ({', '.join(names)}).",
+        f"{what}: ajet calls {reference} with the arguments ({', '.join(names)}), but its parameters are "
+        f"({', '.join(found)}).",
         where=locate_function(function) or what,
-        expected=f"the arguments in the order ({', '.join(names)})",
+        expected=f"the parameters in the order ({', '.join(names)})",
         do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(found))}):`",
     )
 

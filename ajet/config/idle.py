@@ -136,7 +136,7 @@ def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
     if not found:
         return ""
     rows = [f"  {each.name} ({each.where}): {each.why}" for each in found]
-    return "\n".join([f"Set, and without effect {place}:", *rows])
+    return "\n".join([f"Keys that are set but have no effect {place}:", *rows])
 
 
 def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
@@ -190,7 +190,9 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
                 if why:
                     yield _make_idle_key(path, path, layer, users, why)
             if rest:
-                yield _make_idle_key((root,), (root,), layer, users, f"it is {owner.name}'s own")
+                yield _make_idle_key(
+                    (root,), (root,), layer, users, f"it is a key of {owner.name}, which ajet does not read here"
+                )
 
 
 def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
@@ -210,7 +212,7 @@ def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> It
                 or _has_our_value(key, layer.get_value(path), config)
             ):
                 continue
-            yield _make_idle_key(path, path, layer, users, f"not followed; {why}")
+            yield _make_idle_key(path, path, layer, users, f"ajet overrides it; {why}")
 
 
 def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
@@ -245,16 +247,16 @@ def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descrip
     if near is None:
         advice = owner.advice
         if dotted in advice.like:
-            return f"it is {owner.name}'s own; here `ajet.{advice.like[dotted]}` is its like"
+            return f"it is a key of {owner.name}; ajet's key for it is `ajet.{advice.like[dotted]}`"
         here = {**advice.instead, **advice.list_unread()}.get(dotted, "")
-        return f"it is {owner.name}'s own; here it is {here}" if here else ""
+        return f"it is a key of {owner.name}; in ajet: {here}" if here else ""
     ours: Any = config
     for name in near.key.split(".")[1:]:
         ours = getattr(ours, name, None)
     if near.same and ours == value:
         return ""
     shown = f": {json.dumps(value)}" if near.same else ""
-    return f"it is {owner.name}'s own; here `{near.key}{shown}` is its like"
+    return f"it is a key of {owner.name}; ajet's key for it is `{near.key}{shown}`"
 
 
 def find_last_layer(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:

@@ -137,11 +137,11 @@ def _read_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counte
 _SECTION = "my_section"
 _SHOWN = 4
 """Limit on listed counterparts of a section's keys in a line."""
-_NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_text` to a function of yours"
+_NO_MASKING = "ajet masks no personal data in traces; write a function that does, and set `mask: mask.py->mask_text`"
 REMOVED = {
     "task_reader.tracing.deidentify": _NO_MASKING,
     "task_reader.tracing.names": _NO_MASKING,
-    "environment.mcp_client": "the only MCP client supports all revisions: delete the line",
+    "environment.mcp_client": "ajet's MCP client supports all revisions of the protocol: delete the line",
 }
 """Removed keys, each with the replacement."""
 
@@ -159,15 +159,15 @@ def make_unknown_key_error(
     if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
         *above, last = dotted.split(".")
         return ConfigError(
-            f"`{dotted}` is one key, with a dot in its name.",
+            f"`{dotted}` is read as one key whose name contains a dot.",
             where=where,
-            expected="one level of indentation for each name",
+            expected="a nested mapping: one level of indentation for each part of the name",
             do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {shown}=… on the command line",
         )
     if misplaced := _describe_misplaced(path, value):
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
     near = suggest_key(path)
-    own = f"put a custom key into a section next to `ajet:`, to be read as config.{_SECTION}.{path[-1]}"
+    own = f"put a key of your own into a section next to `ajet:`; the code reads it as config.{_SECTION}.{path[-1]}"
     if broken := describe_broken():
         own = f"{own}. {broken}"
     brought = _find_advice(shown) or REMOVED.get(shown, "")
@@ -186,7 +186,9 @@ def make_unknown_key_error(
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,
-        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/reference/configuration.md",
+        do=f"did you mean ajet.{near}? ({own})"
+        if near
+        else f"{own}; docs/reference/configuration.md lists ajet's keys",
     )
 
 
@@ -200,8 +202,10 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
     place = "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
     keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
     ours = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
-    here = f"; below `ajet:` it is {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""
-    return f"`{root}` is {owner.name}'s own: write it {place}{here}"
+    here = (
+        f"; ajet's own keys for it are {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""
+    )
+    return f"`{root}` is a section of {owner.name}: write it {place}{here}"
 
 
 def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
@@ -219,10 +223,10 @@ def _find_advice(dotted: str) -> str:
     """Return a descriptor's advice on a backbone key of that name, or ""."""
     for owner in list_shipped_backbones().values():
         if (ours := owner.advice.short.get(dotted)) is not None:
-            return f"{owner.name}'s {dotted} is here {ours}"
+            return f"in ajet, {owner.name}'s {dotted} is {ours}"
         if (ours := owner.advice.instead.get(dotted)) is not None:
             page = f" ({owner.defaults_page})" if owner.defaults_page else ""
-            return f"{owner.name}'s {dotted} is here {ours}{page}"
+            return f"in ajet, {owner.name}'s {dotted} is {ours}{page}"
     return ""
 
 
@@ -243,4 +247,4 @@ def _find_by_last_name(name: str) -> str:
     if len({ours for *_, ours in found}) != 1:
         return ""
     owner, key, ours = min(found)
-    return f"{owner}'s {key} is here {ours}"
+    return f"in ajet, {owner}'s {key} is {ours}"

@@ -50,6 +50,7 @@ def explain_unwritable_cache() -> str:
             return ""
     except OSError as problem:
         return (
-            f"the cache {root} cannot be written to ({problem.strerror}): nothing is kept for later runs, and models "
-            "that are downloaded or converted are refused. Set AJET_CACHE to a folder that this user may write to"
+            f"ajet cannot write to its cache folder {root} ({problem.strerror}): results are not cached for "
+            "later runs, and ajet cannot download or convert models. Set AJET_CACHE to a folder that this user "
+            "may write to"
         )

@@ -34,10 +34,10 @@ def read_api_key(name: str) -> str:
     key = read_outside_variable(name)
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            f"The key in {name} holds a character that no request can carry.",
+            f"The API key in the variable {name} contains a character that an HTTP header cannot carry.",
             where=f"the environment variable {name}",
-            expected="ASCII letters, digits and signs on one line",
-            do="copy it again, without quotes and dashes that an editor changed",
+            expected="ASCII letters, digits and punctuation on one line",
+            do="copy the key again, without typographic quotes or dashes that an editor inserted",
         )
     return key
 
@@ -70,8 +70,8 @@ def find_other_server() -> OtherServer:
     if base or own:
         return OtherServer(base or OPENAI, own or ("none",))
     raise UserError(
-        "A model of another server is configured, but the environment names no server.",
+        "The configuration uses a model on another server, but no environment variable gives the server's address.",
         where="DASHSCOPE_API_KEY, or OPENAI_BASE_URL and OPENAI_API_KEY",
-        expected="address and key of a server with OpenAI's protocol",
+        expected="base URL and API key of an OpenAI-compatible server",
         do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env next to the YAML",
     )

@@ -54,11 +54,11 @@ def _parse_override(text: str, roots: Collection[str], backbones: Collection[str
     shape = _SHAPE.fullmatch(text)
     if shape is None or (shape["rest"] is None and shape["sign"] != "~"):
         do = f"write {text}=VALUE, without spaces" if shape is not None else ""
-        raise _make_override_error(text, "an override has the form key=value", do=do)
+        raise _make_override_error(text, "an override must have the form key=value", do=do)
     sign, key, rest = shape["sign"] or "", shape["key"].strip(), shape["rest"] or ""
     path = tuple(key.split("."))
     if path[0] == "hydra" or "/" in key or "@" in key:
-        raise _make_override_error(text, "Hydra's own settings and groups have no use here")
+        raise _make_override_error(text, "ajet does not support Hydra's own settings and config groups")
     if path[0] != "ajet" and path[0] not in backbones and (path[0] not in roots or is_settable(path)):
         if path[0] in list_top_names():
             path = ("ajet", *path)
@@ -73,12 +73,12 @@ def _parse_override(text: str, roots: Collection[str], backbones: Collection[str
     except HydraException as error:
         if not rest or rest[1:].lstrip()[:1] in _OPENERS or "${" in rest:
             raise _make_override_error(
-                text, f"Hydra's grammar ({_first_line(error)}); quote what holds special characters"
+                text, f"it does not follow Hydra's grammar ({_first_line(error)}); quote values with special characters"
             ) from error
         composed = f"{sign}{'.'.join(path)}={quote_value(rest[1:])}"  # a value without an opener is text
         parsed = OverridesParser.create().parse_override(composed)
     if parsed.is_sweep_override():
-        raise _make_override_error(text, "one value; a list is written key=[a,b]")
+        raise _make_override_error(text, "it contains several values; write a list as key=[a,b]")
     value = None if parsed.is_delete() else parsed.value()
     return Override(text, composed, path, _unquote_values(value))
 
@@ -128,5 +128,5 @@ def _unquote_values(value: Any) -> Any:
 
 
 def _make_override_error(text: str, expected: str, do: str = "") -> ConfigError:
-    do = f"a YAML goes after --conf: --conf {text}" if text.endswith((".yaml", ".yml")) else do
-    return ConfigError(f"The override {text!r} can't be used.", where="command line", expected=expected, do=do)
+    do = f"pass a YAML file after --conf: --conf {text}" if text.endswith((".yaml", ".yml")) else do
+    return ConfigError(f"The override {text!r} cannot be used.", where="command line", expected=expected, do=do)

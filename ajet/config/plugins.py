@@ -175,7 +175,7 @@ def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
         if problem:
             from loguru import logger
 
-            logger.warning("The {} {} is left out, it cannot be loaded: {}", what, reference, problem)
+            logger.warning("ajet ignores the {} {}, because it cannot be loaded: {}", what, reference, problem)
         else:
             yield found
 
@@ -243,7 +243,7 @@ def describe_broken() -> str:
         (each, each.problem or (describe_broken_keys(each.plugin) if each.plugin else "")) for each in list_plugins()
     ]
     broken = [f"{each.place} ({each.distribution}): {problem}" for each, problem in problems if problem]
-    return f"Not loaded: {'; '.join(broken)}." if broken else ""
+    return f"These plug-ins could not be loaded: {'; '.join(broken)}." if broken else ""
 
 
 @lru_cache(maxsize=1)
@@ -347,7 +347,7 @@ def _start_plugin(plugin: Plugin) -> None:
     except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
         from loguru import logger
 
-        logger.warning("the plug-in {} did not start: {}: {}", plugin.name, type(problem).__name__, problem)
+        logger.warning("the plug-in {} could not be started: {}: {}", plugin.name, type(problem).__name__, problem)
 
 
 def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlugin, ...]:
@@ -372,7 +372,7 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
             owners.update(dict.fromkeys(names, each.plugin.name))
             result.append(each)
         else:
-            problem = f"it brings the {claimed[0]} {claimed[1]!r}, which the plug-in {owners[claimed]} has"
+            problem = f"it adds the {claimed[0]} {claimed[1]!r}, which the plug-in {owners[claimed]} adds already"
             result.append(LoadedPlugin(each.place, each.distribution, None, problem))
     return tuple(result)
 

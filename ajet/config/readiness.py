@@ -38,17 +38,23 @@ def list_missing_keys(config: AjetConfig, *, serving: bool = False, evaluating: 
     needs: list[tuple[str, Any, str]] = []
     if rollout.engine == "endpoint":
         needs += [
-            ("rollout.endpoint.base_url", rollout.endpoint.base_url, "the server to ask"),
-            ("rollout.endpoint.model", rollout.endpoint.model, "the model's name there"),
+            ("rollout.endpoint.base_url", rollout.endpoint.base_url, "the URL of the server"),
+            ("rollout.endpoint.model", rollout.endpoint.model, "the name of the model on the server"),
         ]
     else:
-        needs.append(("model.path", config.model.path, "the model to tune"))
+        needs.append(("model.path", config.model.path, "the model to train"))
     given = config.sft
     if given.objective is not None and not (serving or evaluating):
         source = given.train_files or given.from_run
-        needs.append(("sft.train_files", source, "the rows to learn from, or sft.from_run"))
+        needs.append(("sft.train_files", source, "a file of rows to learn from; or set sft.from_run"))
     elif not serving:
-        needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
+        needs.append(
+            (
+                "rollout.user_workflow",
+                rollout.user_workflow,
+                "the agent's class or function, such as workflow.py->MyWorkflow",
+            )
+        )
         needs += [need for need in _list_reader_needs(config) if not (evaluating and need[0].endswith(TRAINING_FILE))]
     return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
 
@@ -85,9 +91,9 @@ def require_ready(
     backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
-            "A training on given replies (sft.objective) cannot serve agents.",
+            "A run that trains on given replies (sft.objective is set) cannot serve agents.",
             where=layers.locate(("ajet", *OBJECTIVE.split(".")), value=True),
-            do=f"add ajet.{OBJECTIVE}=null",
+            do=f"start it with ajet.{OBJECTIVE}=null",
         )
     for path, _, notes in walk_keys(config_model()):
         chosen = None if evaluating and ".".join(path) == OBJECTIVE else get_setting(config, path)
@@ -96,8 +102,8 @@ def require_ready(
         for value, able in () if idle else notes.get("needs", ()):
             if chosen == value and able not in backbone.can:
                 raise ConfigError(
-                    f"`{path[-1]}: {str(value).lower()}` needs a backbone that {CAPABILITY_WORDS[able]}, "
-                    f"which {backbone.name} does not.",
+                    f"`{path[-1]}: {str(value).lower()}` is not possible on the backbone {backbone.name}, which "
+                    f"cannot {CAPABILITY_WORDS[able]}.",
                     where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
                     expected=f"another value, or --backbone {' or '.join(_list_capable_backbones(able))}",
                 )
@@ -112,18 +118,20 @@ def require_ready(
         named = [f"{name} ({meaning})" for name, meaning in missing]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
         in_python = any(layer.document.from_python for layer in layers.stack if layer.document is not None)
-        do = "add it to `settings=` of ajet.tune, or by `set(…)` of a job"
+        do = "add the key to `settings=` of ajet.tune, or by `set(…)` of a job"
         if not in_python:
-            do = "add it to the YAML, or as key=value"
+            do = "add the key to the YAML, or as key=value on the command line"
         if lines := suggest_first_lines(layers, [name for name, _ in missing]):
             do = lines
         elif stray := [name for name in list_top_names() if name not in backbone.roots and layers.find_winner((name,))]:
-            do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (", and the others" if stray[1:] else "")
+            do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (
+                ", and the other sections too" if stray[1:] else ""
+            )
         elif (other := _find_misnamed_root(layers)) is not None:
-            do = f"write `ajet:` for `{other}:`, which is read as a section of your own"
+            do = f"write `ajet:` instead of `{other}:`, which ajet reads as a section of your own"
         elif not list_missing_keys(config, serving=True) and has_tasks(config):
-            do += f"; agents that ajet does not start: {format_command('serve', '--conf', 'FILE.yaml')}"
-        raise ConfigError(f"Still missing for a run: {listed}.", where=where, do=do)
+            do += f"; if ajet does not start the agents: {format_command('serve', '--conf', 'FILE.yaml')}"
+        raise ConfigError(f"The run still needs: {listed}.", where=where, do=do)
 
 
 def _find_misnamed_root(layers: Layers) -> str | None:
@@ -149,18 +157,21 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
     odd = next((name for name in lora.adapters if not _ADAPTER.fullmatch(name)), None)
     unranked = next((name for name, each in lora.adapters.items() if not (each.rank or lora.rank)), None)
     refusals = [
-        ("adapts" not in backbone.can, "", f"Several adapters need a backbone that {CAPABILITY_WORDS['adapts']}, which "
-         f"{backbone.name} does not.",
+        ("adapts" not in backbone.can, "", f"The backbone {backbone.name} cannot {CAPABILITY_WORDS['adapts']}.",
          f"--backbone {' or '.join(_list_capable_backbones('adapts'))}, or one adapter: lora.rank"),
-        (odd is not None, odd, f"{odd!r} is no adapter's name.",
+        (odd is not None, odd, f"{odd!r} is not a valid name of an adapter.",
          "1 to 64 letters, digits, - and _, and neither default nor base"),
-        (unranked is not None, unranked, f"The adapter {unranked} has no rank.",
+        (unranked is not None, unranked, f"The adapter {unranked} has no rank, and no default rank is set.",
          f"lora.adapters.{unranked}.rank, or lora.rank for all of them"),
-        (mode != "sync", "", "Several adapters are trained in the process that samples with them: not with samplers "
-         f"(ajet sample, --from-store), nor with mode: {mode} otherwise.",
-         "trainer_common.mode: sync, and no samplers"),
-        (given is not None, "", f"Given replies (sft.objective: {given}) do not say which of several adapters is to "
-         "learn them.", "one adapter: lora.rank; its agents' adapters are trained by playing"),
+        (mode != "sync", "", (
+            f"Several adapters are set, but this run samples in other processes (mode: {mode}, ajet sample or "
+            "--from-store), which cannot use several adapters."
+            ),
+         "trainer_common.mode: sync, and no samplers (no ajet sample, no --from-store)"),
+        (given is not None, "", (
+            f"Training on given replies (sft.objective: {given}) is set together with several adapters, and the "
+            "replies do not say which adapter learns them."
+            ), "one adapter (lora.rank); several adapters can only be trained on episodes"),
     ]  # fmt: skip
     for wrong, name, what, expected in refusals:
         if wrong:
@@ -177,10 +188,11 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
     if times > 1 and "trains" in backbone.can and (serving or mode != "async"):
         where = "in ajet serve" if serving else f"on {backbone.name}, in mode: {mode}"
         raise ConfigError(
-            f"Each group is trained on in one step {where}.",
+            f"The backbone trains on each group only once {where}.",
             where=f"{layers.locate(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",
-            expected=f"1; or samplers (--from-store; --backbone {' or '.join(_list_capable_backbones('decouples'))})",
-            do="ajet.trainer_common.mini_batch_num makes several optimizer steps of a step's groups",
+            expected="1; or a run with samplers (--from-store; --backbone "
+            f"{' or '.join(_list_capable_backbones('decouples'))})",
+            do="to make several optimizer steps of a step's groups, set ajet.trainer_common.mini_batch_num",
         )
 
 
@@ -189,9 +201,11 @@ def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
     rollout, given = config.rollout, config.sft
     clashes = [
         (rollout.deterministic and rollout.group_deadline is not None, ("rollout", "group_deadline"),
-         "A group cannot close by the clock in a deterministic rollout.", "null with rollout.deterministic: true"),
+         "rollout.group_deadline closes groups by the clock, which a deterministic rollout cannot repeat.",
+         "null, together with rollout.deterministic: true"),
         (given.objective is not None and given.train_files is not None and given.from_run is not None,
-         ("sft", "from_run"), "Files and a run are both given to learn from.", "sft.train_files or sft.from_run"),
+         ("sft", "from_run"), "Both files and a recorded run are set as the source of replies to learn from.",
+         "sft.train_files or sft.from_run"),
     ]  # fmt: skip
     for is_set, path, what, expected in clashes:
         if is_set:
@@ -217,9 +231,9 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
         if separate or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
             whose = backbone.name if separate else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
-                f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
+                f"{name} is defined in the running program or notebook; the processes of {whose} cannot import it.",
                 where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{key}: {reference})",
-                expected="something in a file of its own",
+                expected="a class or function in a separate file",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
                 + ("" if separate else ", or use rollout.isolation: thread"),
             )

@@ -39,10 +39,12 @@ class RecordFileError(UserError, OSError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"{path.name} is not opened: it {problem}.",
+            f"ajet does not open {path.name}: the file {problem}.",
             where=str(path),
-            expected="regular files and folders, as ajet writes them; only the run's folder itself may be a link",
-            do="remove the file, or get the run from its author",
+            expected=(
+                "regular files and folders, as ajet writes them; only the run folder itself may be a symbolic link"
+            ),
+            do="delete the file, or get the run again from its author",
         )
         self.errno, self.strerror, self.filename = errno.EINVAL, f"it {problem}", str(path)
 
@@ -74,7 +76,7 @@ def read_record_file(path: Path, most: int) -> bytes:
     with open_record_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > most:
-            raise RecordFileError(path, f"has {size:,} bytes, and at most {most:,} are read")
+            raise RecordFileError(path, f"has {size:,} bytes, and ajet reads at most {most:,}")
         return stream.read(most)
 
 
@@ -151,7 +153,7 @@ def refuse_links(run: Path) -> None:
     """Before a command writes into a run's folder: raise RecordFileError where a folder in it is a link."""
     for name in sorted(INNER_FOLDERS | RUN_KINDS):
         if (run / name).is_symlink():
-            raise RecordFileError(run / name, "is a link")
+            raise RecordFileError(run / name, "is a symbolic link")
 
 
 def refuse_special_files(folder: Path, *, links: bool) -> None:
@@ -166,9 +168,9 @@ def refuse_special_files(folder: Path, *, links: bool) -> None:
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             if not links and path.is_symlink():
-                raise RecordFileError(path, "is a link")
+                raise RecordFileError(path, "is a symbolic link")
             if path.exists() and not (path.is_file() or path.is_dir()):
-                raise RecordFileError(path, "is no regular file")
+                raise RecordFileError(path, "is not a regular file")
         # A library reads the files of a linked folder itself, and the link may lead to a complete disk.
         if links:
             return
@@ -216,16 +218,16 @@ def _open_parent(path: Path) -> Iterator[int]:
 def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *, name: str | None = None) -> int:
     name = path.name if name is None else name
     if name in ("..", ".", ""):
-        raise RecordFileError(path, "is named by a step upwards")
+        raise RecordFileError(path, "has a path that leads out of its folder (..)")
     try:
         return os.open(name, flags, permissions, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.ENXIO):
             about = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISLNK(about.st_mode):
-                raise RecordFileError(path, "is a link") from None
+                raise RecordFileError(path, "is a symbolic link") from None
             if error.errno == errno.ENXIO:
-                raise RecordFileError(path, "is no regular file") from None
+                raise RecordFileError(path, "is not a regular file") from None
         error.filename = str(path)
         raise
 
@@ -233,9 +235,9 @@ def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *
 def _check_regular(path: Path, number: int) -> None:
     about = os.fstat(number)
     if not stat.S_ISREG(about.st_mode):
-        raise RecordFileError(path, "is no regular file")
+        raise RecordFileError(path, "is not a regular file")
     if about.st_size >= _SPARSE_FROM and about.st_size > _LARGEST_HOLE_SHARE * _count_data(number):
-        raise RecordFileError(path, f"says that it has {about.st_size:,} bytes, and holds next to none")
+        raise RecordFileError(path, f"claims {about.st_size:,} bytes, but almost nothing is stored on disk")
 
 
 def _count_data(number: int) -> int:

@@ -81,9 +81,9 @@ def _read_yaml(file: Path) -> str:
     try:
         return read_record_file(file, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{file.name} can't be read: {error.strerror}.", where=str(file)) from error
+        raise ConfigError(f"{file.name} cannot be read: {error.strerror}.", where=str(file)) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file.name} is no text.", where=str(file)) from error
+        raise ConfigError(f"{file.name} is not a text file.", where=str(file)) from error
 
 
 def _is_unresolved(value: Any) -> bool:

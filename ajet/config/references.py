@@ -64,7 +64,7 @@ def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
         if text.strip().endswith(".py"):
             do = f"add the name of the class or function: {text.strip()}->NAME"
         raise UnresolvedReferenceError(
-            f"{what}: {text!r} is not a file or module with a name.", where=what, expected=FORMS, do=do
+            f"{what}: {text!r} is not a reference of the form FILE.py->NAME.", where=what, expected=FORMS, do=do
         )
     place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
     return CodeReference(text, place, name)
@@ -99,7 +99,7 @@ def resolve_reference(
     if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise UnresolvedReferenceError(
-            f"{what}: {reference} is {kind}, which is no {expect.__name__}.",
+            f"{what}: {reference} is {kind}, not a {expect.__name__}.",
             where=str(file or dotted),
             expected=f"a subclass of {expect.__module__.split('.')[0]}.{expect.__name__}",
             do=f"write `class {parsed.name}({expect.__name__}):`",
@@ -173,7 +173,9 @@ def resolve_class(
     if not isinstance(found, type) or missing:
         problem = f"has no {', '.join(missing)}" if isinstance(found, type) else f"is a {type(found).__name__}"
         raise UnresolvedReferenceError(
-            f"{what}: {chosen} {problem}.", where=what, expected=f"a class with {', '.join(methods)}, as {like}"
+            f"{what}: {chosen} {problem}.",
+            where=what,
+            expected=f"a class with the methods {', '.join(methods)}, as {like}",
         )
     return found
 
@@ -251,7 +253,7 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text!r} is not a file or module with a name.", where=what, expected=FORMS
+            f"{what}: {parsed.text!r} is not a reference of the form FILE.py->NAME.", where=what, expected=FORMS
         )
     looked = _list_module_candidates(parsed, base)
     for path in looked:
@@ -288,12 +290,12 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         missing = strip_scope(error.name or "")
         if replacement := describe_replacement(missing):
             raise UnresolvedReferenceError(
-                f"{what}: {parsed.text} imports {missing}, which is AgentJet's and not here.",
+                f"{what}: {parsed.text} imports {missing}, which belongs to AgentJet and does not exist in ajet.",
                 where=_find_last_user_line(error),
                 do=f"{replacement} (docs/agentjet.md)",
             ) from error
         extra = _EXTRAS.get(missing.partition(".")[0])
-        advice = format_extra_install(extra) if extra else f"install it, or fix the import of {missing}"
+        advice = format_extra_install(extra) if extra else f"install the package, or correct the import of {missing}"
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
             where=_find_last_user_line(error),
@@ -301,15 +303,15 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         ) from error
     except SystemExit as ended:
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text} ends the program as it is imported: SystemExit: {ended.code}",
+            f"{what}: importing {parsed.text} ends the program: SystemExit: {ended.code}",
             where=_find_last_user_line(ended),
-            do='keep what a program does under `if __name__ == "__main__":`',
+            do='put code that only a program should run under `if __name__ == "__main__":`',
         ) from ended
     except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
+            f"{what}: {parsed.text} cannot be imported: {type(error).__name__}: {error}",
             where=_find_last_user_line(error),
-            do=advise_on_agentscope(error) or "fix the file; --traceback shows the whole error",
+            do=advise_on_agentscope(error) or "correct the file; --traceback prints the complete error",
         ) from error
 
 
@@ -322,7 +324,7 @@ def _find_last_user_line(error: BaseException) -> str:
     theirs = [frame for frame in frames if not is_library_file(frame.filename)]
     if not theirs or theirs[-1] is frames[-1]:
         return raised
-    return f"{theirs[-1].filename}:{theirs[-1].lineno}, which led to {raised}"
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}, which called {raised}"
 
 
 @lru_cache(maxsize=4096)
@@ -346,9 +348,9 @@ def _check_name(parsed: CodeReference, file: Path, what: str) -> ast.Module:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text} does not parse: {error.msg}",
+            f"{what}: {parsed.text} is not valid Python: {error.msg}",
             where=f"{file}:{error.lineno}:{error.offset}",
-            do="fix the syntax there",
+            do="correct the syntax there",
         ) from error
     bound, certain = _list_bound_names(tree)
     if certain and parsed.name not in bound:
@@ -382,22 +384,23 @@ def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
 def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what: str) -> UnresolvedReferenceError:
     if parsed.place == RUNNING:
         return UnresolvedReferenceError(
-            f"{what}: {parsed.text} names {parsed.name} in the program that is running, which has none.",
+            f"{what}: {parsed.text} refers to {parsed.name} in the running program, which does not define "
+            f"{parsed.name}.",
             where=what,
-            expected=f"a program or notebook that defines {parsed.name}, such as the one that began this run",
-            do="run that one, or move it to a file of its own and name file.py->" + parsed.name,
+            expected=f"a program or notebook that defines {parsed.name}, such as the one that started this run",
+            do="run that program, or move {parsed.name} to a separate file and write FILE.py->" + parsed.name,
         )
     code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     near = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
     return UnresolvedReferenceError(
-        f"{what}: {parsed.text} names {parsed.name}, which is not there.",
+        f"{what}: {parsed.text} refers to {parsed.name}, which the file does not define.",
         where=where,
         expected=f"one of {', '.join(near or code[:8])}"
         if near or code
         else "a class or function at the file's top level",
         do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{near[0]}"
         if near
-        else f"define {parsed.name}, or name another",
+        else f"define {parsed.name} there, or refer to another name",
     )
 
 
@@ -405,10 +408,10 @@ def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, 
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
     near = _suggest_file(looked)
     return UnresolvedReferenceError(
-        f"{what}: {parsed.text} names {parsed.place}, which is not there.",
+        f"{what}: {parsed.text} refers to the file or module {parsed.place}, which does not exist.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,
-        do=f"did you mean {near}?" if near else f"fix the path; it is relative to {looked_from}",
+        do=f"did you mean {near}?" if near else f"correct the path, which is relative to {looked_from}",
     )
 
 
@@ -423,11 +426,11 @@ def _suggest_file(looked: list[str]) -> str:
 # Modules of AgentJet's package that do not exist here, each with what to write instead. The sentences are shown where a
 # reference of the YAML leads to a file that imports one.
 _SERVED = (
-    "remote agents connect to `ajet serve` with ajet.client, and `Client` replaces SwarmClient; a workflow receives "
-    "its tuner"
+    "remote agents connect to `ajet serve` with ajet.client, whose `Client` replaces SwarmClient; a workflow "
+    "gets its tuner as an argument"
 )
-_READERS = "a reader of your own is a class by reference, `task_reader.type: reader.py->MyReader`"
-_INNER = "an inner module of AgentJet, and nothing stands for it"
+_READERS = "set a reader of your own by reference: `task_reader.type: reader.py->MyReader`"
+_INNER = "an internal module of AgentJet, which ajet does not replace"
 
 FOREIGN_MODULES: Mapping[str, str] = {
     "ajet.tuner_lib": _SERVED,

@@ -151,8 +151,8 @@ def _make_unresolved_error(error: Any, root: str, layers: Layers) -> ConfigError
     key = str(error.full_key or root)
     path = tuple(int(part) if part.isdigit() else part for part in key.replace("[", ".").replace("]", "").split("."))
     return ConfigError(
-        f"{key} can't be resolved: {str(error).splitlines()[0]}.",
+        f"The value of {key} cannot be resolved: {str(error).splitlines()[0]}.",
         where=layers.locate(path, value=True),
-        expected="an interpolation of a key that exists, or ${oc.env:NAME,default}",
-        do="fix the name, or set the variable (a .env file next to the YAML is read)",
+        expected="an interpolation of an existing key, or ${oc.env:NAME,default}",
+        do="correct the name, or set the environment variable (ajet also reads a .env file next to the YAML)",
     )

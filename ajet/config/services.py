@@ -40,19 +40,19 @@ def find_model_problem(base_url: str, model: str, key: str | None, seconds: floa
     try:
         answer = httpx.get(f"{base_url}/models", headers=headers, timeout=seconds)
     except (httpx.ReadTimeout, httpx.WriteTimeout):
-        return f"it hangs: it took the request and sent nothing for {seconds:g} s"
+        return f"the server hangs: it accepted the request and sent nothing for {seconds:g} s"
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         return f"{type(problem).__name__}: {problem}"
     if answer.status_code in (401, 403):
-        return f"it refuses the key (status {answer.status_code})"
+        return f"the server refuses the API key (status {answer.status_code})"
     if answer.status_code >= 500 or 300 <= answer.status_code < 400:
         return f"it answers {answer.status_code}"
     if answer.status_code == 200 and answer.headers.get("content-type", "").startswith("text/html"):
-        return "it answers with a page of HTML, as a login or another program's address does"
+        return "the server answers with an HTML page: the address may be a login page or belong to another program"
     try:
         listed = [str(each["id"]) for each in load_json(answer.content)["data"]] if answer.status_code == 200 else []
     except (ValueError, KeyError, TypeError):
         return ""
     if listed and model not in listed:
-        logger.warning("{} lists no model {}, but {}", named, model, ", ".join(listed[:5]))
+        logger.warning("the server {} does not list the model {}; it lists {}", named, model, ", ".join(listed[:5]))
     return ""

@@ -57,13 +57,13 @@ def split_document(document: Document, roots: Collection[str]) -> YamlParts:
         ajet = {}
     if not isinstance(ajet, dict):
         raise ConfigError(
-            f"`ajet` is {ajet!r}, not a mapping.",
+            f"`ajet` is {ajet!r}; it must be a mapping of keys.",
             where=document.locate(("ajet",), value=True),
             expected="keys such as model, rollout, task_reader",
         )
     for root in tree:
         if not isinstance(root, str):
-            raise ConfigError(f"The root name {root!r} is no text.", where=document.locate((root,)))
+            raise ConfigError(f"The key {root!r} at the top level is not a string.", where=document.locate((root,)))
     backbone = {root: tree.pop(root) for root in roots if root in tree}
     return YamlParts(
         _rename_moved_keys(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None}
@@ -111,7 +111,7 @@ def _check_hydra(block: Any, document: Document) -> None:
         if name in _HYDRAS_FOLDERS:
             continue
         if name != "searchpath":
-            expected = "searchpath only; other settings have no use"
+            expected = "searchpath only; ajet ignores other settings of Hydra"
             raise _make_unknown_entry_error(f"hydra.{name}", [value], ("hydra", name), document, expected)
         entries = value if isinstance(value, list) else [value]
         odd = {at: entry for at, entry in enumerate(entries) if entry is not None and not _is_ours(entry)}
@@ -142,8 +142,8 @@ def _make_unknown_entry_error(
     """Return the error for unknown entries. `path`: of the first entry."""
     several = len(values) > 1
     return ConfigError(
-        f"`{name}` holds {' and '.join(map(repr, values))}, which mean{'' if several else 's'} nothing here.",
+        f"`{name}` contains {' and '.join(map(repr, values))}, which ajet does not support there.",
         where=document.locate(path, value=True),
         expected=expected,
-        do=f"take {'them' if several else 'it'} out; the installed defaults are used in any case",
+        do=f"delete {'them' if several else 'it'}; ajet uses the installed defaults in any case",
     )

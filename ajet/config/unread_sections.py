@@ -57,7 +57,7 @@ def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
             values = {path: value for path, (_, value) in keys.items()}
             found = [UnreadKey(path, layer, *_advise_on_key(path, values, owner)) for path, (layer, _) in keys.items()]
             if has_others or any(each.advice for each in found):
-                rest = f"not read; {owner.name}'s own counts below `{owner.name}:`"
+                rest = f"not read; ajet reads {owner.name}'s own keys only below `{owner.name}:`"
                 yield from (each if each.advice else each._replace(advice=rest) for each in found)
 
 
@@ -88,9 +88,9 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
             node[name] = value
         place = "add to `ajet:`" if document.tree.get("ajet") else "put before them"
         lines = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110).rstrip()
-        known = f"the keys of {owner.name} in {', '.join(roots)} are known here"
+        known = f"ajet can read the keys of {owner.name} in {', '.join(roots)}"
         if owner.defaults_page:
-            known += f"; what they leave open has ajet's defaults ({owner.defaults_page})"
+            known += f"; keys that are missing there get ajet's defaults ({owner.defaults_page})"
         return f"{known}; {place}:\n{lines}"
     return ""
 
@@ -173,4 +173,4 @@ def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor)
     if (like := owner.advice.like.get(dotted)) is not None:
         return f"ajet.{like}", value, f"not read; set ajet.{like}"
     here = owner.advice.instead.get(dotted)
-    return "", None, f"not read; here it is {here}" if here is not None else ""
+    return "", None, f"not read; in ajet: {here}" if here is not None else ""

@@ -26,7 +26,7 @@ from ajet.schema.errors import ConfigError
 PLACEHOLDER = re.compile(r"<YOUR_[^<>]*>")
 _SHOWN = 8
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-_NONE = "YAML has no None: [] is an empty list, null is no value"
+_NONE = "YAML has no None: write [] for an empty list, null for no value"
 
 
 def validate_tree(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
@@ -58,10 +58,10 @@ def _is_placeholder(value: Any) -> bool:
 def _make_placeholder_error(path: KeyPath, value: str, layers: Layers) -> ConfigError:
     field = find_key(path[1:]) if path[0] == "ajet" else None
     return ConfigError(
-        f"{_join_path(path)} still reads {value}.",
+        f"{_join_path(path)} still has the template's value {value}.",
         where=layers.locate(path, value=True),
-        expected=describe_field(field) if isinstance(field, FieldInfo) else "a value of your own",
-        do="put your own value there",
+        expected=describe_field(field) if isinstance(field, FieldInfo) else "your own value",
+        do="replace the template's value",
     )
 
 
@@ -147,4 +147,4 @@ def join_errors(problems: list[ConfigError]) -> ConfigError:
         rows.append(f"{problem.where}\n    {problem.what}{' ' + more[:1].upper() + more[1:] if more else ''}")
     if len(problems) > _SHOWN:
         rows.append(f"and {len(problems) - _SHOWN} more")
-    return ConfigError(f"{len(problems)} settings can't be used:\n  " + "\n  ".join(rows), do="fix these places")
+    return ConfigError(f"{len(problems)} settings cannot be used:\n  " + "\n  ".join(rows), do="correct these places")

@@ -28,7 +28,7 @@ def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
     """
     named = key.removeprefix("ajet.")
     if (sentence := explain_accepted_key(named.split("."))) is not None:
-        yield f"ajet.{named} may be set, and has no effect: {sentence}"
+        yield f"ajet.{named} may be set, but has no effect: {sentence}"
         return
     path = _parse_key(experiment, key)
     value = _get_node(experiment.config.to_dict(), path)

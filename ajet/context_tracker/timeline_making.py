@@ -270,8 +270,8 @@ class Snap:
     """Number of tokens of the prompt."""
 
     def __str__(self) -> str:
-        cut = f"call {self.call} of {self.agent or 'the agent'} does not extend"
-        return f"{cut} call {self.before}: {self.reason} (shares {self.shared} of its {self.prompt} prompt tokens)"
+        cut = f"the prompt of model call {self.call} of {self.agent or 'the agent'} does not continue"
+        return f"{cut} call {self.before}: {self.reason} (the prompts share {self.shared} of {self.prompt} tokens)"
 
 
 def snaps(calls: Sequence[Call]) -> list[Snap]:

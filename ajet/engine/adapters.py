@@ -82,18 +82,20 @@ class Adapters(Sequence[Adapter]):
         try:
             table = read_json(place)
             if table["format"] != FORMAT:
-                raise ValueError(f"its format is {table['format']!r}")
+                raise ValueError(f"its format {table['format']!r} is unknown")
             found = cls([Adapter(str(each["name"]), tuple(map(str, each["agents"]))) for each in table["adapters"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{place} cannot be read: {error}", where=str(place), expected="the table that ajet wrote with it"
+                f"{place} cannot be read: {error}",
+                where=str(place),
+                expected="the file that ajet wrote with the adapters",
             ) from error
         for name in found.names:
             if name != Path(name).name or not (adapter_folder(folder, name) / "adapter_config.json").is_file():
                 raise UserError(
-                    f"The adapter {name} is missing.",
+                    f"The files of the adapter {name} are missing.",
                     where=str(adapter_folder(folder, name)),
-                    expected="adapter_config.json and adapter_model.safetensors, as its checkpoint had them",
+                    expected="adapter_config.json and adapter_model.safetensors, unchanged from the checkpoint",
                 )
         return found
 
@@ -169,15 +171,17 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
         raise _build_adapter_error(place, error) from error
     own = sum(f".lora_A.{name}." in each or f".lora_B.{name}." in each for each, _ in model.named_parameters())
     if result.unexpected_keys or len(tensors) != own:
-        raise _build_adapter_error(place, ValueError(f"it has {len(tensors)} matrices, and this model's {own}"))
+        raise _build_adapter_error(
+            place, ValueError(f"the file has {len(tensors)} matrices, and this model's adapters have {own}")
+        )
     was, now = read_json(place / "adapter_config.json").get("lora_alpha"), model.peft_config[name].lora_alpha
     if was != now:
-        raise _build_adapter_error(place, ValueError(f"its alpha is {was}, and here it would be {now}"))
+        raise _build_adapter_error(place, ValueError(f"the file's lora alpha is {was}, and this run's is {now}"))
 
 
 def _build_adapter_error(place: Path, error: Exception) -> UserError:
     return UserError(
         f"The adapters in {place} cannot be loaded: {str(error)[:400]}",
         where=str(place),
-        expected="adapters of this model, of the rank, alpha and modules that they were trained with",
+        expected="adapters of this model, with the rank, alpha and modules that they were trained with",
     )

@@ -162,7 +162,7 @@ def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary
         wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
         problem = f"the prompt has the token id {wrong}, beyond the model's vocabulary of {vocabulary}"
     elif room <= 0:
-        problem = f"the prompt has {len(ids)} tokens, the context {max_model_len}"
+        problem = f"the prompt has {len(ids)} tokens, but the model's context is {max_model_len} tokens long"
     elif request.sampling.max_tokens <= 0:
         problem = "max_tokens must be at least 1"
     if problem:

@@ -45,7 +45,12 @@ class EndpointEngine:
         self.base_url, self.model = base_url.rstrip("/"), model
         self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         if base_url:
-            logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
+            logger.info(
+                "the model {} at {} returns text without token ids: it can be used for debug and evaluation, not "
+                "for training",
+                model,
+                self.base_url,
+            )
 
     @classmethod
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
@@ -126,7 +131,11 @@ class EndpointEngine:
         except httpx.HTTPError as problem:
             raise self._server.unreachable(problem, begun=begun) from problem
         if not begun:
-            what = f"no event stream: {self._server.clean(other)[:200]!r}" if other else "an empty stream"
+            what = (
+                f"a reply that is not an event stream: {self._server.clean(other)[:200]!r}"
+                if other
+                else "an empty stream"
+            )
             raise EngineFailure(f"{self.base_url} sent {what} (status {status})")
         if not ended:
             raise EngineFailure(f"{self.base_url} closed the connection before the reply was complete")
@@ -138,8 +147,8 @@ class EndpointEngine:
     def _open_client(self) -> httpx.AsyncClient:
         if not self.base_url:
             raise EngineFailure(
-                f"the debug model {self.model} has no server: set {URL_VARIABLE} or {KEY_VARIABLE} in the environment "
-                "or in .env",
+                f"the debug model {self.model} has no server: set {URL_VARIABLE} or {KEY_VARIABLE} in the "
+                "environment or in .env",
                 retryable=False,
             )
         return self._server.client(verify=_make_tls_context())
@@ -170,7 +179,9 @@ def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
         raise ConfigError(
             f"rollout.engine is endpoint, but rollout.endpoint.{missing} is not set.",
             where=f"rollout.endpoint.{missing}",
-            expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
+            expected="the URL of an OpenAI-compatible server, ending in /v1"
+            if not base_url
+            else "the name of a model that the server has",
         )
     return base_url.rstrip("/"), chosen.model, read_api_key(chosen.api_key_env) or None
 
@@ -184,7 +195,7 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             base_url,
             ENDPOINT_KEY,
             lambda seconds: find_model_problem(base_url, model, key, seconds, named=base_url),
-            f"an OpenAI-compatible server that has {model}",
+            f"an OpenAI-compatible server that has the model {model}",
             "start it, or correct ajet.rollout.endpoint.base_url and model",
         )
 

@@ -118,11 +118,11 @@ class _TransformersFollower:
         """Copy the weights of `folder` into the model in place, as described in `EngineFollower`."""
         import torch
 
-        assert folder is not None, "it began with those of model.path"
+        assert folder is not None, "the engine began with the weights of model.path"
         parameters = dict(self._model.named_parameters())
         with open_saved_tensors(folder, {name: tuple(each.shape) for name, each in parameters.items()}) as tensors:
             if version < self.version:
-                raise ValueError(f"policy version {version} is older than {self.version}")
+                raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
             with self.engine.paused(), torch.no_grad():
                 for name, tensor in tensors:
                     parameters[name].copy_(tensor)
@@ -150,9 +150,9 @@ class _VllmFollower:
         is_leader: bool = True,
     ) -> bool:
         """Send the weights of `folder` to vLLM, as described in `EngineFollower`."""
-        assert folder is not None, "it began with those of model.path"
+        assert folder is not None, "the engine began with the weights of model.path"
         if version < self.version:
-            raise ValueError(f"policy version {version} is older than {self.version}")
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         with open_saved_tensors(folder, {}):  # checks that the weights exist and are readable
             self._folder = folder
             self.engine.weights_changed(version)
@@ -181,7 +181,7 @@ def open_saved_tensors(
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{folder} holds no weights")
+        raise FileNotFoundError(f"the folder {folder} contains no weights")
     with ExitStack() as held:
         try:
             opened = [held.enter_context(safe_open(file, framework="pt")) for file in files]
@@ -193,7 +193,7 @@ def open_saved_tensors(
         for name, shape in (wanted or {}).items():
             if name not in place or tuple(place[name].get_slice(name).get_shape()) != shape:
                 raise UserError(
-                    f"The weights in {folder} are of another model: {name} is not {shape} there.",
+                    f"The weights in {folder} belong to another model: {name} does not have the shape {shape} there.",
                     where=str(folder),
                     expected="a checkpoint of the model that model.path names",
                 )
@@ -214,8 +214,9 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     wrong = [each.name for each in files if found.digests.get(each.name) != digest_file(each)]
     if wrong:
         raise UserError(
-            f"The announced weights are damaged: {', '.join(wrong)} in {folder} differs from what the trainer wrote.",
+            f"The weights that the trainer announced are damaged: {', '.join(wrong)} in {folder} differs from "
+            "what the trainer wrote.",
             where=str(folder),
-            expected="the bytes whose digests stand in state.json",
+            expected="files whose digests equal those in state.json",
             do="copy the checkpoint again, or check the disk; no token was sampled with these weights",
         )

@@ -41,18 +41,18 @@ def open_entry(name: str, make: Callable[[Path], None]) -> Path:
     if target.is_dir():
         return target
     with explain_write_errors(
-        "a model that is kept on this machine",
+        "a cached copy of a model",
         target.parent,
-        intact="no partial copy remains",
-        room="the model, twice while it is made",
-        other_folder=", or name another folder in the variable AJET_CACHE",
+        intact="no incomplete copy remains",
+        room="the model's size, twice during the conversion",
+        other_folder=", or set the variable AJET_CACHE to another folder",
     ):
         return _fill_entry(target, make)
 
 
 def _fill_entry(target: Path, make: Callable[[Path], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with alone(target.with_name(target.name + ".lock"), f"makes {target}", do="set AJET_CACHE to another one"):
+    with alone(target.with_name(target.name + ".lock"), f"makes {target}", do="set AJET_CACHE to another folder"):
         if target.is_dir():
             return target
         for abandoned in target.parent.glob(f"{target.name}.making-*"):

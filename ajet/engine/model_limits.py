@@ -42,9 +42,9 @@ def read_limits(folder: Path) -> ModelLimits:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"The model's config.json can't be read: {error}", where=str(path)) from None
+        raise UserError(f"The model's config.json cannot be read: {error}", where=str(path)) from None
     if not isinstance(config, dict):
-        raise UserError("The model's config.json holds no JSON object.", where=str(path))
+        raise UserError("The model's config.json does not contain a JSON object.", where=str(path))
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
 
     def number(*names: str) -> int | None:

@@ -97,7 +97,7 @@ def describe_download(path: str, *, base: Path | None = None) -> str:
         return f"the file {place} would be converted, with all its weights, into {find_cache_root()}"
     from huggingface_hub import constants, get_token
 
-    token = "; your token for the hub would be sent there" if get_token() else ""
+    token = "; your Hugging Face token would be sent there" if get_token() else ""
     return f"{path!r} would be downloaded from {constants.ENDPOINT}{token}"
 
 
@@ -127,7 +127,7 @@ def _find_model(path: str, base: Path | None, progress: Progress, weights: bool)
         return _open_local(path, place)
     if _OLLAMA_NAME.fullmatch(path) and not path.endswith(".gguf"):
         raise UserError(
-            f"{path} looks like a name of Ollama's, and models are not taken from Ollama.",
+            f"{path} looks like a name of Ollama; ajet cannot load models from Ollama.",
             where="model.path",
             expected=_EXPECTED,
             do="write the model's name on Hugging Face, such as Qwen/Qwen2.5-0.5B-Instruct, or the path of its folder "
@@ -157,7 +157,10 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
     """
     if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
         listed = format_list_command(Path(of_run[1] or "."))
-        return f"The run {of_run[2]} makes it, and has not yet: begin with that. `{listed}` lists those there are."
+        return (
+            f"The run {of_run[2]} writes this model, and has not done so yet: start that run first. `{listed}` "
+            "lists its checkpoints."
+        )
     if base is None or not (script := base / "make_model.py").is_file():
         return ""
     of_hub = not _looks_local(path)
@@ -165,8 +168,8 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
         return ""  # org/model: not a folder of this project
     near = os.path.relpath(script)
     named = str(script.absolute()) if near.startswith(os.pardir) else near
-    makes = f"`{find_python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
-    return f"{makes} If a model of the hub is meant, check its name and the network." if of_hub else makes
+    makes = f"Create it by `{find_python()} {shlex.quote(named)} {shlex.quote(path)}`."
+    return f"{makes} If you mean a model on the Hugging Face hub, check its name and the network." if of_hub else makes
 
 
 _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face name (org/model), or embedded:NAME"
@@ -193,8 +196,12 @@ def _open_local(path: str, place: Path) -> ModelSource:
     found = sorted(place.glob("*.gguf"))
     if len(found) == 1:
         return ModelSource(path, gguf_file=found[0])
-    what = f"holds {len(found)} .gguf files" if found else "has no config.json"
-    do = "Name one of them: " + ", ".join(f.name for f in found[:5]) if found else _suggest_model_below(place)
+    what = f"contains {len(found)} .gguf files" if found else "has no config.json"
+    do = (
+        "Set model.path to one of them: " + ", ".join(f.name for f in found[:5])
+        if found
+        else _suggest_model_below(place)
+    )
     raise UserError(f"The folder {place} {what}.", where="model.path", expected=_EXPECTED, do=do)
 
 
@@ -203,9 +210,9 @@ def _suggest_model_below(folder: Path) -> str:
     for pattern in ("checkpoints/step-*", "step-*", "exports/step-*", "snapshots/*", "*"):
         models = [each for each in folder.glob(pattern) if (each / "config.json").is_file()]
         if models:
-            return f"did you mean {max(models, key=_step_and_time)}?"
+            return f"did you mean the model in {max(models, key=_step_and_time)}?"
     if (folder / "run.json").is_file() and any(folder.glob("checkpoints/step-*")):
-        return f"{format_command('export', folder)} makes a model folder of its last checkpoint"
+        return f"`{format_command('export', folder)}` writes a model folder from its last checkpoint"
     return ""
 
 
@@ -245,10 +252,14 @@ def _download_from_hub(name: str, progress: Progress, weights: bool, do: str) ->
     try:
         return Path(snapshot_download(name, allow_patterns=wanted, etag_timeout=_HUB_SECONDS))
     except GatedRepoError:
-        do = "Accept its terms on the hub and set HF_TOKEN."
-        raise UserError(f"The model {name!r} is gated.", where=where, do=do) from None
+        do = "Accept the model's terms on the Hugging Face hub and set HF_TOKEN."
+        raise UserError(
+            f"The Hugging Face hub gives the model {name!r} only to users who accepted its terms.", where=where, do=do
+        ) from None
     except RepositoryNotFoundError:
-        raise UserError(f"The hub has no model {name!r}.", where=where, expected=_EXPECTED, do=do) from None
+        raise UserError(
+            f"The Hugging Face hub has no model {name!r}.", where=where, expected=_EXPECTED, do=do
+        ) from None
     except (HfHubHTTPError, OSError) as error:
         raise UserError(f"The model {name!r} could not be downloaded: {error}", where=where, do=do) from error
 
@@ -263,9 +274,9 @@ def _check_reachable(name: str, where: str, do: str) -> None:
     import httpx
     from huggingface_hub import constants
 
-    local = f"There is no folder {name!r} and the model is not in the hub's cache"
+    local = f"There is no folder {name!r}, and the Hugging Face cache does not contain the model"
     if constants.HF_HUB_OFFLINE:
-        what = f"{local}; HF_HUB_OFFLINE forbids to download it."
+        what = f"{local}; HF_HUB_OFFLINE forbids a download."
         raise HubUnreachableError(what, where=where, expected=_EXPECTED, do=do)
     token = read_api_key("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -279,7 +290,12 @@ def _check_reachable(name: str, where: str, do: str) -> None:
             do=do,
         ) from None
     if reply.status_code in (401, 404):
-        raise UserError(f"The hub has no model {name!r}, or it is private.", where=where, expected=_EXPECTED, do=do)
+        raise UserError(
+            f"The Hugging Face hub has no model {name!r}, or the model is private.",
+            where=where,
+            expected=_EXPECTED,
+            do=do,
+        )
 
 
 _OPENAI_NAME = re.compile(r"(?:openai/)?(gpt-[345].*|chatgpt-.+|o[1-9](?:-(?:mini|pro|preview).*)?)")
@@ -301,8 +317,8 @@ def refuse_hosted(name: str, expected: str = "") -> None:
     model = f"{found[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
     evaluation = format_command("eval", "FILE.yaml", "--model", model)
     raise UserError(
-        f"{name} is a hosted model: its weights cannot be downloaded, so it cannot be tuned here.",
+        f"{name} is a hosted model: its weights cannot be downloaded, so ajet cannot train it.",
         where="model.path",
         expected=expected,
-        do=f"tune an open model; see how {found[1]} does at the tasks: {evaluation}",
+        do=f"train a model with open weights; to measure {found[1]} on the tasks: {evaluation}",
     )

@@ -82,15 +82,15 @@ def load_tokenizer(source: ModelSource) -> Any:
             if is_missing
             else f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}",
             where=str(folder),
-            expected=f"{TOKENIZER_FILES[0]} and tokenizer_config.json beside config.json",
-            do="copy them, and chat_template.jinja where there is one, from its base model",
+            expected=f"{TOKENIZER_FILES[0]} and tokenizer_config.json in the same folder as config.json",
+            do="copy these files (and chat_template.jinja, if it exists) from the folder of the base model",
         ) from error
     if not tokenizer.chat_template:
         raise UserError(
             f"The model {source.path} has no chat template: it is a base model.",
             where=str(folder),
-            expected="a model tuned to chat (usually named Instruct or Chat)",
-            do="Choose the Instruct version of the model, or add a chat_template.jinja to its folder.",
+            expected="a model trained for chat (its name usually contains Instruct or Chat)",
+            do="Set model.path to the Instruct version of the model, or add a chat_template.jinja to its folder.",
         )
     return tokenizer
 
@@ -105,10 +105,11 @@ def build_code_refusal(error: Exception, folder: Path) -> UserError | None:
     if "trust_remote_code" not in str(error):
         return None
     return UserError(
-        "This model contains Python code that loading would run; nothing was run.",
+        "This model contains Python code, which loading the model would run. ajet has not run it.",
         where=str(folder),
-        expected="a model of an architecture that transformers has",
-        do="read that code; if you trust it, set model.trust_remote_code: true in the YAML (a record cannot allow it)",
+        expected="a model of an architecture that the package transformers contains",
+        do="read the code; if you trust it, set model.trust_remote_code: true in the YAML (a run's record "
+        "cannot allow it)",
     )
 
 
@@ -131,9 +132,9 @@ def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> Image
             raise refused from error
         why, _, _ = str(error).strip().partition("\n")
         raise UserError(
-            f"The processor of this model, which sees images, cannot be loaded: {why}",
+            f"The processor of this vision model cannot be loaded: {why}",
             where=str(folder),
-            do="the processors of most families need torchvision, in the version that fits torch",
+            do="install torchvision in the version that fits torch: the processors of most model families need it",
         ) from error
     return ImageTokens(processor)
 
@@ -165,14 +166,17 @@ def load_model(
             raise refused from error
         if "Unrecognized configuration class" in str(error) and read_limits(folder).images:
             raise UserError(
-                f"The model {source.path} sees images: the local backbone samples and trains models of text.",
+                f"{source.path} is a vision model; the local backbone samples and trains text models only.",
                 where=str(folder),
-                do="train it with --backbone verl; --backbone debug runs it through rollout.engine: endpoint",
+                do="train it with --backbone verl; to run the agent without training, use --backbone debug with "
+                "rollout.engine: endpoint",
             ) from error
         raise UserError(f"The model {source.path} cannot be loaded: {str(error)[:500]}", where=str(folder)) from error
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"The model {source.path} does not fit on {device}.", where="model.path", do="Choose a smaller model."
+            f"The model {source.path} does not fit on {device}.",
+            where="model.path",
+            do="Set model.path to a smaller model.",
         ) from error
     longest = read_context_length(model)
     freeze_rope(model, longest if max_model_len is None else min(max_model_len, longest))

@@ -103,14 +103,14 @@ class RemoteEngine:
                 self.reports_sampled = self.constrains = self._probe_logprobs(client)
         except httpx.ReadTimeout as error:
             raise ServerAwayError(
-                f"The {wire.kind} server hangs: it took a request and sent nothing for {first:g} s.",
+                f"The {wire.kind} server hangs: it accepted a request and sent nothing for {first:g} s.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected=f"an answer of {PROBE_TOKENS} tokens within that time",
-                do="check that server: it may be loading or stuck",
+                expected=f"a reply of {PROBE_TOKENS} tokens within that time",
+                do="check the server's log: it may still be loading the model, or it may be stuck",
             ) from error
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
             raise choose_error_type(error)(
-                f"There is no {wire.kind} server with the route {wire.route}: "
+                f"The {wire.kind} server does not answer at the route {wire.route}: "
                 f"{self._server.clean(str(error)) or type(error).__name__}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=wire.expected,
@@ -125,10 +125,10 @@ class RemoteEngine:
         if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, sampling)) is not None:
             why, do = problem
             raise UserError(
-                f"The {self._wire.kind} server {why}, and the rollout samples at {sampling.temperature}"
-                f"{' with truncation' if truncates(sampling) else ''}.",
+                f"The {self._wire.kind} server {why}, but the run samples at temperature "
+                f"{sampling.temperature}{' with truncation' if truncates(sampling) else ''}.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected="a server that reports logprobs of the sampled distribution",
+                expected="a server that reports the log-probabilities of the distribution it samples from",
                 do=do,
             )
 
@@ -175,7 +175,7 @@ class RemoteEngine:
             ValueError: `version` is older than the current one.
         """
         if version < self.version:
-            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         with self._idle:
             self._idle.wait_for(lambda: not self.calls)
             self.version = version
@@ -228,7 +228,7 @@ class RemoteEngine:
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
             raise choose_error_type(error)(
-                f"The {self._wire.kind} server cannot score a text: {why}",
+                f"The {self._wire.kind} server cannot return the log-probabilities of a given text: {why}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
             ) from error
 
@@ -312,7 +312,7 @@ class RemoteEngine:
         name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
             self.has_unknown_weights = True
-            raise failure(f"another process changed the server's weights: {name} instead of {self._expected}")
+            raise failure(f"another process changed the server's weights: they are {name}, expected {self._expected}")
 
     async def _serve_call(
         self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool

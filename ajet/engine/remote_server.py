@@ -55,7 +55,7 @@ def limit_silence(seconds: float, key: str, episode: float | None) -> tuple[floa
     """
     if episode is None or seconds <= EPISODE_SHARE * episode:
         return seconds, key
-    return EPISODE_SHARE * episode, f"{key}, at most {EPISODE_SHARE:g} of rollout.episode_timeout"
+    return EPISODE_SHARE * episode, f"{key}, and at most {EPISODE_SHARE:g} of rollout.episode_timeout"
 
 
 def build_timeout(seconds: float) -> httpx.Timeout:
@@ -122,14 +122,14 @@ class RemoteServer:
             detail = event.get("error") if isinstance(event, dict) else None
             status = detail.get("code") if isinstance(detail, dict) else None
             raise EngineFailure(
-                f"{self.base_url} failed while it answered: {self.clean(str(event))}",
+                f"{self.base_url} failed during its reply: {self.clean(str(event))}",
                 retryable=not isinstance(status, int) or _is_retryable(status),
             )
         return event
 
     def refused(self, status: int, text: str) -> EngineFailure:
         """Return the failure for an HTTP error status."""
-        message = f"{self.base_url} refused with status {status}: {self.clean(text)}"
+        message = f"{self.base_url} refused the request with status {status}: {self.clean(text)}"
         return EngineFailure(message, retryable=_is_retryable(status))
 
     def unreachable(self, problem: httpx.HTTPError, *, begun: bool = False) -> EngineFailure:
@@ -143,12 +143,12 @@ class RemoteServer:
 
     def hangs(self, *, begun: bool = False) -> EngineHangs:
         """Return the failure for a silent server, and log a rate-limited warning."""
-        what = "began its reply and then" if begun else "took the request and"
+        what = "began its reply and then" if begun else "accepted the request and"
         limit = f" ({self._timeout_key})" if self._timeout_key else ""
         message = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
         if self._hang_log_limit.is_due():
             raise_it = f", or raise {self._timeout_key} if its replies take longer" if self._timeout_key else ""
-            logger.warning("{}; check that server{}", message, raise_it)
+            logger.warning("{}. Check the server's log{}", message, raise_it)
         return EngineHangs(message)
 
     def clean(self, text: str) -> str:

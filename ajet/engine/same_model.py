@@ -72,9 +72,9 @@ def explain_unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
     for layer, kind in enumerate(kinds):
         if kind not in _MASKED_BY_KEYWORD:
-            return f"layer {layer} is of the kind {kind}"
+            return f"its layer {layer} has attention of the type {kind}"
         if kind == "sliding_attention" and layer in windows and windows[layer] is None:
-            return f"layer {layer} does not say how far its sliding attention reaches"
+            return f"its layer {layer} does not state the size of its sliding window"
     return ""
 
 
@@ -133,4 +133,4 @@ def refuse_unknown_keywords(implementation: str, keywords: Mapping[str, Any]) ->
         if name == "is_causal" and value is True:
             continue
         if value is not False or name == "is_causal":
-            raise TypeError(f"{implementation} does not compute what the keyword {name} of this model's attention asks")
+            raise TypeError(f"{implementation} does not implement the attention keyword {name}, which this model uses")

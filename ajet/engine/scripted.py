@@ -104,7 +104,7 @@ class ScriptedEngine:
                 some = slice(at, upto)
                 yield TokenChunk(ids[some], chosen[some], unit[some], self.version, finish if last else None, top[some])
             if reply.fail_after is not None:
-                raise EngineFailure(f"the script fails after {reply.fail_after} tokens")
+                raise EngineFailure(f"the scripted engine fails after {reply.fail_after} tokens, as its script says")
             if not ids:
                 yield TokenChunk([], [], [], self.version, finish)
             done = True
@@ -119,7 +119,7 @@ class ScriptedEngine:
     def weights_changed(self, version: int) -> None:
         """Set the version; an older one raises ValueError."""
         if version < self.version:
-            raise ValueError(f"version {version} is older than the present {self.version}")
+            raise ValueError(f"version {version} is older than the engine's version {self.version}")
         self.version = version
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class ScriptedEngine:
         elif turn < len(self.script):
             entry = self.script[turn]
         else:
-            raise EngineFailure(f"the script has only {len(self.script)} replies")
+            raise EngineFailure(f"the scripted engine's script has only {len(self.script)} replies")
         if isinstance(entry, ScriptedReply):
             return entry
         return ScriptedReply(text=entry) if isinstance(entry, str) else ScriptedReply(ids=entry, ended=False)
@@ -150,7 +150,7 @@ class ScriptedEngine:
         if reply.ids is not None:
             ids = [int(token) for token in reply.ids]
         elif self._encode is None:
-            raise EngineFailure("a script of texts needs encode=")
+            raise EngineFailure("a scripted engine whose replies are texts needs the argument encode=")
         else:
             ids = [int(token) for token in self._encode(reply.text or "")]
         if reply.ended and self._end_id is not None:
@@ -246,5 +246,5 @@ class ScriptedChat:
         elif turn < len(self.script):
             entry = self.script[turn]
         else:
-            raise EngineFailure(f"the script has only {len(self.script)} replies")
+            raise EngineFailure(f"the scripted engine's script has only {len(self.script)} replies")
         return {"role": "assistant", "content": entry} if isinstance(entry, str) else entry

@@ -64,7 +64,7 @@ def _detect_server(base_url: str, key: str | None, key_name: str) -> type[Remote
         owner = str(load_json(answer.content)["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise choose_error_type(error)(
-            f"No server answers: {type(error).__name__}: {error}",
+            f"No inference server answers at this address: {type(error).__name__}: {error}",
             where=f"ajet.rollout.vllm.base_url: {root}",
             expected="the URL of `vllm serve MODEL` or of `sglang serve --model-path MODEL`",
         ) from error
@@ -76,8 +76,8 @@ def _detect_server(base_url: str, key: str | None, key_name: str) -> type[Remote
 def _build_key_error(url: str, status: int, key_name: str, *, given: bool) -> UserError:
     """Return the error for a missing or wrong API key."""
     return UserError(
-        f"The server {'does not take this key' if given else 'asks for a key'} (status {status}).",
+        f"The server {'refuses this API key' if given else 'requires an API key'} (status {status}).",
         where=f"ajet.rollout.vllm.base_url: {url}",
-        expected=f"the server's key in the environment variable {key_name} (ajet.rollout.vllm.api_key_env)",
-        do=f"Set {key_name} in the environment or in .env to what the server was started with (--api-key).",
+        expected=f"the server's API key in the environment variable {key_name} (ajet.rollout.vllm.api_key_env)",
+        do=f"Set {key_name}, in the environment or in .env, to the key that the server was started with (--api-key).",
     )

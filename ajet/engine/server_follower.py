@@ -82,7 +82,9 @@ class ServerFollower:
         except UserError as problem:
             if folder is None or folder.exists():
                 raise
-            raise FileNotFoundError(f"{folder} disappeared while loading: {problem.what}") from problem
+            raise FileNotFoundError(
+                f"the weights in {folder} were deleted while they were loaded: {problem.what}"
+            ) from problem
         self._away = 0.0
         return taken
 
@@ -95,22 +97,26 @@ class ServerFollower:
         *,
         is_leader: bool,
     ) -> bool:
-        assert probe is not None, "a sampler at a server waits until the trainer has announced one"
+        assert probe is not None, (
+            "a sampler that uses an inference server waits until the trainer has announced weights"
+        )
         name = self._weights.name()
         if name is None:
             return self._match_fixed_weights(version, probe)
         wanted = name_weights(folder, version)
         if name != wanted and not is_leader:
-            raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler will load {wanted}")
+            raise FileNotFoundError(
+                f"{self.engine.base_url} has the weights {name}, and another sampler will load {wanted}"
+            )
         if name != wanted or self.version != version:
             with self.engine.drain_calls(on_wait):
                 if (now := self._weights.name()) not in (name, wanted):
                     # this process's version may be outdated by now
-                    raise FileNotFoundError(f"the weights of the server changed meanwhile, from {name} to {now}")
+                    raise FileNotFoundError(f"the server's weights changed during the check, from {name} to {now}")
                 try:
                     self._send_weights(now, wanted, folder, version, probe)
                 except ConcurrentLoadError as crossed:
-                    raise FileNotFoundError(f"{crossed}: they will be loaded again") from crossed
+                    raise FileNotFoundError(f"{crossed}: ajet loads them again") from crossed
         return True
 
     def _send_weights(self, name: str, wanted: str, folder: Path | None, version: int, probe: WeightsProbe) -> None:
@@ -126,12 +132,13 @@ class ServerFollower:
         if not probe.matches(version, found):
             self._known = False
             if (now := self._weights.name()) != wanted:
-                raise ConcurrentLoadError(f"the server has {now}, after this process loaded {wanted}")
+                raise ConcurrentLoadError(f"the server has the weights {now}, although this process loaded {wanted}")
             gap = probe.measure_gap(version, found)
             raise self._build_refusal(
-                f"its log-probabilities are {gap:.3g} nats a token from those of policy {version}",
-                f"at most {probe.tolerance:g} (ajet.trainer_common.canary). A server on a CPU packs its weights at the "
-                "start and loads only a part of later ones: let ajet sample start vLLM itself there",
+                f"the log-probabilities of its weights differ from those of policy version {version} by "
+                f"{gap:.3g} nats per token",
+                f"a difference of at most {probe.tolerance:g} (ajet.trainer_common.canary). A vLLM server on a "
+                "CPU loads later weights only in part: let ajet sample start vLLM itself there",
             )
         self.engine.confirm_weights(version, wanted)
         self._known = True
@@ -143,8 +150,9 @@ class ServerFollower:
         has = probe.find_oldest(found)
         if has is None or (self._known and not probe.matches(self.engine.version, found)):
             raise self._build_refusal(
-                "they are none of those that the trainer announced, by its log-probabilities of the probe",
-                f"the weights of model.path. To be given others it must be started with {self._weights.cannot}",
+                "by its log-probabilities of a test text, it has none of the weights that the trainer announced",
+                "the weights of model.path; a server that can load later weights must be started with "
+                f"{self._weights.cannot}",
             )
         if not self._known:
             self.engine.confirm_weights(has, None)
@@ -152,13 +160,17 @@ class ServerFollower:
         self._looked = version
         if self.version != version:
             logger.info(
-                "the server keeps policy {} while {} is announced: it has no {}", has, version, self._weights.cannot
+                "the inference server stays at policy version {} although the trainer announced version {}: the "
+                "server has no {}, which loading weights needs",
+                has,
+                version,
+                self._weights.cannot,
             )
         return self.version == version
 
     def _build_refusal(self, why: str, expected: str) -> UserError:
         return UserError(
-            f"The weights of the {self.engine.kind} server are not the trainer's: {why}.",
+            f"The {self.engine.kind} server does not have the trainer's weights: {why}.",
             where=f"ajet.rollout.vllm.base_url: {self.engine.base_url}",
             expected=expected,
         )

@@ -73,7 +73,7 @@ class ServerWeights(ABC):
             self.rename(name)
         elif found != name:
             self.rename(f"{CHANGING}-{secrets.token_hex(8)}")
-            raise ConcurrentLoadError(f"another process loaded weights ({found}) into {self._url} during this load")
+            raise ConcurrentLoadError(f"another process loaded the weights {found} into {self._url} at the same time")
 
     def rename(self, name: str) -> None:
         """Rename the server's weights.
@@ -104,7 +104,7 @@ class ServerWeights(ABC):
 
     def _build_refusal(self, why: str, request: str, kind: type[UserError] = UserError) -> UserError:
         return kind(
-            f"The {self.kind} server failed a request ({request}): {why}",
+            f"The {self.kind} server failed to {request}: {why}",
             where=f"ajet.rollout.vllm.base_url: {self._url}",
             expected=self.expected,
         )

@@ -68,18 +68,24 @@ class TeacherEndpoint:
             raise ConfigError(
                 f"The teacher cannot be used: {why}",
                 where=f"{KEY}.base_url ({self._url})",
-                expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
+                expected="a server such as vLLM, whose /completions accepts token ids as the prompt and returns "
+                "prompt_logprobs",
             ) from problem
         decoded = [(token, row.get("decoded_token")) for token, row in zip(ids[1:], rows, strict=True)]
         spelt = [(token, text) for token, text in decoded if text is not None]
         if not spelt:
-            logger.warning("The teacher's server returns no decoded tokens: the tokenizers cannot be compared.")
+            logger.warning(
+                "ajet cannot compare the tokenizers of teacher and policy: the teacher's server returns no "
+                "decoded tokens"
+            )
         for token, there in spelt:
             here = tokenizer.decode([token])
             if UNKNOWN in here or UNKNOWN in there:
                 continue
             if here.lstrip(" ") != there.lstrip(" "):
-                raise build_tokenizer_error(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
+                raise build_tokenizer_error(
+                    f"token id {token} is {here!r} in the policy's tokenizer and {there!r} in the teacher's"
+                )
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         """Return logprobs, shape [T] per line, 0 outside the mask.
@@ -127,7 +133,7 @@ class TeacherEndpoint:
 
     def _describe_failure(self, problem: httpx.HTTPError) -> str:
         if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
-            return f"hangs: it took the request and sent nothing for {self._timeout:g} s ({KEY}.timeout)"
+            return f"hangs: it accepted the request and sent nothing for {self._timeout:g} s ({KEY}.timeout)"
         return f"did not answer: {type(problem).__name__}: {problem}"
 
     def _build_body(self, ids: list[int]) -> dict[str, Any]:
@@ -151,7 +157,8 @@ class TeacherEndpoint:
         if status >= 400:
             is_retryable = status >= 500 or status in RETRYABLE
             raise TeacherFailure(
-                f"the teacher refused with status {status}: {self._excerpt_response(response, 300)}",
+                f"the teacher's server refused the request with status {status}: "
+                f"{self._excerpt_response(response, 300)}",
                 retryable=is_retryable,
                 own=True,
             )
@@ -165,7 +172,7 @@ class TeacherEndpoint:
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             pass
         raise TeacherFailure(
-            "the teacher did not answer prompt_logprobs of the ids it was sent, but "
+            "the teacher's server did not return prompt_logprobs of the token ids it was sent, but "
             f"{self._excerpt_response(response, 200)}",
             retryable=False,
             own=True,
@@ -182,9 +189,9 @@ def choose_probe_ids(tokenizer: Any) -> list[int]:
 def build_tokenizer_error(why: str) -> ConfigError:
     """Return the error for a teacher with another tokenizer."""
     return ConfigError(
-        f"The teacher has another tokenizer than the policy: {why}.",
+        f"The teacher's tokenizer differs from the policy's: {why}.",
         where=KEY,
-        expected="a teacher of the policy's own family: it scores the ids that the policy sampled",
+        expected="a teacher with the policy's tokenizer: it scores the token ids that the policy sampled",
     )
 
 
@@ -204,6 +211,6 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
         base_url,
         f"{KEY}.base_url",
         lambda seconds: find_model_problem(base_url, model, key, seconds, named="the teacher's server"),
-        f"an OpenAI-compatible server that has {model} and answers prompt_logprobs",
-        f"start it, or correct {KEY}.base_url and model",
+        f"an OpenAI-compatible server that has the model {model} and returns prompt_logprobs",
+        f"start the server, or correct {KEY}.base_url and model",
     )

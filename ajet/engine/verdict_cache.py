@@ -47,7 +47,7 @@ class VerdictCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / key).touch()
         except OSError as error:
-            logger.info("{}: each start checks the model against its eager pass again", error)
+            logger.info("the result of a model check cannot be stored, so each start repeats the check: {}", error)
 
 
 def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:

@@ -84,9 +84,12 @@ def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampli
         return None
     if not reports_sampled:
         by = wire.sampled_logprobs_option
-        return "reports logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
+        return (
+            "reports log-probabilities only for temperature 1",
+            f"{by}, or set rollout.temperature: 1.0 and remove top_p and top_k",
+        )
     if truncates(sampling) and not wire.reports_truncated:
-        return "reports logprobs before top_p and top_k", "leave top_p and top_k out"
+        return "reports log-probabilities before top_p and top_k are applied", "remove rollout.top_p and rollout.top_k"
     return None
 
 
@@ -123,7 +126,9 @@ class StreamedReply:
         try:
             return self._read_event(event)
         except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise EngineFailure(f"the server sent an event that is not of this route: {str(event)[:200]}") from problem
+            raise EngineFailure(
+                f"the server sent an event that does not belong to this route: {str(event)[:200]}"
+            ) from problem
 
     def end(self) -> TokenChunk:
         """Return the last chunk, without tokens.
@@ -132,7 +137,7 @@ class StreamedReply:
             EngineFailure: the stream ended too early or lost tokens.
         """
         if self._finish is None:
-            raise EngineFailure(f"the server broke off after {self._tokens} tokens")
+            raise EngineFailure(f"the server broke off its reply after {self._tokens} tokens")
         return TokenChunk([], [], [], self._version, self._finish)
 
     def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
@@ -142,7 +147,7 @@ class StreamedReply:
     def _set_finish(self, kind: Any, reason: Any) -> None:
         """Set the finish. `reason`: the server's own value, for the error message."""
         if kind not in ("stop", "length"):
-            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {reason}")
+            raise EngineFailure(f"the server ended its reply after {self._tokens} tokens: {reason}")
         self._finish = kind
 
     def _add_token(self, chunk: TokenChunk, token: int, named: object, logprob_value: float) -> None:
@@ -152,7 +157,9 @@ class StreamedReply:
             EngineFailure: the logprob belongs to another token, `named`.
         """
         if named != token:
-            raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
+            raise EngineFailure(
+                f"token {self._tokens} of the reply has the id {token}, but its log-probability belongs to id {named}"
+            )
         logprob = min(float(logprob_value), 0.0)
         chunk.ids.append(int(token))
         chunk.logprobs.append(0.0 if self._greedy else logprob)

@@ -66,7 +66,7 @@ class ChatModel(BaseModel):
     def _an_address(cls, value: str) -> str:
         parts = parse_address(value)
         if parts is None:
-            raise ValueError("expected an address, as http://HOST:PORT/v1")
+            raise ValueError("expected a URL such as http://HOST:PORT/v1")
         return value.rstrip("/") if parts.path.strip("/") else f"{value.rstrip('/')}/v1"
 
     @property
@@ -85,7 +85,7 @@ def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
     try:
         return ChatModel(base_url=url, model=name, api_key=SecretStr(key))
     except ValidationError as error:
-        raise ConfigError(f"{url} is no address: {first_message(error)}.", where=where) from None
+        raise ConfigError(f"{url} is not a valid URL: {first_message(error)}.", where=where) from None
 
 
 def list_configured(models: Sequence[JudgeModelConfig], key: str) -> list[ChatModel]:
@@ -135,7 +135,7 @@ async def ask_model(
     """
     answer = await request_completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
-        raise NoAnswerError("it answered nothing", is_retryable=True)
+        raise NoAnswerError("its answer was empty", is_retryable=True)
     return answer.text
 
 
@@ -156,11 +156,11 @@ async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: fl
         found = [[float(number) for number in row["embedding"]] for row in rows]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise NoAnswerError(
-            f"it answered what are no embeddings: {_shorten_body(model, body)}", is_retryable=False
+            f"its answer contains no embeddings: {_shorten_body(model, body)}", is_retryable=False
         ) from None
     are_finite = all(row and all(map(math.isfinite, row)) for row in found)
     if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not are_finite:
-        raise NoAnswerError("it answered not one vector a text", is_retryable=False)
+        raise NoAnswerError("its answer does not contain one vector per text", is_retryable=False)
     return found
 
 
@@ -181,14 +181,16 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
             content = await _read_bounded(reply, most)
             if reply.status >= 400:
                 raise NoAnswerError(
-                    f"it refused with status {reply.status}: {_shorten_body(model, content, 300)}",
+                    f"it refused the request with status {reply.status}: {_shorten_body(model, content, 300)}",
                     is_retryable=reply.status >= 500 or reply.status in RETRYABLE_STATUSES,
                     status=reply.status,
                     after=_retry_after_seconds(reply.headers.get("Retry-After")),
                 )
     except asyncio.TimeoutError:
         if hung_endpoints.is_due(model.place):
-            logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
+            logger.warning(
+                "the model {} at {} hangs: no complete reply within {:g} s", model.model, model.place, seconds
+            )
         raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
     except (aiohttp.ClientError, OSError) as problem:
         raise NoAnswerError(f"it did not answer: {type(problem).__name__}", is_retryable=True) from None
@@ -210,7 +212,7 @@ def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str)
         why = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
         if not why:
             for each in wrong:
-                logger.warning("{}: {}; trying the next model", named, each)
+                logger.warning("the model {} failed: {}; trying the next model", named, each)
             return ""
         wrong.append(f"{model.model} at {model.place}: {why}")
     return "; ".join(wrong)
@@ -242,7 +244,7 @@ async def _read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
         found += chunk
         if len(found) > most:
             reply.close()
-            raise NoAnswerError(f"it answered with more than {most} bytes", is_retryable=True)
+            raise NoAnswerError(f"its answer is longer than {most} bytes", is_retryable=True)
     return bytes(found)
 
 
@@ -296,7 +298,7 @@ def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, An
     tree = read_yaml(file)
     section = tree.get(name) if isinstance(tree, dict) else None
     if not isinstance(section, dict):
-        raise ConfigError(f"{file.name} has no section {name}.", where=str(file), expected=f"one as in {EXAMPLE}")
+        raise ConfigError(f"{file.name} has no section {name}.", where=str(file), expected=f"a section as in {EXAMPLE}")
     found: dict[str, Any] = expand_variables(section, f"{file}: {name}")
     return file, found
 

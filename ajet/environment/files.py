@@ -30,7 +30,7 @@ def find_named_file(named: str, base: Path, key: str) -> Path:
     file = next((path for path in (base / wanted, Path.cwd() / wanted) if path.is_file()), None)
     if file is None:
         raise ConfigError(
-            f"{key.removeprefix('ajet.')}: there is no file {named}.",
+            f"{key.removeprefix('ajet.')}: the file {named} does not exist.",
             where=key,
             expected=f"a file in {base} or {Path.cwd()}",
         )
@@ -134,8 +134,12 @@ def read_variables(
     """
     given = dict(os.environ if environment is None else environment)
     if not file.is_file():
-        do = f"copy {template} there and fill it in" if template is not None else "make it, or correct its path"
-        raise UserError(f"There is no env file {file}.", do=do)
+        do = (
+            f"copy {template} to this path and fill it in"
+            if template is not None
+            else "create the file, or correct its path"
+        )
+        raise UserError(f"The file with environment variables {file} does not exist.", do=do)
     values: dict[str, str] = {}
     for name, value in dotenv_values(stream=StringIO(read_text(file)), interpolate=False).items():
         values[name] = given.get(name) or expand_variables(value or "", f"{file}: {name}", {**values, **given})

@@ -49,7 +49,7 @@ def _settle_future(done: asyncio.Future[Any], outcome: Any, problem: BaseExcepti
     else:
         # SystemExit and its like would end the loop, StopIteration cannot be set
         strange = not isinstance(problem, Exception) or isinstance(problem, StopIteration)
-        done.set_exception(RuntimeError(f"it ended with {problem!r}") if strange else problem)
+        done.set_exception(RuntimeError(f"the connection ended with {problem!r}") if strange else problem)
 
 
 Table = TypeVar("Table", dict[Any, Any], list[Any])

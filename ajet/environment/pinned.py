@@ -64,7 +64,7 @@ class PinnedTools:
             for name in sorted({*self.tools, *found.tools})
             for line in difflib.unified_diff(
                 self.tools.get(name, "").splitlines(), found.tools.get(name, "").splitlines(),
-                f"{name}, as the run began", f"{name}, now", n=1, lineterm="",
+                f"{name} at the start of the run", f"{name}, now", n=1, lineterm="",
             )
         ]  # fmt: skip
         more = f"\n… and {len(lines) - LINES} lines more" if len(lines) > LINES else ""
@@ -131,6 +131,6 @@ def read_pinned(folder: Path) -> list[Any] | None:
             f"The tools file of this run is damaged ({type(error).__name__}: {error}).",
             where=str(folder / FILE),
             expected='the JSON object that ajet wrote there: {"tools": [...]}',
-            do="restore the file from a copy, or remove it: the next attempt pins the tools as they are then",
+            do="restore the file from a copy, or delete it: the next attempt then records the current tools",
         ) from error
     return list(tools)

@@ -49,7 +49,7 @@ class RunReplay:
                     self._attempts[_task_key(task)].append((repeat, found))
         if not self._attempts:
             raise ConfigError(
-                "The run to replay has no tool uses.",
+                "The run to replay recorded no tool uses.",
                 where="ajet.environment.replay",
                 expected=f"episodes with tool uses in {folder / 'episodes'}",
                 do="record a run whose workflow reports its tool uses (`tuner.tool`), or remove the key",
@@ -104,8 +104,8 @@ class ReplayWalk:
         """Return the recorded tools as a request's `tools`, or None to query the servers. Raises ReplayMissError."""
         if self._replay.tools is None and self._replay.on_miss == "error":
             raise ReplayMissError(
-                f"the replayed run did not store the tools of its servers ({FILE}); environment.replay_miss: "
-                "live queries the servers"
+                f"the replayed run did not store the tools of its servers ({FILE}); to ask the servers, set "
+                "environment.replay_miss: live"
             )
         return self._replay.tools
 
@@ -115,14 +115,20 @@ class ReplayWalk:
         with self._lock:
             found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]
             why = (
-                f"its task was recorded {len(self._followed)} times like this" if self._followed else "nothing like it"
+                f"{len(self._followed)} recorded attempts at this task began with the same calls"
+                if self._followed
+                else "no recorded attempt began like this one"
             )
         complete = next((use for use in found if not use.cut and not use.images), None)
         if complete is None and self._replay.on_miss == "error":
-            cut = f", only {'the text' if found[0].images else 'the beginning'} of its result" if found else ""
+            cut = (
+                f", the record has only {'the text' if found[0].images else 'the beginning'} of its result"
+                if found
+                else ""
+            )
             raise ReplayMissError(
                 f"the replayed run has no recorded call {name}({wanted[:200]}) after {self._count} calls at task "
-                f"{self._task} ({why}{cut}); environment.replay_miss: live calls the tool"
+                f"{self._task} ({why}{cut}); to call the tool, set environment.replay_miss: live"
             )
         return complete
 
@@ -166,5 +172,5 @@ def find_replayed_run(named: str, *, base: Path, root: Path) -> Path:
         f"There is no recorded run {named} to replay.",
         where="ajet.environment.replay",
         expected=f"a folder with episodes/ at {places[0]} or {places[1]}",
-        do=f"`{format_list_command(root)}` lists them: name one, or its folder",
+        do=f"`{format_list_command(root)}` lists the runs: pass the name or folder of one",
     )

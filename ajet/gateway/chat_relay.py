@@ -69,9 +69,19 @@ async def relay_chat(
 def build_chat_body(request: ParsedRequest, run: Sampling) -> dict[str, Any]:
     """Return the request in the form of OpenAI's Chat Completions. Raises Refused."""
     if request.logprobs:
-        raise Refused("this model's logprobs are not at hand", param="logprobs", code="unsupported_parameter")
+        raise Refused(
+            "Unsupported value for 'logprobs': this server relays the request to a chat endpoint and does not "
+            "return its log-probabilities. Leave the field out.",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
     if request.prompts:
-        raise Refused("this model takes messages only", param="prompt", code="unsupported_parameter")
+        raise Refused(
+            "Unsupported value for 'prompt': this server relays requests to a chat endpoint, which takes "
+            "messages only. Use /v1/chat/completions.",
+            param="prompt",
+            code="unsupported_parameter",
+        )
     body: dict[str, Any] = {"messages": list(request.messages)}
     if request.tools:
         body["tools"] = list(request.tools)

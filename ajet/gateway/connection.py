@@ -113,7 +113,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Start the request, or refuse a head that is too large."""
         if len(self.headers) > self._limits.headers or self._head_size() > self._limits.head_bytes:
             self._too_much = True
-            raise ValueError("too many headers")  # the parser stops and calls send_400_response
+            raise ValueError("the request has too many headers")  # the parser stops and calls send_400_response
         self._dry = 0
         super().on_headers_complete()
 
@@ -143,7 +143,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if cycle is None and not self._dry:  # the client never sent a request
                 self.transport.abort()
             else:
-                self._refuse_request(408, "The request did not come in time.")
+                self._refuse_request(408, "The server did not receive the complete request in time.")
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
             if self.flow.read_paused:  # the server is slow, not the client
                 self._received_at = now
@@ -200,7 +200,7 @@ class PlainParser:
                 return
             except HttpParserUpgrade as offer:
                 if self.get_method() == b"CONNECT":  # not an offer: httptools stops at every CONNECT
-                    raise HttpParserError("CONNECT is for proxies") from offer
+                    raise HttpParserError("CONNECT requests are not supported: this server is not a proxy") from offer
                 rest = rest[offer.args[0] :]
                 head = self._build_plain_head()
                 self._parser = self._build_parser()

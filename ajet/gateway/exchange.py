@@ -99,7 +99,7 @@ class RequestExchange:
                 await self.refuse(refused)
                 return
             except RecursionError:
-                await self.refuse(Refused("The request is nested too deeply.", code="invalid_json"))
+                await self.refuse(Refused("The request's JSON is nested too deeply.", code="invalid_json"))
                 return
             if call is not None:
                 await self._deliver_replies(call, grant.session)
@@ -176,7 +176,7 @@ class RequestExchange:
                 await self._send_complete(call, session)
             is_delivered = not self._has_left
         except OSError:
-            logger.debug("a client left before its reply was sent")
+            logger.debug("gateway: a client disconnected before its reply was sent")
         finally:
             self._pacing.clients -= 1
             unwatch()

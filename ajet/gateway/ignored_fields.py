@@ -32,7 +32,7 @@ _DECIDED_BY = {
     "temperature": "rollout.temperature (in validation: rollout.val_kwargs)",
     "top_p": "rollout.top_p (in validation: rollout.val_kwargs)",
     "top_k": "rollout.top_k (in validation: rollout.val_kwargs)",
-    "seed": "seed (each reply has a draw of its own)",
+    "seed": "a random seed that ajet draws for each reply",
     "max_tokens": "rollout.max_response_length_in_one_turn",
 }
 """Sampling field -> the configuration key whose value replaces the client's."""
@@ -51,7 +51,10 @@ class IgnoredFieldLog:
             new = sorted(set(names) - self._names)
             self._names.update(new)
         if new:
-            logger.info("clients ask for {}, which changes nothing here and is kept with their calls", ", ".join(new))
+            logger.info(
+                "the agent's requests contain {}: ajet records these fields, and they do not change the reply",
+                ", ".join(new),
+            )
 
     def log_replaced(self, fields: Mapping[str, Any], run: Sampling) -> None:
         """Log each sampling field that the run replaces, with its configuration key.
@@ -67,8 +70,8 @@ class IgnoredFieldLog:
             self._names.update(new)
         for name in new:
             logger.warning(
-                "the agent asks for {} {}; the run uses {}, by {}",
-                *(name, fields[name], "its own" if name == "seed" else getattr(run, name), _DECIDED_BY[name]),
+                "the agent's requests contain {} = {}; ajet samples with {} instead, which is set by {}",
+                *(name, fields[name], "its own value" if name == "seed" else getattr(run, name), _DECIDED_BY[name]),
             )
 
 
@@ -85,9 +88,9 @@ def refuse_unsupported(request: ParsedRequest) -> None:
         if name in supported or name in HINTS:
             continue
         why = (
-            f"{name} draws from another distribution than the model's own, which is the one that is trained and whose "
-            f"logprobs are recorded and proven: leave it out, or send {_NEUTRAL_VALUES[name]}"
+            f"{name} would sample from another distribution than the one that is trained and whose "
+            f"log-probabilities are recorded: leave it out, or send {_NEUTRAL_VALUES[name]}"
             if name in _NEUTRAL_VALUES
-            else f"{name} cannot be honoured by this model's engine"
+            else f"this model's engine does not support {name}: leave it out"
         )
         raise Refused(why, param=name, code="unsupported_parameter")

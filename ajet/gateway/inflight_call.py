@@ -39,8 +39,7 @@ class CallLimit:
         """Reserve a slot for each call. Raises Refused if there are not enough."""
         if self.reserved + calls > self._most:
             raise Refused(
-                f"{self.reserved} calls are under way, and this gateway takes no more than {self._most}; "
-                "try again later.",
+                f"{self.reserved} model calls are in flight, and this gateway's limit is {self._most}; retry later.",
                 status=429,
                 code="overloaded",
                 retry_after=1,
@@ -208,7 +207,7 @@ class InflightCall:
         if self.failure is not None or self.refusal is not None:
             if self.refusal is None or self.refusal.code == ENGINE_FAILED:
                 finish = "error"
-            why = f"its request was answered with an error: {self.refusal or 'an internal error'}"
+            why = f"the client got an error instead of this reply: {self.refusal or 'an internal error'}"
         else:
             why = EPISODE_ENDED if has_episode_ended and self.clients else CLIENT_LEFT
         return [LostReply(reply.call, finish, why) for reply in self.replies if reply.call is not None]

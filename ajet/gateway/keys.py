@@ -23,13 +23,14 @@ S = TypeVar("S")
 _REMEMBERED = 4096
 MAX_NAME = 128
 UNTIED = (
-    "nothing says whose episode it is. Its client took its address from the environment and calls outside the tasks "
-    "and `asyncio.to_thread` of an episode, or without httpx: give it the address and key of "
-    "`tuner.as_oai_baseurl_apikey()`, or set rollout.isolation: process"
+    "ajet cannot tell which episode it belongs to. The client took base URL and key from the environment "
+    "variables, and then called outside of the asyncio tasks and `asyncio.to_thread` calls of an episode, or "
+    "without httpx. Pass the base URL and key of `tuner.as_oai_baseurl_apikey()` to the client, or set "
+    "rollout.isolation: process"
 )
 KEPT = (
-    "it bears the key of another attempt. A client that is kept (in a module, in a class, in a cache) has the key of "
-    "the attempt that it was made in: make it in each attempt, of that attempt's tuner"
+    "its key belongs to another attempt. A client that is stored in a module, a class or a cache keeps the key "
+    "of the attempt that created it. Create the client inside each attempt, from the attempt's tuner"
 )
 
 
@@ -79,10 +80,10 @@ class Keys(Generic[S]):
         if secret == self.untied:
             if client not in self._logged_clients:
                 self._logged_clients.add(client)
-                logger.warning("a model call of {} is refused: {}", client or "a client", UNTIED)
-            return Refused(f"This call is refused: {UNTIED}", status=403, code="no_episode")
+                logger.warning("the gateway refused a model call of {}: {}", client or "a client", UNTIED)
+            return Refused(f"The gateway refused this model call: {UNTIED}", status=403, code="no_episode")
         if secret == FOREIGN_KEY:
-            return Refused(f"This call is refused: {KEPT}", status=403, code="another_episode")
+            return Refused(f"The gateway refused this model call: {KEPT}", status=403, code="another_episode")
         if secret and _digest_key(secret) in self._dead:
             return build_ended_error()
         return Refused("Incorrect API key provided.", status=401, code="invalid_api_key")

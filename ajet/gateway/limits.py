@@ -114,7 +114,7 @@ class BodyBytes:
             return
         if shared.body_bytes + size > shared.limits.body_bytes:
             raise Refused(
-                "The server is receiving as much as it can hold; try again.",
+                "The request bodies that the server is receiving exceed its memory limit; retry later.",
                 status=503,
                 code="too_many_bodies",
                 retry_after=1,

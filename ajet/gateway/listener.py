@@ -46,7 +46,7 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
     except (OSError, OverflowError) as error:
         if listening is not None:
             listening.close()
-        why = error.strerror if isinstance(error, OSError) else "a port is 0 to 65535"
+        why = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
         raise UserError(
             f"The {name} cannot listen on {host}:{port}: {why}.", where=where, do=_way_out(error)
         ) from error
@@ -62,10 +62,10 @@ def require_free(host: str | None, port: int, *, name: str, where: str) -> None:
 
 def _way_out(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno in (errno.EADDRINUSE, errno.EACCES):
-        return "name another port, or 0 (the system chooses a free one)"
+        return "set another port, or 0: then the system chooses a free one"
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "allow more open files (`ulimit -n`)"
-    return "name an address of this machine: 127.0.0.1 is reached from here alone, 0.0.0.0 from everywhere"
+        return "raise the limit of open files (`ulimit -n`)"
+    return "set an address of this machine: only this machine can reach 127.0.0.1, other machines can reach 0.0.0.0"
 
 
 class Listener(uvicorn.Server):
@@ -189,7 +189,7 @@ class Acceptor:
     def _accept_clients(self) -> None:
         for _ in range(_AT_ONCE):
             if len(self._open) >= self._limits.connections and not self._evict_oldest(self._strangers):
-                self._pause_accepting(f"{len(self._open)} connections are open, as many as the limit")
+                self._pause_accepting(f"the limit of {len(self._open)} open connections is reached")
                 return
             try:
                 client, peer = self._listening.accept()
@@ -202,7 +202,10 @@ class Acceptor:
             scarce = client.fileno() >= self._find_first_reserved()
             if scarce and not self._make_room():
                 client.close()
-                self._pause_accepting("the descriptors that are left are the record's")
+                self._pause_accepting(
+                    "the remaining file descriptors are reserved for the run's record files (raise `ulimit -n` "
+                    "for more)"
+                )
                 return
             address = str(peer[0]) if isinstance(peer, tuple) else ""
             connection = Connection(self, self._server.config, self._server.server_state, self._loop, address)
@@ -249,7 +252,7 @@ class Acceptor:
         now = self._loop.time()
         if now - self._complained >= _PAUSE or not self._complained:
             self._complained = now
-            logger.warning("no more connections are accepted for the moment: {}", why)
+            logger.warning("the server accepts no new connections for the moment: {}", why)
         if not self._paused:
             self._paused = True
             self._loop.remove_reader(self._listening)

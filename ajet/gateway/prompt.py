@@ -130,8 +130,8 @@ def _force_call(rendered: Rendered, request: ParsedRequest, renderer: Renderer) 
     forced = renderer.force_call(rendered, request.named_tool)
     if forced is None:
         raise Refused(
-            "tool_choice can be 'auto' or 'none' with this model: its tool calls have no form that a prompt "
-            "could begin",
+            "Unsupported value for 'tool_choice': send 'auto' or 'none'. ajet cannot force a tool call of this "
+            "model, because it does not know how the model's chat template begins one.",
             param="tool_choice",
             code="unsupported_value",
         )
@@ -146,7 +146,7 @@ def _list_images(request: ParsedRequest, renderer: Renderer) -> tuple[str, ...]:
     for place, url in zip(request.images, urls, strict=False):
         if not url.startswith("data:"):
             raise Refused(
-                f"Unsupported value for '{place}': nothing is fetched here, send the image as a data: URL.",
+                f"Unsupported value for '{place}': this server downloads no images; send the image as a data: URL.",
                 param=place,
                 code="unsupported_value",
             )
@@ -192,9 +192,7 @@ async def _render_raw(
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
     if not len(result.rendered.ids):
-        raise Refused(
-            "the prompt is empty: this model needs a token to begin with", param="prompt", code="invalid_value"
-        )
+        raise Refused("the prompt is empty: it must have at least one token", param="prompt", code="invalid_value")
     return result
 
 

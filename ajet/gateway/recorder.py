@@ -106,7 +106,7 @@ class Recorder:
             raise build_ended_error()
         if self.capture.terminated is not None:
             raise Refused(
-                f"this episode was ended by the check {self.capture.terminated!r}",
+                f"the output check {self.capture.terminated!r} (rollout.abnormal_output) ended this episode",
                 status=410,
                 code="episode_terminated",
             )

@@ -75,7 +75,7 @@ def parse_reply(dialect: DialectName, body: Any) -> RemoteReply:
             return RemoteReply(name, choices, usage)
     except (Refused, *MALFORMED):
         name, usage = "", {}
-    problem = f"the endpoint answered no reply of {_NAMES[dialect]} but {describe_body(dialect, body)}"
+    problem = f"the endpoint's answer is not a reply of {_NAMES[dialect]} but {describe_body(dialect, body)}"
     return RemoteReply(name, (), usage, problem)
 
 
@@ -106,13 +106,13 @@ def describe_body(dialect: DialectName, body: Any) -> str:
     if isinstance(text, str):
         return _describe_text(text)
     if not isinstance(body, Mapping):
-        return f"JSON that is no object: {_shorten_value(body)}"
+        return f"JSON that is not an object: {_shorten_value(body)}"
     if error := body.get("error"):
         return f"an error: {_shorten_value((error.get('message') if isinstance(error, Mapping) else None) or error)}"
     name = _REPLY_FIELDS[dialect]
     if name in body:
-        return f"JSON whose {name} cannot be read: {_shorten_value(body[name])}"
-    return f"JSON without {name}: {_shorten_value(body)}"
+        return f"JSON whose field {name} cannot be read: {_shorten_value(body[name])}"
+    return f"JSON without the field {name}: {_shorten_value(body)}"
 
 
 def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
@@ -188,9 +188,9 @@ def _describe_text(text: str) -> str:
     if _PAGE.match(text[:_PAGE_CHARS]):
         title = _TITLE.search(text[:_PAGE_CHARS])
         name = " ".join(html.unescape(re.sub("<[^>]*>", "", title[2])).split()) if title else ""
-        return f"a page of HTML ({_shorten_value(name)})" if name else "a page of HTML"
+        return f"an HTML page ({_shorten_value(name)})" if name else "an HTML page"
     if text.lstrip().startswith(("{", "[")) and _is_cut_json(text):
-        return f"JSON that breaks off after {len(text)} character{'' if len(text) == 1 else 's'}"
+        return f"JSON that ends after {len(text)} character{'' if len(text) == 1 else 's'} and is incomplete"
     return f"text: {_shorten_value(text)}"
 
 

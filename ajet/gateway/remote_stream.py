@@ -215,7 +215,7 @@ class RemoteStream:
 def _read_index(event: Event, name: str) -> int:
     index = event.get(name, 0)
     if type(index) is not int:
-        raise TypeError(f"{name} is no integer")
+        raise TypeError(f"{name} is not an integer")
     return index
 
 

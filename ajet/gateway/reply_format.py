@@ -46,8 +46,8 @@ def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: F
             if problem is not None:
                 name = tool["name"]
                 return FormatViolation(
-                    why=f"arguments of {name!r}: {problem}",
-                    demand=f"called {name!r} as its schema says",
+                    why=f"the arguments of the tool {name!r}: {problem}",
+                    demand=f"called the tool {name!r} with arguments that match its schema",
                     param="tools",
                 )
     if request.json_schema is None or calls or finish == "length":
@@ -55,7 +55,7 @@ def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: F
     problem = find_reply_problem(message["content"] or "", request.json_schema)
     if problem is None:
         return None
-    return FormatViolation(why=problem, demand="was JSON that the schema admits", param="response_format")
+    return FormatViolation(why=problem, demand="matched the JSON schema of response_format", param="response_format")
 
 
 def _list_strict_functions(request: ParsedRequest) -> Iterator[Mapping[str, Any]]:

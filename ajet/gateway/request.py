@@ -57,7 +57,7 @@ class Refused(AjetError):
 
 def build_ended_error() -> Refused:
     """Return the refusal of a request whose episode has ended."""
-    return Refused("this episode has ended", status=410, code="episode_finished")
+    return Refused("this episode has ended; it takes no further model calls", status=410, code="episode_finished")
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ def refuse_images(request: ParsedRequest) -> None:
     """Raise Refused for a request with images: a text model cannot take them."""
     if request.images:
         raise Refused(
-            f"Unsupported value for '{request.images[0]}': this is a text model, it cannot take images.",
+            f"Unsupported value for '{request.images[0]}': this model takes text only, no images.",
             param=request.images[0],
             code="unsupported_value",
         )

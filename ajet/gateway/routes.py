@@ -81,7 +81,7 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
     async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404 and opens_later():  # a client of the server before a restart retries
-            soon = Refused("The server is being started.", status=503, code="starting")
+            soon = Refused("The server is starting. Retry later.", status=503, code="starting")
             return JSONResponse(format_error(request, soon), status_code=503, headers={"retry-after": "1"})
         refused = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
         headers: Mapping[str, str] | None = None
@@ -106,7 +106,9 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
 async def answer_failure(request: Request, error: Exception) -> Response:
     """Log an internal error and answer with 500."""
     request_id = request.scope["state"][REQUEST_ID]
-    logger.opt(exception=error).error("the gateway failed on {} {} ({})", request.method, request.url.path, request_id)
+    logger.opt(exception=error).error(
+        "internal error of the gateway at {} {} (request id {})", request.method, request.url.path, request_id
+    )
     return JSONResponse(
         format_error(request, Refused("internal error", status=500, code="internal_error")), status_code=500
     )

@@ -152,7 +152,9 @@ class Session:
                 return
         if not self._has_dropped_uses:
             self._has_dropped_uses = True
-            logger.warning("episode {} used tools more than {} times: the rest is not kept", self.episode, MOST_USES)
+            logger.warning(
+                "episode {} used tools more than {} times: the further uses are not recorded", self.episode, MOST_USES
+            )
 
     def note_refusal(self, refused: Refused, *, is_last: bool = False) -> None:
         """Store why a request was refused; the first few distinct reasons of an episode are stored.
@@ -196,7 +198,11 @@ class Session:
         """Return the number of prompt tokens of a request without recording it. Raises Refused."""
         request, engine, _ = self._route_request(request)
         if engine is not None or self._sampler is None:
-            raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
+            raise Refused(
+                "ajet cannot count the tokens of this model: a remote endpoint samples its replies",
+                code="unsupported_parameter",
+                param="model",
+            )
         return await self._sampler.count_tokens(request)
 
     def close(self) -> Capture:
@@ -270,7 +276,7 @@ class Session:
                     await self._sampler.check(choice, trained=trained)
                 except Refused as refused:
                     self._note_failed(refused)
-                    raise refused.within(f"prompt {at} of {count} (from 0)") from refused
+                    raise refused.within(f"prompt {at} of {count} (numbered from 0)") from refused
 
     def _route_request(self, request: ParsedRequest) -> tuple[ParsedRequest, ChatEngine | None, bool]:
         """Return the final request, its chat engine (`None` for the token engine), and whether the call is trained.
@@ -295,7 +301,7 @@ class Session:
             model = str(request.notes.get("model") or self.model_name)
             if model not in self.models:
                 raise Refused(
-                    f"The model {model[:64]!r} does not exist; there are {', '.join(self.models)}.",
+                    f"The model {model[:64]!r} does not exist; this server has {', '.join(self.models)}.",
                     status=404,
                     code="model_not_found",
                     param="model",
@@ -305,10 +311,10 @@ class Session:
         found = adapters.find_adapter(request.agent, target)
         if found is None and trained and adapters:
             raise Refused(
-                f"The agent {request.agent!r} (target {target!r}) is to be trained and has no adapter; there are "
-                f"{', '.join(adapters.names)}. Name it under ajet.trainer_common.lora.adapters (or in "
-                "the `agents` of one), or leave it out of the workflow's trainable_targets: it then has the model "
-                "without adapters.",
+                f"The agent {request.agent!r} (target {target!r}) is trained, but no LoRA adapter is assigned to "
+                f"it; the adapters are {', '.join(adapters.names)}. Add its name under "
+                "ajet.trainer_common.lora.adapters (or to the `agents` of an adapter), or remove it from the "
+                "workflow's trainable_targets: the base model then serves it, untrained.",
                 code="no_adapter",
             )
         return found

@@ -172,8 +172,8 @@ class TokenSampler:
         if prompt_tokens >= limit:
             raise Refused(
                 f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
-                f"{prompt_tokens} tokens. Please reduce the length of the messages. (ajet: rollout.max_model_len "
-                "bounds it, and the model.)",
+                f"{prompt_tokens} tokens. Please reduce the length of the messages. (In ajet, "
+                "rollout.max_model_len and the model set the maximum.)",
                 code="context_length_exceeded",
                 param="messages",
             )
@@ -278,7 +278,7 @@ class TokenSampler:
         """Record a draw that violates the request. Raises Refused after the last try, and if the episode has ended."""
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
-        why = f"not what its client asked for: {violation.why}"
+        why = f"rejected, because the client requested another format: {violation.why}"
         if not self._recorder.settle(call, "aborted", reply=reply, count=stream.id_count, error=why):
             raise build_ended_error()
         call.rejected = violation.why
@@ -286,7 +286,7 @@ class TokenSampler:
         reply.rejections += 1
         if reply.rejections == TRIES:
             raise Refused(
-                f"None of {TRIES} replies {violation.demand}. The last: {violation.why}",
+                f"None of the {TRIES} sampled replies {violation.demand}. The last one: {violation.why}",
                 status=422,
                 code="json_schema_not_met",
                 param=violation.param,

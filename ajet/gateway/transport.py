@@ -187,7 +187,9 @@ class InProcessResponse(httpx.AsyncByteStream):
     def _time_out(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self.disconnect()
-            self._waiter.set_exception(httpx.ReadTimeout("the gateway sent nothing", request=self._request))
+            self._waiter.set_exception(
+                httpx.ReadTimeout("the gateway sent no reply within the client's read timeout", request=self._request)
+            )
 
     # The functions below run on the gateway's loop.
 

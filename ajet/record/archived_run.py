@@ -60,10 +60,11 @@ class ArchivedRun:
             except OSError as error:  # for example a mount point, or another user's folder
                 archived.restore_run()
                 raise UserError(
-                    f"The checkpoints of {folder.name} cannot be set aside: {error.strerror}.",
+                    f"The checkpoints of the earlier run {folder.name} cannot be moved out of the way: "
+                    f"{error.strerror}.",
                     where=str(each),
-                    expected=f"a folder that can be renamed to {archived.archived_path(each).name}",
-                    do="move it away yourself, or set another ajet.experiment_name",
+                    expected=f"a folder that this user may rename to {archived.archived_path(each).name}",
+                    do="move the folder away yourself, or set another ajet.experiment_name",
                 ) from error
         return archived
 

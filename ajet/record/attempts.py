@@ -102,7 +102,7 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
             attempt = decode_attempt(row, judge_inputs=judge_inputs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                f"A line of the record is not an episode ({type(error).__name__}: {error}).",
+                f"A line of the record cannot be read as an episode ({type(error).__name__}: {error}).",
                 where=f"{path}:{number}",
                 do="restore the file from a copy",
             ) from error

@@ -70,7 +70,7 @@ class LinkedLines(NamedTuple):
     def of(cls, entry: Mapping[str, Any]) -> LinkedLines:
         """The lines out of a link. Raises KeyError, TypeError, ValueError."""
         if _EPISODE_FILE.fullmatch(entry["file"]) is None:
-            raise ValueError("it names a file that holds no episodes")
+            raise ValueError("it names a file without episodes")
         lines = [LinkedLine(*line) for line in entry["lines"]]
         return cls(entry["file"], entry["first"], entry["at"], entry["blob_at"], lines)
 
@@ -112,7 +112,7 @@ def split_link(line: bytes) -> tuple[bytes, str]:
     """Split a link into body and digest. Raises ValueError."""
     body, found, rest = line.rpartition(_OWN)
     if not found or not rest.endswith(b'"}\n'):
-        raise ValueError("it holds no digest of its own")
+        raise ValueError("its own digest is missing")
     return body + b"}", rest[:-3].decode()
 
 
@@ -137,11 +137,11 @@ class Chain:
         self._head = last_link(self.path)
         if self._head.key and self._head.key != self._name:
             raise UserError(
-                f"The chain of this run was signed with the key {self._head.key}, but "
-                + (f"{KEY} holds {self._name}." if key else f"{KEY} is not set."),
+                f"The chain (the run's record of file digests) was signed with the key {self._head.key}, but "
+                + (f"the variable {KEY} contains {self._name}." if key else f"the variable {KEY} is not set."),
                 where=str(self.path),
                 expected=f"the same key in the environment variable {KEY}",
-                do=f"set it; or {FRESH_ADVICE}",
+                do=f"set the variable to that key; or {FRESH_ADVICE}",
             )
 
     @property
@@ -186,7 +186,9 @@ class Chain:
             size = self.path.stat().st_size if self.path.exists() else 0
             try:
                 with write_errors.explain_write_errors(
-                    "a link of the chain", self.path.parent, intact="earlier links are whole"
+                    "an entry of the chain (the run's record of file digests)",
+                    self.path.parent,
+                    intact="earlier entries are complete",
                 ):
                     append_lines(self.path, [f'{body[:-1]}{_OWN.decode()}{digest}"}}'])
                 self._head, self._lines, self._rows = head, [], []
@@ -242,7 +244,7 @@ def last_link(path: Path) -> ChainHead:
         return ChainHead(int(link["link"]), split_link(line)[1], str(link.get("key", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"The last link of the chain is damaged ({error}).",
+            f"The last entry of the chain (the run's record of file digests) is damaged ({error}).",
             where=str(path),
             do=f"restore the file from a copy; or {FRESH_ADVICE}",
         ) from error

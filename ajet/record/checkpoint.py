@@ -76,7 +76,7 @@ class Checkpoint:
         with ThreadPoolExecutor(READERS) as pool:
             now = {name: pool.submit(_current_digest, self.path / name) for name in names}
             wrong = [name for name in names if now[name].result() != self.digests[name]]
-        return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
+        return f"{', '.join(wrong)}: the content changed since ajet wrote it" if wrong else ""
 
     def find_extra_files(self) -> str:
         """Describe files in the folder that were not written with the checkpoint; "" without any."""
@@ -84,7 +84,7 @@ class Checkpoint:
             str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
         }
         extra = sorted(there - self.digests.keys() - {STATE})
-        return f"{', '.join(extra)}: not written with it" if extra else ""
+        return f"{', '.join(extra)}: ajet did not write it with the checkpoint" if extra else ""
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
@@ -149,9 +149,9 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
         f"The checkpoint {folder.name} is damaged: {why}.",
         where=str(folder),
         expected="a checkpoint with unchanged files",
-        do=f"restore it from a copy, or set it aside under another name and take one that is sound: {', '.join(sound)}"
+        do=f"restore the checkpoint from a copy, or rename its folder and use an undamaged one: {', '.join(sound)}"
         if sound
-        else "restore it from a copy; no neighbouring checkpoint is sound",
+        else "restore the checkpoint from a copy; the run has no other undamaged checkpoint",
     )
 
 
@@ -195,14 +195,14 @@ def _cached_digest(path: Path, size: int, changed: int) -> str:
 def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
     place = Path(name)
     if place.is_absolute() or ".." in place.parts:
-        return f"{STATE} names {name!r}, which is not in it"
+        return f"{STATE} lists the file {name!r}, which is missing"
     try:
         found = measure_record_file(folder / place)
     except RecordFileError as error:
         return f"{name}: {error.strerror}"
     except OSError:
         return f"{name} is missing"
-    return "" if found == size else f"{name} has {found} bytes, not {size}"
+    return "" if found == size else f"{name} has {found} bytes, expected {size}"
 
 
 def _is_ajet_checkpoint(folder: Path) -> bool:

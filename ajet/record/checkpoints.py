@@ -49,7 +49,7 @@ def checkpoints_folder(run: Path, base: str | None) -> Path:
     return (Path(base).expanduser() if home else Path(base)).absolute() / run.name
 
 
-ROOM = "one more checkpoint than trainer_common.max_checkpoints_to_keep, and the records"
+ROOM = "one checkpoint more than trainer_common.max_checkpoints_to_keep, and the record"
 """Free disk space needed by a run, for the error of a full disk."""
 
 
@@ -141,8 +141,8 @@ class Checkpoints:
             raise UserError(
                 "There is no complete checkpoint to resume from.",
                 where=str(path),
-                expected="a folder such as launcher_record/NAME/checkpoints/step-20, or a run's folder",
-                do="give --resume the folder of a checkpoint, or leave it out to resume the run of this YAML",
+                expected="a folder such as launcher_record/NAME/checkpoints/step-20, or a run folder",
+                do="pass the folder of a checkpoint to --resume, or omit --resume to continue the run of this YAML",
             )
         return found
 
@@ -171,8 +171,10 @@ class Checkpoints:
         partial = self.folder / f".step-{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         latest = self.latest()
-        intact = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
-        on = ": it continues from the last complete checkpoint" if latest else ""
+        intact = (
+            f"the last complete checkpoint is of step {latest.step}" if latest else "the run has no earlier checkpoint"
+        )
+        on = ", which resumes from the last complete checkpoint" if latest else ""
         try:
             with write_errors.explain_write_errors(
                 f"the checkpoint of step {step}", self.folder, intact=intact, room=ROOM, other_folder="", then=on
@@ -248,11 +250,10 @@ class Checkpoints:
 def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
     rows = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
     return UserError(
-        f"There is no sound checkpoint to continue from: {rows}.",
+        f"No undamaged checkpoint is left to resume from: {rows}.",
         where=", ".join(map(str, damaged)),
         expected="a checkpoint with unchanged files",
-        do=f"restore the folder from a copy; or name an earlier one in the launch, with --resume FOLDER; "
-        f"or {FRESH_ADVICE}",
+        do=f"restore the folder from a copy; or pass an earlier checkpoint with --resume FOLDER; or {FRESH_ADVICE}",
     )
 
 

@@ -183,7 +183,10 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        console.print(f"metrics.png was not drawn: {format_extra_install('local')} brings matplotlib.", markup=False)
+        console.print(
+            f"metrics.png was not drawn, because matplotlib is not installed: {format_extra_install('local')}",
+            markup=False,
+        )
         return
     training, held_out = training_course(rows), held_out_course(rows)
     figure = Figure(figsize=(7.2, 4.8), dpi=150, layout="constrained")

@@ -123,7 +123,7 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
         timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
     )
     if (recorded := row.get("policy", [])) != list(episode.policy or ()):
-        raise ValueError(f"its policy versions are {recorded}, but its calls have others")
+        raise ValueError(f"its policy versions are recorded as {recorded}, but its calls have others")
     return episode
 
 
@@ -181,7 +181,7 @@ def _check_fields(row: dict[str, Any]) -> None:
     ValueError."""
     for name, kind in _KINDS.items():
         if name in row and not isinstance(row[name], kind):
-            raise ValueError(f"{name} is a {type(row[name]).__name__}")
+            raise ValueError(f"its field {name} is a {type(row[name]).__name__}")
     if abs(row["utc_offset"]) >= DAY_S:
         raise ValueError("its UTC offset is a day or more")
     if not all(isinstance(message, dict) for message in row["messages"]):
@@ -204,7 +204,7 @@ def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> No
     for at, call in enumerate(calls):
         shared = 0 if call.parent is None else lengths[call.parent]
         if not 0 <= call.prefix <= shared:
-            raise ValueError(f"call {at} shares {call.prefix} tokens with a call that has {shared}")
+            raise ValueError(f"call {at} shares {call.prefix} tokens with an earlier call that has only {shared}")
         lengths.append(call.prefix + len(call.suffix_ids) + len(call.response_ids))
         depths.append(1 + depths[call.parent] if call.parent is not None else 0)
     walked = sum(depths)
@@ -227,7 +227,7 @@ def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> No
 
 def _check_total(walked: int, tokens: int) -> None:
     if tokens > MOST_NUMBERS:
-        raise ValueError(f"its timelines have {tokens} tokens")
+        raise ValueError(f"its timelines claim {tokens} tokens, which is too many")
     if walked > MOST_WALKED:
         raise ValueError(f"its calls have {walked} ancestors in total, the limit is {MOST_WALKED}")
 
@@ -366,7 +366,7 @@ def require_schema(row: Mapping[str, Any]) -> None:
     """
     if row["schema"] != SCHEMA:
         raise UserError(
-            f"This episode was recorded with schema {row['schema']}; this ajet reads {SCHEMA}.",
+            f"This episode was recorded with schema version {row['schema']}; this ajet reads version {SCHEMA}.",
             where=f"episode {row.get('uuid', '?')}",
-            do="read it with the version of ajet that wrote it",
+            do="read the episode with the version of ajet that recorded it",
         )

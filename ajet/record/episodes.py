@@ -69,7 +69,7 @@ class EpisodeFiles:
             UserError: the disk is full.
         """
         with write_errors.explain_write_errors(
-            f"the episodes of step {step}", self.folder.parent, intact="earlier steps are whole"
+            f"the episodes of step {step}", self.folder.parent, intact="the episodes of earlier steps are complete"
         ):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
@@ -169,8 +169,8 @@ def open_arrays(path: Path) -> BinaryIO:
         return open_record_file(path.with_suffix(".bin"))
     except FileNotFoundError as error:
         raise UserError(
-            "The token arrays of these episodes are missing: removed by `ajet gc` or trainer_common.keep_arrays, "
-            "or lost.",
+            "The token arrays of these episodes are missing: `ajet gc` or trainer_common.keep_arrays removed "
+            "them, or they were lost.",
             where=str(path.with_suffix(".bin")),
             do="run `ajet audit` to see the reason and the recorded lines",
         ) from error
@@ -194,7 +194,7 @@ def matches_digest(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> bool
     start, length = row["blob"]["offset"], row["blob"]["length"]
     arrays = read_record_part(blobs, start, length)
     if len(arrays) != length or start < 0:
-        raise ValueError("its arrays are not at the recorded offset")
+        raise ValueError("its arrays are not at the recorded position of the .bin file")
     return rest == f'{_digest_line(body + b"}", arrays)}"}}'.encode()
 
 
@@ -226,14 +226,14 @@ def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
     place, counts = row["blob"], row["arrays"]
     numbers = counts["ints"] + counts["floats"]
     if min(counts["ints"], counts["floats"], place["offset"], place["length"]) < 0 or numbers > MOST_NUMBERS:
-        raise ValueError(f"its arrays claim to hold {numbers} numbers")
+        raise ValueError(f"its arrays claim to contain {numbers} numbers")
     size = 4 * numbers
     length = min(place["length"], size + (size >> 10) + 64)  # zlib never makes it longer
     blobs.seek(place["offset"])
     packed = blobs.read(length)
     if len(packed) != place["length"] or zlib.crc32(packed) != place["crc32"]:
         raise UserError(
-            "The arrays of a recorded episode are damaged (wrong checksum).",
+            "The token arrays of a recorded episode are damaged: their checksum is wrong.",
             where=where,
             expected=f"{place['length']} bytes at {place['offset']} in the .bin file next to it",
             do="restore the file from a copy",
@@ -241,7 +241,7 @@ def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
     unpacker = zlib.decompressobj()
     raw = unpacker.decompress(packed, size + 1)
     if len(raw) != size or not unpacker.eof:
-        raise ValueError(f"its arrays do not hold the recorded {numbers} numbers")
+        raise ValueError(f"its arrays do not contain the recorded {numbers} numbers")
     return raw
 
 

@@ -125,7 +125,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                 raise UserError(
                     f"A line of the record is damaged: {error}.",
                     where=f"{path}:{number}",
-                    expected="one JSON object a line, as ajet writes it",
+                    expected="one JSON object per line, as ajet writes it",
                     do=f"restore the file from a copy; or {FRESH_ADVICE}",
                 ) from error
             yield row, line

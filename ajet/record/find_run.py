@@ -57,16 +57,18 @@ def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     played = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
     missing = f"There is no run named {named}."
     if folder.exists():
-        missing = f"{named} is {'not a run: it has no ' + holding if folder.is_dir() else 'a file, not a run'}."
+        missing = f"{named} is {'not a run: it contains no ' + holding if folder.is_dir() else 'a file, not a run'}."
     if (of_run := _run_above(folder)) is not None:
         raise UserError(
             f"{named} is a checkpoint or an export, not a run.",
             where=str(folder.absolute()),
             expected=expected,
-            do=f"name its run: {of_run}",
+            do=f"pass its run: {of_run}",
         )
     raise UserError(
-        f"{named} was only played by {' and '.join(played)}, not trained." if played else missing,
+        f"The run {named} exists only as a recording of {' and '.join(played)}; it was not trained."
+        if played
+        else missing,
         where=str(folder.absolute()),
         expected=expected,
         do=f"train it first: {_train_command(named)}" if played else suggest_run(named, root, trains=True),
@@ -95,13 +97,13 @@ def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
     others = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
     if trains and not near and Path(f"{named}.yaml").is_file():
-        return f"train it first: {_train_command(named)} ({format_list_command(root)} lists the runs there are)"
+        return f"train it first: {_train_command(named)} ({format_list_command(root)} lists the existing runs)"
     return (f"did you mean {near[0]}? " if near else "") + f"{format_list_command(root)} lists them"
 
 
 def _say_which(debug: Path, run: Path) -> None:
     """On standard error: there may be JSON on the other."""
-    notice = f"using the debug run {debug.name}, which is newer than the run; the run itself: {run}"
+    notice = f"using the debug run {debug.name}, which is newer than the training run {run}"
     SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {notice}", markup=False)
 
 

@@ -73,7 +73,11 @@ class RecordedRun:
             if any(row["uuid"].startswith(episode) for row in read_rows(path)):
                 found = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
                 return _make_frame(list(_token_rows(found)))
-        raise UserError(f"This run has no episode {episode}.", where=str(self.path), do="`.episodes()` has their uuids")
+        raise UserError(
+            f"This run has no episode {episode}.",
+            where=str(self.path),
+            do="`.episodes()` lists the ids of its episodes",
+        )
 
     def _collect_rows(
         self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]
@@ -105,7 +109,7 @@ def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
         raise UserError(
             f"There is no run named {named}.",
             where=str(folder),
-            expected="the folder of a run that has played something",
+            expected="the folder of a run that has recorded episodes",
             do=suggest_run(named, below),
         )
     return RecordedRun(folder)

@@ -147,7 +147,7 @@ def _flat_validation_sign(rows: Sequence[Mapping[str, Any]], rise: float) -> str
     if last["validation/reward"] + last["validation/reward_error"] >= first["validation/reward"] + rise / 2:
         return None
     was, now = first["validation/reward"], last["validation/reward"]
-    return f"held out it went from {was:.3g} to {now:.3g} while training rose by {rise:.3g}"
+    return f"the held-out number went from {was:.3g} to {now:.3g} while the training number rose by {rise:.3g}"
 
 
 def _length_drift_signs(
@@ -162,7 +162,7 @@ def _length_drift_signs(
         return []
     longer = last > first
     extreme = sorted(rewarded, key=lambda each: each.tokens, reverse=longer)[:NAMED]
-    return [(f"replies went from {first:.0f} to {last:.0f} tokens", extreme)]
+    return [(f"the length of replies went from {first:.0f} to {last:.0f} tokens", extreme)]
 
 
 def _common_answer_signs(
@@ -184,7 +184,15 @@ def _common_answer_signs(
     ):
         return []
     shown = answer if len(answer) <= 60 else f"{answer[:60]}…"
-    return [(f"{count} of {len(open_)} rewarded answers to {len({e.task for e in open_})} tasks are {shown!r}", those)]
+    return [
+        (
+            (
+                f"{count} of {len(open_)} rewarded answers to {len({e.task for e in open_})} tasks are the same text "
+                f"{shown!r}"
+            ),
+            those,
+        )
+    ]
 
 
 def _refusal_signs(
@@ -197,7 +205,7 @@ def _refusal_signs(
     now, at_first = len(those) / len(rewarded), sum(each.is_refusal for each in before) / max(len(before), 1)
     if now < at_first + REFUSING:
         return []
-    return [(f"{now:.0%} of the rewarded answers refuse ({at_first:.0%} at first)", those)]
+    return [(f"{now:.0%} of the rewarded answers refuse the task ({at_first:.0%} at first)", those)]
 
 
 def _first_of_each_task(order: Iterable[EpisodeSummary]) -> list[EpisodeSummary]:

@@ -106,7 +106,7 @@ def format_validation(numbers: Mapping[str, Any], digits: int = 3) -> str:
         parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({lost})" if lost else ""))
     if numbers.get("validation/left_out"):
         share = numbers["validation/left_out"] / numbers["validation/episodes"]
-        parts.append(f"{share:.1%} left out (not the model's doing)")
+        parts.append(f"{share:.1%} left out (not caused by the model)")
     return ", ".join(parts)
 
 

@@ -29,12 +29,12 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     if episodes and failed == episodes:
         return "every episode failed"
     if not scored:
-        return "no episode had a reward: neither the workflow nor a judge gave one"
+        return "no episode had a reward: neither the workflow nor a judge returned one"
     if all(row.get("credit/zero_variance_groups") == row.get("credit/groups") for row in steps):
         lost = f"; {failed:.0f} of {episodes:.0f} episodes failed" if failed else ""
         last = _format_last_reward(steps)
-        return f"the attempts at each task had equal rewards in every step (the last mean: {last}){lost}"
-    return "no sampled token could be trained: see train/untrained/… in metrics.jsonl"
+        return f"the attempts at each task had equal rewards in every step (mean of the last step: {last}){lost}"
+    return "no sampled token could be trained: the keys train/untrained/… in metrics.jsonl give the reasons"
 
 
 def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -49,9 +49,10 @@ def advise_given_answers(settings: AjetConfig) -> str:
     """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
     learn = format_command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
     return (
-        f"no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  {learn}\n"
-        "Otherwise try easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or "
-        "more at a temperature above 0. Is the judge right? Look at the answers"
+        "no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  "
+        f"{learn}\nOtherwise try easier tasks, a worked example in the prompt, longer replies, or "
+        "ajet.rollout.num_repeat of 4 or more at a temperature above 0. Check some answers by hand: the judge "
+        "may be wrong"
     )
 
 

@@ -108,23 +108,26 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
 def format_prometheus(found: LiveStatus) -> str:
     """The status in the text format Prometheus scrapes (a node exporter's textfile collector takes it as a file)."""
     values: dict[str, tuple[str, dict[str, float]]] = {
-        "ajet_running": ("whether the run is live", {"": float(found.state == "running")}),
+        "ajet_running": ("1 if the run is in progress, else 0", {"": float(found.state == "running")}),
         "ajet_step": ("present training step", {"": found.step}),
-        "ajet_phase_age_seconds": ("time in the present phase", {f'phase="{found.phase}"': found.phase_age or 0.0}),
-        "ajet_updated_age_seconds": ("time since the run last said something", {"": found.updated_age or 0.0}),
-        "ajet_depth": ("positions and groups by place", {f'of="{k}"': v for k, v in found.depths.items()}),
+        "ajet_phase_age_seconds": ("time in the current phase", {f'phase="{found.phase}"': found.phase_age or 0.0}),
+        "ajet_updated_age_seconds": ("time since the run last wrote its status", {"": found.updated_age or 0.0}),
+        "ajet_depth": (
+            "number of positions (tasks) and groups in each state",
+            {f'of="{k}"': v for k, v in found.depths.items()},
+        ),
         "ajet_oldest_seconds": (
-            "since the oldest lease began, and since the group closed that waits longest",
+            "time since the oldest lease began, and since the group that waits longest was complete",
             {f'of="{name}"': age for name, age in found.oldest.items()},
         ),
         **_sampler_metrics(found.samplers),
-        "ajet_rate": ("over the last steps", {f'of="{name}"': v for name, v in found.rates.items()}),
-        "ajet_share": ("part of a step's time", {f'of="{name}"': v for name, v in found.shares.items()}),
+        "ajet_rate": ("rates over the last steps", {f'of="{name}"': v for name, v in found.rates.items()}),
+        "ajet_share": ("share of a step's time", {f'of="{name}"': v for name, v in found.shares.items()}),
         "ajet_staleness_episodes": (
-            "episodes of the last step by their age in steps",
+            "episodes of the last step, by their age in steps",
             {f'steps="{steps}"': count for steps, count in found.staleness.items()},
         ),
-        "ajet_reward": ("mean of the last step", {} if found.reward is None else {"": found.reward}),
+        "ajet_reward": ("mean reward of the last step", {} if found.reward is None else {"": found.reward}),
         "ajet_checkpoint_step": ("latest", {} if found.checkpoint is None else {"": found.checkpoint}),
     }
     lines = []
@@ -139,9 +142,9 @@ def format_prometheus(found: LiveStatus) -> str:
 
 def _sampler_metrics(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dict[str, float]]]:
     words = {
-        "leases": "positions that a sampler holds",
-        "age_seconds": "since its last sign of life",
-        "version": "policy that it samples with",
+        "leases": "number of positions (tasks) leased by a sampler",
+        "age_seconds": "time since its last heartbeat",
+        "version": "policy version that it samples with",
         "episodes_per_second": "since it began",
     }
     keys = {"age_seconds": "age"}
@@ -199,7 +202,7 @@ def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
     if played is None or trained is None:
         return ""
     if "samplers" in depths:
-        behind = "; samplers wait for its next step: nothing is free" if not depths.get("free") else ""
+        behind = "; samplers wait for its next step, because no task is free" if not depths.get("free") else ""
         return f"the trainer waits for samplers {played:.0%} of the time{behind}"
     side, share = ("trainer", played) if played >= trained else ("engine", trained)
     other = "rollout" if side == "trainer" else "updates"

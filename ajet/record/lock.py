@@ -123,8 +123,8 @@ class RunLock:
             return Holder.read(self.path) or "another process"
         if missing is not None:
             logger.warning(
-                "the file system of {} has no locks ({}): whether another run writes there is told by process ids "
-                "alone, which processes on other machines and in other containers do not share",
+                "the file system of {} does not support locks ({}): ajet recognises another run that writes "
+                "there only by its process id, which does not work across machines and containers",
                 self.folder,
                 missing,
             )
@@ -171,7 +171,7 @@ def alone(
     *,
     say: Callable[[str], None] = logger.info,
     at_most: float | None = None,
-    do: str = "make its folder writable",
+    do: str = "give this user permission to write to the folder",
 ) -> Iterator[None]:
     """While nobody else is in such a block for this file, which is made with its folder.
 
@@ -183,7 +183,7 @@ def alone(
         lock = open_lock(path)
     except OSError as error:
         raise UserError(
-            f"{path.parent} cannot be written: {error.strerror}.",
+            f"ajet cannot write to the folder {path.parent}: {error.strerror}.",
             where=str(path),
             expected="a folder that this user may write to",
             do=do,
@@ -193,7 +193,10 @@ def alone(
         if missing is None:
             _write_holder(path, Holder(ProcessIdentity.of(os.getpid()), True).written())
         else:
-            say(f"the file system of {path} has no locks ({missing}): another process may do the same")
+            say(
+                f"the file system of {path} does not support locks ({missing}): another process may do the same "
+                "at the same time"
+            )
         yield
     finally:
         if lock.is_locked:  # never in a forked copy
@@ -216,9 +219,9 @@ def _wait_for_lock(
         holder = str(known) if known is not None and known.process.alive() else "another process"
         if at_most is not None and waited >= at_most:
             raise UserError(
-                f"{_capitalize_words(holder)} {does}, and was waited for longer than {at_most:.0f} s.",
+                f"{_capitalize_words(holder)} {does}, and ajet has waited longer than {at_most:.0f} s for it.",
                 where=str(path),
-                do="end it, and start again",
+                do="stop that process, then start the same command again",
             )
         say(f"waiting for {holder}, which {does} ({waited:.0f} s so far; lock: {path})")
         pause = AGAIN_S

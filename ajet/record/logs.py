@@ -53,7 +53,7 @@ class LogFile:
     def _write_message(self, message: Any) -> None:
         text = replace_control_characters(self._redact(str(message)))
         if self._lost:
-            text = f"({self._lost} messages before this could not be written)\n{text}"
+            text = f"({self._lost} earlier messages could not be written)\n{text}"
         try:
             self._file.write(text.encode(errors="backslashreplace"))
             self._lost = 0

@@ -49,7 +49,7 @@ class Metrics:
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
             with write_errors.explain_write_errors(
-                "a row of metrics", self.path.parent, intact="earlier rows are whole"
+                "a row of metrics", self.path.parent, intact="earlier rows are complete"
             ):
                 append_lines(self.path, [line := self._redact.row(row)])
             if self.chain is not None:

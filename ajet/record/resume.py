@@ -70,14 +70,14 @@ class RunIdentity:
             code = {str(key): dict(files) for key, files in content["code"].items()}
             changes = [dict(each) for each in content["changes"]]
             if not all(isinstance(each["step"], int) and isinstance(each["judge"], bool) for each in changes):
-                raise ValueError("a change without its step")
+                raise ValueError("a recorded change has no step")
             run_id, backbone, place, judge = (str(content[name]) for name in ("run_id", "backbone", "place", "judge"))
             return cls(run_id, backbone, training, given, base, yaml, place, code, judge, changes)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"What tells which run is in {folder} is damaged ({type(error).__name__}: {error}).",
+                f"The file that identifies the run in {folder} is damaged ({type(error).__name__}: {error}).",
                 where=str(folder / FILE),
                 expected="the JSON object that ajet wrote there: run_id, backbone, training",
                 do=f"restore the file from a copy; or {FRESH_ADVICE}",
@@ -140,16 +140,14 @@ def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
 def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
     """The error for a folder whose run belongs to a YAML of another project."""
     return UserError(
-        f'Two projects use the run name "{folder.name}": the run in {shorten_path(folder)} is of {shorten_path(then)}, '
-        f"and you started {shorten_path(now)}.",
+        f'Two projects use the run name "{folder.name}": the run in {shorten_path(folder)} belongs to '
+        f"{shorten_path(then)}, but you started {shorten_path(now)}.",
         where=shorten_path(now),
-        expected="another ajet.experiment_name for each project",
-        do=(
-            "one of three:\n"
-            f"  name this one: ajet.experiment_name: {Path(now).parent.name}-{folder.name} in {shorten_path(now)}\n"
-            f"  a new run: --fresh (in Python fresh=True); the old folder is kept as {folder.name}.old-N\n"
-            f"  continue that run with this YAML: --resume {shorten_path(folder)} (in Python resume=)"
-        ),
+        expected="a different ajet.experiment_name in each project",
+        do=f"one of three:\n  rename this run: ajet.experiment_name: {Path(now).parent.name}-{folder.name} in "
+        f"{shorten_path(now)}\n  start a new run: --fresh (in Python fresh=True); the old folder is kept as "
+        f"{folder.name}.old-N\n  continue that run with this YAML: --resume {shorten_path(folder)} (in "
+        "Python resume=)",
     )
 
 
@@ -157,11 +155,11 @@ def refuse_changed_code(folder: Path, changed: Mapping[str, list[str]]) -> UserE
     """Return the error for a run whose code changed since the last start."""
     rows = [f"{file} ({', '.join(keys)})" for file, keys in changed.items()]
     return UserError(
-        f"Files of the run in {folder} changed since its last start; it is not continued with these:\n"
-        + _format_rows(rows),
+        f"The code of the run in {folder} changed since its last start, so ajet does not continue the run "
+        "automatically:\n" + _format_rows(rows),
         where=str(folder),
-        expected="the same code, to continue it (comments and layout may differ)",
-        do=f"--resume {folder} (in Python resume=) continues it with the changed files; {_describe_fresh(folder)}",
+        expected="unchanged code (comments and layout may differ)",
+        do=f"--resume {folder} (in Python resume=) continues the run with the changed code; {_describe_fresh(folder)}",
     )
 
 
@@ -172,7 +170,7 @@ def _format_rows(rows: list[str]) -> str:
 
 
 def _describe_fresh(folder: Path) -> str:
-    return f"--fresh (in Python fresh=True) begins a new run (the old folder is kept as {folder.name}.old-N)"
+    return f"--fresh (in Python fresh=True) starts a new run (the old folder is kept as {folder.name}.old-N)"
 
 
 def _matches_redacted(then: Any, now: Any) -> bool:
@@ -185,15 +183,13 @@ def _matches_redacted(then: Any, now: Any) -> bool:
 
 def refuse_changed_settings(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
     """Return the error for a run with other settings."""
-    rows = [f"{key}: {_shorten_value(then)} then, {_shorten_value(now)} now" for key, then, now in differences]
+    rows = [f"{key}: {_shorten_value(then)} before, {_shorten_value(now)} now" for key, then, now in differences]
     return UserError(
-        f"The run in {folder} had another configuration; it is not continued with this one:\n{_format_rows(rows)}",
+        f"The run in {folder} had other settings, so ajet does not continue it automatically:\n{_format_rows(rows)}",
         where=str(folder),
-        expected="the same values, to continue it",
-        do=(
-            f"{_describe_fresh(folder)}; --resume {folder} continues it with the new values; "
-            "another ajet.experiment_name keeps both"
-        ),
+        expected="the same values as before",
+        do=f"{_describe_fresh(folder)}; --resume {folder} continues the run with the new values; another "
+        "ajet.experiment_name keeps both runs",
     )
 
 
@@ -248,8 +244,10 @@ class RecoveryCounts:
 
     def __str__(self) -> str:
         """Return the counts as part of the resume message."""
-        given_up = f", given up {self.given_up} (`given_up` in metrics.jsonl says why)" if self.given_up else ""
+        given_up = (
+            f", given up {self.given_up} (the reasons are under `given_up` in metrics.jsonl)" if self.given_up else ""
+        )
         return (
-            f"{self.consumed} tasks consumed, {self.under_way} under way come first; "
-            f"skipped {self.skipped}, doubled {self.doubled}{given_up}"
+            f"{self.consumed} tasks consumed, {self.under_way} unfinished ones come first; skipped "
+            f"{self.skipped}, doubled {self.doubled}{given_up}"
         )

@@ -141,7 +141,7 @@ class RunDirectory:
         root = Path(root).absolute()
         redact = redactor_of(experiment)
         with write_errors.explain_write_errors(
-            write_errors.RECORD, root, intact="nothing was begun", other_folder=write_errors.EXP_DIR
+            write_errors.RECORD, root, intact="the run was not started", other_folder=write_errors.EXP_DIR
         ):
             if kind != "train":
                 place = (
@@ -173,7 +173,7 @@ class RunDirectory:
         self._place.confirm_start()
         step = self.resumed.step if self.resumed else None
         with write_errors.explain_write_errors(
-            "the record of the run", self.path, intact="its checkpoints are as they were"
+            "the record of the run", self.path, intact="its checkpoints are unchanged"
         ):
             self._forget_later(step)
 
@@ -247,7 +247,7 @@ class RunDirectory:
         self.close("failed")
         if not self._own_folder:
             if (meanwhile := self._place.restore_archived_run()) is not None:
-                logger.warning("nothing came of this run: {} is {} again", meanwhile, self.name)
+                logger.warning("the run ended without a result, so {} is {} again", meanwhile, self.name)
             if not self._taken_up:
                 self._place.remove_unused_folder()
         elif not self.episodes.folder.exists():

@@ -93,9 +93,9 @@ class RunPlace:
         lock = RunLock(folder)
         if (holder := lock.take()) is not None:
             raise UserError(
-                f"This evaluation is being played by {holder}.",
+                f"{holder} is running this evaluation already.",
                 where=str(folder),
-                do="wait for it; or --fresh plays all of it again, beside it",
+                do="wait until it ends; or run the evaluation again in a new folder with --fresh",
             )
         place = cls(folder, str(folder.relative_to(root)), lock)
         place.run_id = str((read_status(folder) or {}).get("run_id", place.run_id))
@@ -118,11 +118,11 @@ class RunPlace:
                 place.is_new_folder = is_new
                 if holders:
                     place.notes.append(
-                        f"{', '.join(holders)}; this run writes to {tried} "
-                        f"(if that run is over, delete its {LOCK_FILE})"
+                        f"{', '.join(holders)}; this run writes to {tried} (if the other run has ended, delete "
+                        f"its {LOCK_FILE})"
                     )
                 return place
-            holders.append(f"{tried} is being written by {holder}")
+            holders.append(f"{holder} is writing to {tried}")
             number += 1
 
     def prepare_run(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
@@ -154,7 +154,7 @@ class RunPlace:
                 raise refuse_changed_code(self.folder, changed)
             self.resumed = self.checkpoints.sound()
             if self.resumed is None and earlier and has_saved_checkpoint(self.folder):
-                self.notes.append(f"the checkpoints of {self.name} are gone: a new run begins")
+                self.notes.append(f"the checkpoints of {self.name} are missing: a new run starts")
                 self._archive_run()
                 earlier = None
             if self.resumed is None and base is not None:
@@ -179,10 +179,10 @@ class RunPlace:
                     chosen = self._archive_run_except(chosen)
                     earlier = None
                 self.resumed, base = chosen, _path_below(root, chosen.path.absolute())
-                self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
+                self.notes.append(f"{self.name} starts from {chosen.path} (step {chosen.step})")
         for path, why in self.checkpoints.damaged.items():
             after = f"after step {self.resumed.step}" if self.resumed else "anew"
-            self.notes.append(f"the checkpoint {path} is damaged ({why}): the run goes on {after}")
+            self.notes.append(f"the checkpoint {path} is damaged ({why}): the run resumes {after}")
         if earlier and differences and self._is_unused():
             self.run_id, earlier = earlier.run_id, None
         changes: list[dict[str, Any]] = []
@@ -210,7 +210,8 @@ class RunPlace:
         step, rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
         if rejudged:
             self.notes.append(
-                f"the judge of {self.name} changed after step {step}: held-out numbers of both are not compared"
+                f"the judge of {self.name} changed after step {step}: held-out numbers before and after cannot "
+                "be compared"
             )
         if not changed and not settings and not rejudged:
             return earlier.changes
@@ -222,19 +223,22 @@ class RunPlace:
             return
         if Path(earlier.yaml).exists():
             raise refuse_other_project(self.folder, earlier.yaml, yaml)
-        self.notes.append(f"{self.name} belonged to {earlier.yaml}, which is gone: it goes on with {yaml}")
+        self.notes.append(
+            f"the YAML {earlier.yaml} of the run {self.name} does not exist any more: the run continues with {yaml}"
+        )
 
     def _read_base_checkpoint(self, path: Path) -> Checkpoint:
         """Return the base checkpoint of a run without own checkpoints. Raises UserError."""
         found = verify_checkpoint(path)
         if isinstance(found, str):
             raise UserError(
-                f"{self.name} began from the checkpoint {path}, and has saved none of its own: {found}.",
+                f"The run {self.name} started from the checkpoint {path}, and has saved no checkpoint of its own "
+                f"yet: {found}.",
                 where=str(path),
-                expected="that checkpoint, to begin from it again",
-                do=f"put it back there; or name another with --resume FOLDER; or {FRESH_ADVICE}",
+                expected="that checkpoint, to start from it again",
+                do=f"restore the checkpoint there; or pass another with --resume FOLDER; or {FRESH_ADVICE}",
             )
-        self.notes.append(f"{self.name} has saved no checkpoint: it begins again from {path} (step {found.step})")
+        self.notes.append(f"{self.name} has saved no checkpoint: it starts again from {path} (step {found.step})")
         return found
 
     def _is_unused(self) -> bool:
@@ -248,12 +252,16 @@ class RunPlace:
     def _apply_old_defaults(self, experiment: Experiment, old_defaults: Mapping[str, Any]) -> Experiment:
         """Return the experiment with the old defaults of the run, and add a notice for each."""
         for key, value in old_defaults.items():
-            self.notes.append(f"{key} stays {json.dumps(value)}, the default when this run began; nobody set it")
+            self.notes.append(
+                f"{key} stays {json.dumps(value)}: the YAML does not set it, and this was the default when the "
+                "run started"
+            )
         try:
             return experiment.replace_defaults(old_defaults)
         except ValueError as error:
             raise UserError(
-                f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
+                f"The run in {self.folder} started with a default value that this version of ajet does not "
+                f"accept: {error}",
                 where=str(self.folder),
                 do=f"set the key in the YAML; or {FRESH_ADVICE}",
             ) from error
@@ -299,10 +307,10 @@ class RunPlace:
         there, here = checkpoints_of(self.folder), self.checkpoints.folder
         if there.folder.resolve() != here.resolve() and there.all():
             raise UserError(
-                f"The checkpoints of {self.name} lie in {there.folder}, and this start looks for them in {here}.",
+                f"The checkpoints of {self.name} are in {there.folder}, but this command looks for them in {here}.",
                 where="ajet.trainer_common.checkpoint_base_dir",
                 expected="the same folder as before",
-                do=f"set the key as it was; or move that folder to {here}; or {FRESH_ADVICE}",
+                do=f"set the key as before; or move that folder to {here}; or {FRESH_ADVICE}",
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
@@ -330,7 +338,7 @@ class RunPlace:
         self.lock = RunLock(self.folder)
         if (holder := self.lock.take()) is not None:
             raise self._race_error(holder)
-        self.notes.append(f"the earlier run of {self.name} was kept as {archived.old.name}")
+        self.notes.append(f"the folder of the earlier run of {self.name} was kept as {archived.old.name}")
         return archived
 
     def _restore_archived_run(self) -> None:
@@ -343,7 +351,7 @@ class RunPlace:
             return
         if not (self._holds_only(START_FILES) and archived.is_restorable):
             self._archived = archived
-            self.notes.append(f"the earlier run of {self.name} is kept as {archived.old.name}: a start set it aside")
+            self.notes.append(f"the folder of the earlier run of {self.name} was kept as {archived.old.name}")
             return
         lock, keep = RunLock(archived.old), None
         if (holder := lock.take()) is not None:
@@ -361,16 +369,16 @@ class RunPlace:
             self.lock.release()
         self.lock, self._restored_moves = lock, [(now, was) for was, now in archived.moves]
         self.notes.append(
-            f"a start of {self.name} that set the earlier run aside ended before anything came of it: "
+            f"the new run of {self.name} ended before it had a result, so the earlier run was restored: "
             f"{archived.old.name} is {self.name} again"
-            + (f", and what that start logged is in {keep.name}" if keep else "")
+            + (f", and the log of the new run is in {keep.name}" if keep else "")
         )
 
     def _race_error(self, holder: object) -> UserError:
         return UserError(
-            f"{holder} began to write to {self.folder} at the same moment.",
+            f"{holder} started to write to {self.folder} at the same moment.",
             where=str(self.folder),
-            do="start again: the new run will get a folder of its own",
+            do="start the same command again: the new run will get a separate folder",
         )
 
     def confirm_start(self) -> None:

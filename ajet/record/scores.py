@@ -206,9 +206,9 @@ class Comparison:
     def describe_noise(self) -> str:
         """Describe the difference expected between two runs of one model."""
         if self.noise is None:
-            return "two runs of one model: not known from one attempt a task (--repeat 4 tells)"
+            return "noise between two runs of one model: unknown with one attempt per task (--repeat 4 measures it)"
         if self.noise == 0:
-            return "two runs of one model: not known, the attempts at each task are equal"
+            return "noise between two runs of one model: unknown, because the attempts at each task are equal"
         shown = f"{self.noise:.1%}" if self.quantity == "success" else f"{self.noise:.2g}"
         return f"two runs of one model differ by up to {shown}"
 

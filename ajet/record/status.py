@@ -101,8 +101,8 @@ def read_status(folder: Path) -> dict[str, Any] | None:
         raise UserError(
             f"The status of this run is damaged: {error}.",
             where=str(path),
-            expected="the JSON object that ajet writes there",
-            do="resume the run to replace the file; end its remaining processes by hand",
+            expected="the JSON object that ajet writes to this file",
+            do="resume the run, which replaces the file; end its remaining processes by hand",
         ) from error
 
 

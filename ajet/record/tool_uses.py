@@ -54,15 +54,15 @@ def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
         ValueError: an unknown error class or invalid times.
     """
     if not isinstance(use, ToolUse):
-        raise TypeError(f"a tool use is an ajet.schema.tool_use.ToolUse, not a {type(use).__name__}")
+        raise TypeError(f"a tool use must be an ajet.schema.tool_use.ToolUse, not a {type(use).__name__}")
     if use.error not in _ERRORS:
-        raise ValueError(f"error {use.error!r} is none of {sorted(_ERRORS)}")
+        raise ValueError(f"the error {use.error!r} of the tool use is not one of {sorted(_ERRORS)}")
     if not isinstance(use.result, str):
         raise TypeError(
-            f"the result of {use.name} is a {type(use.result).__name__}; expected the text shown to the model"
+            f"the result of {use.name} is a {type(use.result).__name__}; expected a string, the text shown to the model"
         )
     if not (math.isfinite(use.started) and math.isfinite(use.ended)):
-        raise ValueError("its times are seconds since the epoch")
+        raise ValueError("the times of a tool use must be seconds since the epoch")
     most = max(0, min(RESULT, room))
     cut = max(0, len(use.result) - most)
     return replace(

@@ -26,18 +26,18 @@ TOO_LARGE = ("os error 27", "file too large")
 WORDS = ("no space left", "os error 28", *TOO_LARGE)
 NEARLY_NOTHING = 2**20
 REFUSALS = {
-    errno.EDQUOT: ("The quota is used up", "free some space, or have the quota raised"),
-    errno.EROFS: ("The file system is read-only", "mount it for writing{other_folder}"),
-    errno.EACCES: ("Writing is not permitted", "give this user the right{other_folder}"),
-    errno.EPERM: ("Writing is not permitted", "give this user the right{other_folder}"),
-    errno.ENOENT: ("The folder was moved or deleted", "leave a run's folder where it is while the run lives"),
+    errno.EDQUOT: ("The disk quota is used up", "free some disk space, or have the quota raised"),
+    errno.EROFS: ("The file system is read-only", "remount it as writable{other_folder}"),
+    errno.EACCES: ("This user has no write permission", "give this user write permission{other_folder}"),
+    errno.EPERM: ("This user has no write permission", "give this user write permission{other_folder}"),
+    errno.ENOENT: ("The folder was moved or deleted", "do not move a run's folder while the run is in progress"),
     errno.ENOTDIR: ("A file is where a folder should be", "move it away{other_folder}"),
-    errno.EIO: ("The disk reports an error", "look at the system's log: the disk may be failing"),
-    errno.ESTALE: ("The file system has gone away", "mount it again"),
+    errno.EIO: ("The disk reports an error", "read the system's log: the disk may be failing"),
+    errno.ESTALE: ("The network file system is no longer available", "mount it again"),
 }
 """Meaning of an error number and advice; `other_folder` names an alternative."""
 RECORD = "the record of the run"
-EXP_DIR = ", or name another folder with --exp-dir"
+EXP_DIR = ", or choose another folder with --exp-dir"
 
 
 @contextmanager
@@ -72,22 +72,22 @@ def explain_write_errors(
             raise CannotWriteError(
                 f"{meaning}: {what} could not be written ({intact}).",
                 where=str(folder),
-                expected="a folder that can be written to",
+                expected="a folder that this user may write to",
                 do=do.format(other_folder=EXP_DIR if other_folder is None else other_folder) + retry,
             ) from error
         if not is_full(error, folder):
             raise
         if is_limited(error):
             raise CannotWriteError(
-                f"A file may not grow so large: {what} could not be written ({intact}).",
+                f"A file reached the limit on file sizes: {what} could not be written ({intact}).",
                 where=str(folder),
-                expected="no limit on the size of files, or a larger limit (ulimit -f, or the file system's own)",
-                do=f"raise it{retry}",
+                expected="no limit on file sizes, or a larger one (ulimit -f, or the limit of the file system)",
+                do=f"raise the limit{retry}",
             ) from error
         raise CannotWriteError(
             f"The disk is full: {what} could not be written ({intact}).",
             where=f"{folder} ({_free_bytes(folder) / 2**20:.0f} MiB free)",
-            expected=f"room for {room}",
+            expected=f"free space for {room}",
             do=f"free some space{other_folder or ''}{retry}",
         ) from error
 
@@ -144,17 +144,19 @@ def require_place(file: Path, option: str, *, new: bool = True) -> None:
 
 def _require_place(file: Path, option: str, new: bool) -> None:
     if new and (file.exists() or file.is_symlink()):
-        raise UserError(f"{file} exists already.", where=option, do=f"name another with {option}, or remove it")
+        raise UserError(f"{file} exists already.", where=option, do=f"choose another file with {option}, or delete it")
     if file.is_dir():
-        raise UserError(f"{file} is a folder.", where=option, expected="the name of a file")
+        raise UserError(f"{file} is a folder, not a file.", where=option, expected="the name of a file")
     if not file.parent.exists():
         raise UserError(
-            f"There is no folder {file.parent}.", where=option, do="create the folder, or name another file"
+            f"The folder {file.parent} does not exist.", where=option, do="create the folder, or choose another file"
         )
     if not file.parent.is_dir():
-        raise UserError(f"{file.parent} is no folder.", where=option, do="name another file")
+        raise UserError(f"{file.parent} is a file, not a folder.", where=option, do="choose another path")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UserError(f"{file} cannot be written: not permitted.", where=option, do="name another file")
+        raise UserError(
+            f"{file} cannot be written: this user has no permission.", where=option, do="choose another file"
+        )
 
 
 def require_folder(folder: Path, option: str) -> None:
@@ -162,7 +164,7 @@ def require_folder(folder: Path, option: str) -> None:
     with convert_os_errors(folder, option):
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         if not there.is_dir():
-            raise NotADirectoryError(f"{there} is no folder")
+            raise NotADirectoryError(f"{there} is not a folder")
         if not os.access(there, os.W_OK):
             raise PermissionError("not permitted")
 
@@ -176,4 +178,4 @@ def convert_os_errors(file: Path, option: str) -> Iterator[None]:
         raise
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"{file} cannot be written: {why}.", where=option, do="name another place") from error
+        raise UserError(f"{file} cannot be written: {why}.", where=option, do="choose another path") from error

@@ -300,12 +300,12 @@ def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
     if is_of_function(type(workflow)):
         name, expected = type(workflow).__name__, "text, a list, a dict, a number or a WorkflowOutput"
     if isinstance(output, tuple):
-        raise make_error("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
+        raise make_error("wrong_type", f"{name} returned a tuple, which ajet cannot interpret; expected {expected}")
     if output is None:
         raise make_error("returned_nothing", f"{name} returned None; expected {expected}")
     kind = f"an object of the class {type(output).__name__}"
     if inspect.iscoroutine(output):
-        kind = "a coroutine (an `await` is missing where it was made)"
+        kind = "a coroutine: the call that created it needs an `await`"
         output.close()  # otherwise Python warns later, and names a line of its own code
     raise make_error("wrong_type", f"{name} returned {kind}; expected {expected}")
 
@@ -335,4 +335,6 @@ def _fail_on_exit() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:
-        raise make_error(type(ending).__name__, f"the workflow ended the program: {ending!r}", ended=ending) from ending
+        raise make_error(
+            type(ending).__name__, f"the workflow tried to end the program: {ending!r}", ended=ending
+        ) from ending

@@ -231,7 +231,9 @@ class EnvironmentInstances:
             if stopped.done():
                 played.aborted = stopped.result()
             else:
-                late = EnvironmentFailure(f"{env} was not made within the episode's {self._timeout:g} s")
+                late = EnvironmentFailure(
+                    f"the environment {env} did not start within the episode's {self._timeout:g} s"
+                )
                 played.failure = classify_exception(late)
             return
         try:
@@ -267,7 +269,7 @@ class EnvironmentInstances:
         except EnvironmentFailure as problem:
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("an environment instance was not released (logged once): {}", problem)
+                logger.warning("an environment instance could not be closed (logged only once): {}", problem)
         finally:
             self._releasing.discard(threading.current_thread())
 
@@ -275,7 +277,7 @@ class EnvironmentInstances:
 def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:
     if isinstance(problem, BoundaryError):
         return problem
-    failure = EnvironmentFailure(f"{env} was not made: {type(problem).__name__}: {problem}")
+    failure = EnvironmentFailure(f"the environment {env} could not be started: {type(problem).__name__}: {problem}")
     failure.__cause__ = problem
     return failure
 

@@ -141,10 +141,15 @@ class Breaker:
             return
         self._opened = time.monotonic()
         self._pause, self.next_probe, self._probing = FIRST_PAUSE, self._opened + FIRST_PAUSE, False
-        self._why = f"{boundaries.total()} of the last {counted(self._window, 'attempt')} were lost to " + ", ".join(
-            f"the {boundary} ({count})" for boundary, count in boundaries.most_common()
+        self._why = (
+            f"{boundaries.total()} of the last {counted(self._window, 'attempt')} failed because of "
+            + ", ".join(f"the {boundary} ({count})" for boundary, count in boundaries.most_common())
         )
-        logger.warning("no new attempts: {} (rollout.breaker); probes go on until an attempt succeeds", self._why)
+        logger.warning(
+            "ajet starts no new attempts: {}. It keeps starting single test attempts until one succeeds "
+            "(rollout.breaker)",
+            self._why,
+        )
         self._settle_doubts(True)
         self._notify_waiting()
 
@@ -154,16 +159,22 @@ class Breaker:
             return
         now = time.monotonic()
         if not was_lost:
-            logger.warning("attempts go on after {:.0f} s: a probe succeeded", now - self._opened)
+            logger.warning("ajet starts attempts again after {:.0f} s: a test attempt succeeded", now - self._opened)
             self.close_breaker()
         elif now - self._opened > self._patience:
-            logger.error("attempts go on although they are lost: rollout.breaker.patience is over")
+            logger.error(
+                "ajet starts attempts again although they keep failing: the time rollout.breaker.patience is over"
+            )
             self._share = None
             self.close_breaker()
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self.next_probe = now + self._pause
-            logger.warning("still no new attempts: {}; the next is tried in {:.0f} s", self._why, self._pause)
+            logger.warning(
+                "ajet still starts no new attempts: {}; the next test attempt starts in {:.0f} s",
+                self._why,
+                self._pause,
+            )
             self._notify_waiting()
 
     def close_breaker(self) -> None:

@@ -43,7 +43,7 @@ def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[s
     for name in names:
         if name not in CHECKS:
             raise ConfigError(
-                f"There is no check {name}.",
+                f"There is no output check named {name}.",
                 where="ajet.rollout.compute_madness_checklist",
                 expected=f"any of {', '.join(CHECKS)}",
             )

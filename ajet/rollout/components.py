@@ -43,12 +43,12 @@ def load_workflow(experiment: Experiment) -> type[Workflow]:
     reference = experiment.ajet.rollout.user_workflow
     if not reference:
         raise ConfigError(
-            "No workflow is named: ajet does not know which agent to run.",
+            "No workflow is set, so ajet does not know which agent to run.",
             where="ajet.rollout.user_workflow",
             expected="a reference such as workflow.py->my_agent or workflow.py->MyWorkflow, or "
             + ", ".join(find_parts("workflow")),
-            do="write `async def my_agent(task, tuner)`, or a class with "
-            "`async def execute(self, workflow_task, tuner)`, and name it there",
+            do="write `async def my_agent(task, tuner)`, or a class with `async def execute(self, "
+            "workflow_task, tuner)`, and set rollout.user_workflow to its reference",
         )
     shipped = find_part("workflow", reference)
     if shipped is not None:

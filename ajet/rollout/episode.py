@@ -69,7 +69,7 @@ class TurnSelector:
         function: Any = resolve_reference(rollout.train_turn, base=experiment.base, what=TRAIN_TURN_KEY)
         if not is_function(function) or asyncio.iscoroutinefunction(function):
             raise ConfigError(
-                f"{rollout.train_turn} is not a plain function.",
+                f"{rollout.train_turn} is not a function without `async`.",
                 where=TRAIN_TURN_KEY,
                 expected="`def name(call, episode) -> bool`, without `async`",
             )
@@ -86,7 +86,7 @@ class TurnSelector:
         try:
             return await asyncio.wait_for(in_thread(self._choose_all, episode), self._timeout)
         except asyncio.TimeoutError:
-            message = f"{self._reference} did not answer within {self._timeout} seconds"
+            message = f"{self._reference} did not return within {self._timeout} seconds"
             raise JudgeFailure(message, own=True) from None
 
     def _choose_all(self, episode: Episode) -> list[Call]:
@@ -100,7 +100,7 @@ class TurnSelector:
     def _should_train(self, call: Call, episode: Episode) -> bool:
         answer = self._function(call, episode)
         if not isinstance(answer, bool):
-            raise JudgeFailure(f"{self._reference} answered {answer!r:.200}; expected True or False")
+            raise JudgeFailure(f"{self._reference} returned {answer!r:.200}; expected True or False")
         return answer
 
 
@@ -207,7 +207,7 @@ def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
                 bounded[key] = keep_head(text, most)
         left -= min(len(text), most) + len(str(key))
     if cut:
-        bounded["cut"] = f"of {len(metadata)} values these exceed the recorded length: {'; '.join(cut)}"
+        bounded["cut"] = f"of {len(metadata)} metadata values these were cut to the recorded length: {'; '.join(cut)}"
     return bounded
 
 

@@ -41,20 +41,28 @@ TRACEBACK_CHARS = 20_000
 OUTPUT_CHARS = 8_000
 """Characters stored from the end of an attempt's standard output and error."""
 _SHARED = (
-    "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
-    "loop of its own: make it in each, or set rollout.isolation: loop"
+    "episodes share an asyncio object (a lock, an aiohttp session, a connection), but each episode has its own "
+    "event loop: create the object inside each episode, or set rollout.isolation: loop"
 )
 _ADVICE = (
-    ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
+    (
+        "asyncio.run() cannot be called from a running event loop",
+        "use `await` there: an async execute already runs in an event loop",
+    ),
     (
         "EOF when reading a line",
-        "it waits for the keyboard, and an episode has none: take the value from the task, as in "
-        '`task.metadata["NAME"]`, or write it in the code',
+        (
+            "the code waits for keyboard input, which an episode does not have: take the value from the task, as in "
+            '`task.metadata["NAME"]`, or write it in the code'
+        ),
     ),
-    ("coroutine was expected", "an `await` is missing, or one too many"),
+    ("coroutine was expected", "an `await` is missing here, or one is too many"),
     (
         "this episode has ended",
-        "a client of another attempt? Create a client in each attempt, from the attempt's tuner",
+        (
+            "possibly a client that another attempt created: create the client inside each attempt, from the "
+            "attempt's tuner"
+        ),
     ),
     *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
     *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
@@ -122,7 +130,7 @@ def read_message(problem: BaseException) -> str:
     try:
         return str(problem)
     except Exception as error:  # noqa: BLE001 - user code, too
-        return f"(its text could not be made: {type(error).__name__})"
+        return f"(the error's text could not be read: {type(error).__name__})"
 
 
 def classify_exception(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
@@ -155,7 +163,7 @@ def classify_exception(problem: BaseException, stage: Stage = "execute", task: T
     if explained := explain_problem(problem):
         message = f"{explained} ({message})"
     if isinstance(problem, asyncio.CancelledError):
-        message = "the workflow's own task was cancelled from within"
+        message = "code of the workflow cancelled the workflow's own asyncio task"
     boundary: Boundary = "ajet" if stage == "open" else "agent"
     policy = stage == "execute" and not _is_from_outside(problem)
     kind, own = type(problem).__name__, stage == "open"
@@ -197,9 +205,14 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
         if refusals:
             listed = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
             return make_error(
-                "calls_refused", f"the workflow ended without a reply: its calls were refused: {listed}"
+                "calls_refused",
+                "the workflow ended without a reply of the model, because the gateway refused its model "
+                f"calls: {listed}",
             ).failure
-        return make_error("no_model_call", "the workflow ended without calling the model through its tuner").failure
+        return make_error(
+            "no_model_call",
+            ("the workflow ended without a model call: call the model at the base URL and key that the tuner returns"),
+        ).failure
     if capture is not None and (failure is None or failure.policy) and (lost := _find_lost_tool(capture.tool_uses)):
         return lost if failure is None else replace(lost, traceback=failure.traceback)
     return failure if failure is None or capture is None else _add_refusal(failure, capture)
@@ -211,7 +224,7 @@ def _add_refusal(failure: Failure, capture: Capture) -> Failure:
         return failure
     if capture.unanswered in failure.message:
         return failure
-    message = f"{failure.message} (its last call was refused: {capture.unanswered})"
+    message = f"{failure.message} (the gateway refused its last model call: {capture.unanswered})"
     return bound_failure(replace(failure, message=message))
 
 
@@ -224,7 +237,7 @@ def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
     for use in reversed(uses):
         if use.error in EXTERNAL_ERRORS and use.name not in answered:
             boundary: Boundary = _BOUNDARIES.get(use.error, "tool")
-            message = f"{use.name} failed ({use.error}) and did not answer after that: {use.result}"
+            message = f"the tool {use.name} failed ({use.error}) and returned no result afterwards: {use.result}"
             return Failure(boundary, f"tool_{use.error}", keep_head(message), retryable=True)
         answered.add(use.name)
     return None
@@ -238,7 +251,7 @@ def score_failure(failure: Failure, capture: Capture | None, reward: float | Non
     """
     if reward is None or not _is_policy_failure(failure, capture):
         return None
-    return Verdict(reward, False, f"failed by the policy's own doing: {failure.kind}")
+    return Verdict(reward, False, f"the agent's own code or the model caused the failure {failure.kind}")
 
 
 def _is_policy_failure(failure: Failure, capture: Capture | None) -> bool:
@@ -263,16 +276,16 @@ def classify_timeout(
         stood: The line of user code at the timeout.
     """
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
-    message += f"; it stood at {stood}" if stood else ""
+    message += f"; it was last at {stood}" if stood else ""
     if capture is None or not capture.calls:
         return Failure("agent", "timeout", message)
     spent, at_end = measure_places(capture.calls, capture.messages, began, ended)
     most: Culprit = max(spent, key=lambda place: spent[place])
     shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
-    message += f"; {shares}; at the end in the {at_end}" if shares else ""
+    message += f"; {shares}; at the end it was in the {at_end}" if shares else ""
     blamed = at_end if at_end in ("engine", "tool") else most
     if blamed == "engine" and (earlier := _find_engine_error(capture.calls)):
-        return Failure("engine", "timeout", f"{message}; its call before had failed: {earlier}", own=True)
+        return Failure("engine", "timeout", f"{message}; the model call before had failed: {earlier}", own=True)
     if blamed == "engine" or blamed == "tool":
         return Failure(blamed, "timeout", message)
     return Failure("agent", "timeout", message, policy=blamed == "agent" and not shared_loop)
@@ -323,11 +336,12 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
     first = episodes[0].failure
     assert first is not None, "it failed"
     raise UserError(
-        f"All {len(episodes)} episodes of step {step} failed; the first at the {first.boundary}: "
+        f"All {len(episodes)} episodes of step {step} failed. The first failed because of the {first.boundary}: "
         f"{first.kind}: {first.message}",
         where=f"task {episodes[0].task.task_id}",
         expected="at least one episode that ends with a reward",
-        do='run the same with --backbone debug (in Python backbone="debug"): it shows each episode and its traceback',
+        do='run the same command with --backbone debug (in Python: backbone="debug"): it prints each episode '
+        "and its traceback",
     )
 
 
@@ -340,10 +354,10 @@ def _explain_unawaited(problem: BaseException) -> str:
     for found, local in _close_unstarted(problem.__traceback__):
         frame, name = found, local
     if frame is None:
-        return "an `await` is missing where it was made"
+        return "an `await` is missing at the call that created it"
     file, function = frame.f_code.co_filename, frame.f_code.co_name
     line = _find_assignment(file, name, frame.f_lineno)
-    missing = f"an `await` is missing {f'at {Path(file).name}:{line}' if line else 'where it was made'}"
+    missing = f"an `await` is missing {(f'at {Path(file).name}:{line}' if line else 'at the call that created it')}"
     if frame.f_code.co_flags & inspect.CO_COROUTINE:
         return missing
     return (

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ajet.rollout.breaker import BreakerTurn
     from ajet.task_judge import Judge
 
-OTHERS_BEFORE = "no score: other attempts of the group were judged before, and a comparison needs all attempts"
+OTHERS_BEFORE = (
+    "no score: the judge compares all attempts of a task, and other attempts of this task were judged before"
+)
 RETRY_PAUSE = 0.2
 """Seconds before the second call of a failed judge, doubled before each further call."""
 
@@ -115,7 +117,7 @@ class JudgeCaller:
             return None
         if played.capture is not None and played.capture.checks:
             reward = self._rollout.agent_madness_reward
-            return Verdict(reward, False, f"abnormal output: {', '.join(played.capture.checks)}")
+            return Verdict(reward, False, f"output checks found abnormal output: {', '.join(played.capture.checks)}")
         task = _make_judged_task(identity, played)
         for number in range(self._rollout.max_retries + 1):
             verdict = await self._judge_once(task, played, stopped)
@@ -146,7 +148,7 @@ class JudgeCaller:
                 played.aborted = stopped.result()
                 return None
             message = f"the judge did not end within {timeout:g} seconds (rollout.episode_timeout)"
-            message += f"; it stood at {stood}" if stood else ""
+            message += f"; it was last at {stood}" if stood else ""
             played.failure = Failure("judge", "timeout", message, own=True)
             return None
         try:

@@ -46,7 +46,7 @@ def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None
     parts = [*_split_list(verdict.turns, calls), *verdict.process]
     messages = capture.messages if capture else []
     if len(parts) > MAX_PARTS:
-        raise JudgeFailure(f"{len(parts)} rewards of parts of one attempt; at most {MAX_PARTS}")
+        raise JudgeFailure(f"the judge returned {len(parts)} process rewards for one attempt; the limit is {MAX_PARTS}")
     all_calls = capture.calls if capture else []
     found = [_tie_part(part, calls, all_calls, uses, messages, decode) for part in parts]
     return replace(verdict, turns=(), process=tuple(found))
@@ -60,7 +60,10 @@ def _split_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[Process
         return [ProcessReward(reward=reward, agent=agent) for agent, reward in zip(agents, rewards, strict=True)]
     if rewards:
         logger.warning(
-            "a list of {} rewards for {} calls of {} agents: only their sum is used", len(rewards), len(calls),
+            (
+                "the judge returned a list of {} rewards for {} model calls of {} agents: ajet uses only the sum of "
+                "the list. Return one reward per call or one per agent"
+            ), len(rewards), len(calls),
             len(agents),
         )  # fmt: skip
     return []
@@ -78,9 +81,12 @@ def _tie_part(
         spans = [_make_reply_span(call) for call in calls if call.target == part.agent]
         if not spans:
             there = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
-            raise JudgeFailure(f"a reward for the agent {part.agent}; the attempt's trained agents: {there}")
+            raise JudgeFailure(
+                f"the judge returned a process reward for the agent {part.agent}; the attempt's trained agents "
+                f"are: {there}"
+            )
     elif part.tool_use is not None:
-        use = _get_part(uses, part.tool_use, "use of a tool")
+        use = _get_part(uses, part.tool_use, "tool use")
         part = part.model_copy(update={"name": part.name or use.name})
         spans = [_make_reply_span(_find_requesting_call(use, calls, all_calls, messages))]
     elif part.text:
@@ -94,7 +100,10 @@ def _tie_part(
 
 def _get_part(things: Sequence[T], number: int, what: str) -> T:
     if not 0 <= number < len(things):
-        raise JudgeFailure(f"a reward for {what} number {number}, counted from 0; the attempt has {len(things)}")
+        raise JudgeFailure(
+            f"the judge returned a process reward for {what} number {number} (counted from 0), but the attempt "
+            f"has {len(things)}"
+        )
     return things[number]
 
 
@@ -110,11 +119,16 @@ def _find_requesting_call(
         requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
         if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):
             if not call.trained:
-                raise JudgeFailure(f"a reward for a use of {use.name}, requested by an agent that is not trained")
+                raise JudgeFailure(
+                    f"the judge returned a process reward for a use of the tool {use.name}, which an untrained "
+                    "agent requested"
+                )
             return call
     before = [call for call in calls if call.ended <= use.started]
     if not before:
-        raise JudgeFailure(f"a reward for a use of {use.name}, requested by no trained call")
+        raise JudgeFailure(
+            f"the judge returned a process reward for a use of the tool {use.name}, which no trained call requested"
+        )
     return before[-1]
 
 
@@ -123,4 +137,4 @@ def _find_text(part: ProcessReward, calls: Sequence[Call], decode: Decode) -> Re
         if (span := span_of_text(decode, call.response_ids, part.text)) is not None:
             return ReplySpan(call.index, *span)
     where = "no reply" if part.step is None else f"the reply of call {part.step}"
-    raise JudgeFailure(f"a reward for the text {part.text[:80]!r}, which {where} holds")
+    raise JudgeFailure(f"the judge returned a process reward for the text {part.text[:80]!r}, which {where} contains")

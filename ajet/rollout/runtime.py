@@ -211,8 +211,8 @@ class UserLoop:
         own = _find_user_frame(frame) or frame
         inner = f" (in {_format_position(frame)})" if own is not frame else ""
         logger.warning(
-            "{} blocks the shared loop for over a second at {}{}: all other episodes wait; "
-            "await instead, or set rollout.isolation=thread",
+            "{} blocks the event loop that all episodes share for over a second at {}{}: all other episodes "
+            "wait. Use `await` there, or set rollout.isolation: thread",
             self._what,
             _format_position(own),
             inner,

@@ -61,10 +61,10 @@ def require_key_or_loopback(host: str, *, keyed: bool, name: str, do: str) -> No
     """Raise UserError for a server without a key that other machines can reach. `do`: how to set a key."""
     if not keyed and not is_loopback(host):
         raise UserError(
-            f"Other machines could reach this {name} at {host} without a key.",
+            f"Other machines could reach the {name} at {host} without a key.",
             where="--host",
-            expected="a key, or an address that only this machine reaches (127.0.0.1)",
-            do=f"{do}; or drop --host",
+            expected="a key, or an address that only this machine can reach (127.0.0.1)",
+            do=f"{do}; or omit --host",
         )
 
 
@@ -110,7 +110,7 @@ def require_address(
 ) -> str:
     """Return the URL. Raise ConfigError if invalid. `what`: the kind of server."""
     if parse_address(url, schemes) is None:
-        raise ConfigError(f"{url!r} is no address of {what}.", where=where, expected=expected)
+        raise ConfigError(f"{url!r} is not the URL of {what}.", where=where, expected=expected)
     return url
 
 

@@ -23,7 +23,7 @@ _OF_JUDGE = "the arguments are (task, output), in this order"
 _ANSWER = 'the answer is in `output.metadata["final_answer"]`'
 _QUESTION = "`task.main_query` is the question as text"
 _INNER = "a class gets the task as `workflow_task.task`"
-_CLIENT = "`tuner.as_raw_openai_sdk_client()` gives the client of OpenAI's SDK"
+_CLIENT = "`tuner.as_raw_openai_sdk_client()` returns a client of the OpenAI SDK"
 _OF_A_CLIENT = ("chat", "completions", "responses", "models", "beta", "messages")
 _MEANT = {
     "Task": "its columns are in `task.metadata`, and " + _QUESTION,
@@ -97,9 +97,9 @@ def _advise_on_renamed_tuner(problem: AttributeError, name: str) -> str:
         called = next((each for each in names if frame.f_locals.get(each) is problem.obj), "")
         if called and called not in _NAMES_OF_TUNER and len(names) >= 2 and names[-1] == called:
             return (
-                f"{code.co_name}({', '.join(names)}) is given the task and the tuner, by whatever names: the question "
-                f"is `{names[-2]}.main_query`, and `{called}.as_raw_openai_sdk_client()` gives the client of OpenAI's "
-                "SDK"
+                f"{code.co_name}({', '.join(names)}) gets the task and the tuner as arguments: the question is "
+                f"`{names[-2]}.main_query`, and `{called}.as_raw_openai_sdk_client()` returns a client of the "
+                "OpenAI SDK"
             )
     return ""
 
@@ -109,7 +109,7 @@ def advise_on_path(path: str) -> str:
     variable = _VARIABLE.search(path)
     if variable is None:
         return ""
-    return f"write the path in full: environment variables such as {variable[0]} are not expanded in paths"
+    return f"write the complete path: ajet does not expand environment variables such as {variable[0]} in paths"
 
 
 def _advise_on_attribute(kind: str, name: str, task: Task | None) -> str:
@@ -147,7 +147,7 @@ def _advise_on_column(name: str, task: Task | None) -> str:
     if task is None or name in task.metadata:
         return f'`task.metadata["{name}"]`'
     if not task.metadata:
-        return f"the row has no column {name}, nor any other"
+        return f"the row has neither a column {name} nor any other column"
     return f"the row has no column {name}, but {_list_columns(task.metadata, name)}"
 
 

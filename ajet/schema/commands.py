@@ -15,7 +15,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parents[2]
 """The clone, or the folder of installed packages."""
-FRESH_ADVICE = "the launch of the run with --fresh (in Python fresh=True) begins a new one and keeps the old folder"
+FRESH_ADVICE = "start the run with --fresh (in Python fresh=True), which begins a new run and keeps the old folder"
 """Advice for a run that cannot continue. Not every command on runs has the option."""
 
 

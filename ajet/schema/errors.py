@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from ajet.schema.commands import format_extra_install
 
 Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge", "ajet"]
-NO_COMPLETION = "the answer is not a chat completion"
+NO_COMPLETION = "the answer is not a chat completion of the OpenAI API"
 """The reason if a model's server answers anything else."""
 
 

@@ -45,7 +45,7 @@ class FrameReader:
             return None
         text, rest = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")
         if text > MAX_HEAD_BYTES or rest > self._longest:
-            raise FrameError(f"a frame of {text} and {rest} bytes")
+            raise FrameError(f"a message with {text} bytes of text and {rest} bytes of data is too large")
         if len(self._buffer) < 8 + text + rest:
             return None
         frame = bytes(self._buffer[8 : 8 + text + rest])
@@ -64,7 +64,7 @@ def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise FrameError("no sizes")
     if sum(sizes) != len(rest):
-        raise FrameError("sizes that do not add up")
+        raise FrameError("the sizes in the message do not add up")
     blobs, at = [], 0
     for size in sizes:
         blobs.append(rest[at : at + size])

@@ -84,7 +84,7 @@ def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         if not schema:
-            return None if isinstance(value, dict) else "it is no JSON object"
+            return None if isinstance(value, dict) else "it is not a JSON object"
         validator, problem = _load_validator(json.dumps(schema, sort_keys=True))
         if problem is not None:
             return problem
@@ -95,9 +95,9 @@ def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
     except RecursionError:
         return "nested too deeply"
     except _BudgetExceededError:
-        return f"its check against the schema takes more than {MAX_CHECK_COST:,} steps"
+        return f"checking it against the schema takes more than {MAX_CHECK_COST:,} steps"
     except TimeoutError:
-        return "one of the schema's patterns takes too long on it"
+        return "one of the schema's patterns takes too long to match"
     return None if error is None else f"{error.json_path}: {error.message[:200]}"
 
 
@@ -107,12 +107,12 @@ def _load_validator(text: str) -> tuple[Any, str | None]:
     from referencing import Registry
 
     if len(text) > MAX_SCHEMA_CHARS:
-        return None, f"it has more than {MAX_SCHEMA_CHARS >> 10} KiB"
+        return None, f"the schema is longer than {MAX_SCHEMA_CHARS >> 10} KiB"
     schema = json.loads(text)
     if not isinstance(schema, dict):
-        return None, "it is no object"
+        return None, "the schema is not an object"
     if not isinstance(schema.get("$schema", ""), str):
-        return None, "`$schema` is no text"
+        return None, "`$schema` is not a string"
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
     parts = list(_walk_schemas(schema))
     budget = _CheckBudget(MAX_SCHEMA_COST)
@@ -124,7 +124,7 @@ def _load_validator(text: str) -> tuple[Any, str | None]:
             return None, f"{error.json_path}: {error.message[:200]}"
         problem = _find_part_problem(schema, parts, budget)
     except _BudgetExceededError:
-        return None, "it takes too long to check"
+        return None, "the schema takes too long to check"
     if problem is not None:
         return None, problem
     return _charging_validator(kind, len(parts))(schema, registry=Registry()), None
@@ -143,11 +143,11 @@ def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: 
             if name in part:
                 budget.charge(_estimate_reference_cost(part[name], len(parts)))
                 if not str(part[name]).startswith("#"):
-                    return f"the reference {part[name]!r} leads out of it"
+                    return f"the reference {part[name]!r} leads out of the schema"
                 try:
                     resolver.lookup(part[name])
                 except (Unresolvable, TypeError):  # TypeError: it leads through a value that is no schema
-                    return f"the reference {part[name]!r} leads nowhere"
+                    return f"the reference {part[name]!r} does not exist in the schema"
         if part.get("patternProperties"):
             return "'patternProperties' is not supported"
     return None

@@ -31,19 +31,19 @@ class ProcessReward(BaseModel):
     reward: float = Field(allow_inf_nan=False)
     step: int | None = Field(
         default=None,
-        description="One model call of the trained agents: 0 is the first, in order of arrival. With `text`: where "
-        "that stands.",
+        description="Index of a model call of the trained agents; 0 is the first call. With `text`: the call that "
+        "contains the text.",
     )
-    agent: str = Field(default="", description="All calls under this target tag.")
+    agent: str = Field(default="", description="Target tag: the reward is for all calls under this tag.")
     tool_use: int | None = Field(
         default=None,
-        description="Index of a tool use, 0 is the episode's first: the reward is for the call that requested it.",
+        description="Index of a tool use; 0 is the episode's first. The reward is for the call that requested it.",
     )
-    text: str = Field(default="", description="The tokens of this text, where it stands in a reply first.")
+    text: str = Field(default="", description="A text: the reward is for its tokens, where it first occurs in a reply.")
     name: str = Field(
         default="",
-        description='What it is compared with in the other attempts of its group: what has the same name. "" is the '
-        "number of the step, the agent, the tool's name, or nothing but that it is a text.",
+        description='Name of the parts in the other attempts of the group with which this part is compared. "": the '
+        "number of the step, the agent, the tool's name, or all texts.",
     )
     tokens: tuple[ReplySpan, ...] = Field(default=(), description="Only ajet sets it.")
 
@@ -51,7 +51,7 @@ class ProcessReward(BaseModel):
     @classmethod
     def _require_number(cls, value: Any) -> Any:
         if isinstance(value, (bool, str, bytes)):
-            raise ValueError(f"{value!r:.200} is no number; expected a finite one")
+            raise ValueError(f"{value!r:.200} is not a finite number")
         return value
 
     @model_validator(mode="after")

@@ -24,10 +24,14 @@ class Task(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     main_query: str = Field(default="", description="The question or instruction, as text.")
-    init_messages: list[dict[str, Any]] = Field(default_factory=list, description="Messages that open the dialogue.")
-    task_id: str = Field(default="", description="Stable name; readers make one from the content when it is missing.")
+    init_messages: list[dict[str, Any]] = Field(
+        default_factory=list, description="Messages that begin the conversation."
+    )
+    task_id: str = Field(
+        default="", description="Stable name of the task; readers make one from the content if it is missing."
+    )
     env_type: str = Field(default="no_env", description="Kind of environment, for env_service tasks.")
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Everything else of the row, e.g. `answer`.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="All other values of the row, e.g. `answer`.")
 
     @model_validator(mode="after")
     def _require_finite(self) -> Task:
@@ -35,10 +39,10 @@ class Task(BaseModel):
         if found is not None:
             field, number = found
             raise TaskError(
-                f"A task holds a number that is not finite: {field} is {json.dumps(number)}.",
+                f"A task contains a number that is not finite: {field} is {json.dumps(number)}.",
                 where=f"task {self.task_id or self.main_query[:80]!r}, {field}",
                 expected="a finite number, or None for a missing value: JSON has no NaN or infinity",
-                do="fix the value in the task's source (pandas and numpy read an empty table cell as NaN)",
+                do="correct the value in the source of the task (pandas and numpy read an empty table cell as NaN)",
             )
         return self
 
@@ -58,16 +62,16 @@ class WorkflowTask(BaseModel):
     task_batch_index: int = Field(default=0, description="Index of the task within its batch.")
     task_thread_index: int = Field(default=0, description="Index of the attempt within its group (the repeat).")
     task_tag: str = Field(default="", description='Short name for logs: "T{task_id}#R{repeat}".')
-    step: int = Field(default=0, description="Training step that it is played for; 0 where nothing is trained.")
+    step: int = Field(default=0, description="Training step for which the attempt runs; 0 without training.")
     gym_env: Any = Field(default=None, description="Client of the environment service; None without one.")
     tool_results: list[str] = Field(
-        default_factory=list, description="For its judge: what tools answered, as the model was shown it."
+        default_factory=list, description="For the judge: the results of tools, as the model was shown them."
     )
 
     def __getattr__(self, name: str) -> Any:
         """Explain missing AgentJet attributes. Raise AttributeError."""
         if name in _REFUSED_NAMES:
-            raise AttributeError(f"a WorkflowTask has no {name}: the tuner is the one way to the model")
+            raise AttributeError(f"a WorkflowTask has no attribute {name}: use the tuner to call the model")
         return super().__getattr__(name)  # type: ignore[misc] # pydantic hides it from type checkers
 
 
@@ -84,15 +88,17 @@ class WorkflowOutput(BaseModel):
     reward: float | list[float] | None = None
     is_success: bool | None = None
     undecided: bool = Field(
-        default=False, description="True if the workflow's own code could not decide: no score, and no judge is called."
+        default=False,
+        description="True if the workflow could not decide: the attempt gets no score, and no judge is called.",
     )
     process: list[ProcessReward] = Field(
         default_factory=list, description="Rewards of parts of the attempt, in addition to `reward`."
     )
-    metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Values for the judge, e.g. `final_answer`.")
     log_metrics: dict[str, Any] = Field(
         default_factory=dict,
-        description="Numbers are averaged into the step's metrics, nested ones as `outer/inner`; the rest is recorded.",
+        description="Values for metrics: numbers are averaged over the step, nested ones under the name `outer/inner`; "
+        "other values are only recorded.",
     )
 
     @field_validator("reward", mode="before")
@@ -101,8 +107,8 @@ class WorkflowOutput(BaseModel):
         for part in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(part, (str, bytes, dict)):
                 raise TypeError(
-                    f"WorkflowOutput(reward={value!r:.200}): expected a number, a list of numbers (one a turn), or "
-                    "None where the judge decides"
+                    f"WorkflowOutput(reward={value!r:.200}): expected a number, a list of numbers (one per "
+                    "turn), or None to let the judge decide"
                 )
         return value
 

@@ -70,7 +70,11 @@ class DeadLetterLog:
         for order, why in new.items():
             if kind_of(why[-1]):  # logged when the group was refused
                 continue
-            name = f"task {tasks.task(order).task_id} (position {order})" if tasks and order >= 0 else f"task {order}"
+            name = (
+                f"task {tasks.task(order).task_id!r} (position {order} of the training order)"
+                if tasks and order >= 0
+                else f"task {order}"
+            )
             times = f" after {len(why)} attempt{'' if len(why) == 1 else 's'}"
             logger.warning("{} is given up{}: {}", name, "" if why[-1].startswith(ALTERED) else times, why[-1])
         self._logged = set(dead)

@@ -28,7 +28,7 @@ _UNREADABLE = (
 class AlteredEpisodeError(AjetError):
     """A stored episode differs from the episode that was put."""
 
-    def __init__(self, what: str = "it is not what was put: its digest does not match") -> None:
+    def __init__(self, what: str = "its digest does not match the one recorded when it was stored") -> None:
         super().__init__(what)
 
 
@@ -48,7 +48,7 @@ def explain_alteration(order: int | None, uuid: str, store: str, sampler: object
     Raises:
         AlteredEpisodeError: the episode was altered or cannot be read.
     """
-    store = f"put by {sampler}, {store}" if sampler else store
+    store = f"stored by {sampler}, {store}" if sampler else store
     try:
         yield
     except AlteredEpisodeError as error:

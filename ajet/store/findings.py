@@ -30,7 +30,14 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
         return []
     shown = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
     more = f"; and {len(dead) - 3} more" if len(dead) > 3 else ""
-    return [Finding("dead letters", "warning", f"{len(dead)}: {shown}{more}", "they are not played any more")]
+    return [
+        Finding(
+            "dead letters",
+            "warning",
+            f"{len(dead)}: {shown}{more}",
+            "these tasks will not be run again; correct what the reason names",
+        )
+    ]
 
 
 def report_member(role: str, name: str, age: float, leases: int) -> Finding:
@@ -41,18 +48,24 @@ def report_member(role: str, name: str, age: float, leases: int) -> Finding:
         leases: number of positions that the member holds.
     """
     holds = f"{leases} lease{'s' * (leases != 1)}"
-    silent = "silent: its positions go to others when its leases end" if age > SILENT else ""
+    silent = "no heartbeat: its leased tasks go to other samplers when the leases end" if age > SILENT else ""
     return Finding(f"{role} {name}", "warning" if silent else "ok", f"last heartbeat {age:.0f} s ago, {holds}", silent)
 
 
 def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
     """Report the policy announced for samplers, `age` seconds ago."""
-    return Finding("policy", "ok", f"step {policy['step']}, {age:.0f} s ago, weights at {policy['weights']}")
+    return Finding(
+        "policy", "ok", f"weights of step {policy['step']}, announced {age:.0f} s ago, in {policy['weights']}"
+    )
 
 
 def report_schema_version(found: int, known: int) -> Finding:
     """Compare the store's schema version with this ajet's."""
     if found == known:
         return Finding("schema", "ok", f"version {found}")
-    do = "update ajet here" if found > known else "name an empty store, or use the ajet that made this one"
-    return Finding("schema", "problem", f"version {found}; this ajet knows {known}", do)
+    do = (
+        "update ajet here"
+        if found > known
+        else "set an empty store in store.uri or --from-store, or use the ajet version that created this store"
+    )
+    return Finding("schema", "problem", f"the store has schema version {found}, this ajet supports version {known}", do)

@@ -87,10 +87,13 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
     repeats = sorted(one.episode.repeat for one in lease.attempts)
     if repeats != list(range(terms.repeats)):
         samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.attempts})[:5])
-        found = f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} from 0"
+        found = (
+            f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} attempts "
+            "numbered from 0"
+        )
         raise GroupRefusedError("attempts", f"{found} (sampler {samplers or 'unknown'})")
     if len({one.episode.group for one in lease.attempts}) > 1:
-        raise GroupRefusedError("task", f"its attempts are of different groups ({name_attempt(lease.attempts[0])})")
+        raise GroupRefusedError("task", f"the attempts belong to different groups ({name_attempt(lease.attempts[0])})")
 
 
 def check_values(episode: Episode) -> None:
@@ -125,26 +128,32 @@ def _check_against_terms(one: Kept, order: int, task_id: str, version: int, term
     _require_valid(
         episode.task.task_id == task_id and episode.order == order and not one.alone,
         "task",
-        f"it is of task {quote(episode.task.task_id)} at position {episode.order}, leased was {quote(task_id)} "
-        f"at {order}",
+        f"it belongs to task {quote(episode.task.task_id)} at position {episode.order}, but the lease is of task "
+        f"{quote(task_id)} at position {order}",
     )
+    _require_valid(episode.split == "train", "split", f"its split is {quote(episode.split)}, expected train")
     _require_valid(
-        episode.split == "train", "split", f"it was played for the split {quote(episode.split)}, not for train"
-    )
-    _require_valid(
-        episode.run == terms.run, "policy_version", f"its policy versions are those of run {quote(episode.run)}"
+        episode.run == terms.run, "policy_version", f"its policy versions belong to run {quote(episode.run)}"
     )
     newest = max((run.high for call in episode.calls for run in call.versions), default=version)
     _require_valid(
-        newest <= version, "policy_version", f"policy {newest} sampled it, and the trainer has made {version}"
+        newest <= version,
+        "policy_version",
+        f"policy version {newest} sampled it, but the trainer's newest version is {version}",
     )
     for call in episode.calls:
         _check_ids(call, terms.vocabulary)
         known = terms.adapters is None or call.terms.adapter is None or call.terms.adapter in terms.adapters
-        _require_valid(known, "call", f"call {call.index} is of the adapter {quote(call.terms.adapter)}")
+        _require_valid(
+            known, "call", f"call {call.index} was sampled with the unknown adapter {quote(call.terms.adapter)}"
+        )
     for timeline in episode.timelines:
         size = timeline.ids.size
-        _require_valid(size <= terms.longest, "length", f"a timeline has {size} tokens, the limit is {terms.longest}")
+        _require_valid(
+            size <= terms.longest,
+            "length",
+            f"a timeline (the token sequence of one context) has {size} tokens, the limit is {terms.longest}",
+        )
 
 
 def _check_ids(call: Call, vocabulary: int | None) -> None:
@@ -155,13 +164,15 @@ def _check_ids(call: Call, vocabulary: int | None) -> None:
         wrong = lowest if lowest < 0 else highest
         inside = lowest >= 0 and (vocabulary is None or highest < vocabulary)
         _require_valid(
-            inside, "token_id", f"call {call.index} has the token id {wrong}, the vocabulary is {vocabulary}"
+            inside,
+            "token_id",
+            f"call {call.index} has the token id {wrong}, but the vocabulary has {vocabulary} tokens",
         )
 
 
 def _check_plain(episode: Episode) -> None:
     """Check the episode's own fields: status, failure, metrics, times, counts and tool uses."""
-    _require_valid(episode.status in get_args(Status), "status", f"its status is {quote(episode.status)}")
+    _require_valid(episode.status in get_args(Status), "status", f"its status {quote(episode.status)} is invalid")
     failure = episode.failure
     if failure is not None:
         texts = (failure.kind, failure.message, failure.traceback)
@@ -174,16 +185,18 @@ def _check_plain(episode: Episode) -> None:
             f"its failure is invalid: {quote(failure)}",
         )
     _require_valid(
-        episode.status != "failed" or failure is not None, "status", "its status is failed, but it has no failure"
+        episode.status != "failed" or failure is not None, "status", "its status is failed, but no failure is recorded"
     )
-    _require_valid(all(isinstance(name, str) for name in episode.checks), "number", "a check's name is no text")
+    _require_valid(
+        all(isinstance(name, str) for name in episode.checks), "number", "the name of an output check is not a string"
+    )
     _require_numbers(episode.metrics.items(), "metric")
     _require_numbers((("started", episode.started), ("ended", episode.ended)), "time")
     for reason, count in episode.untrained.items():
         _require_valid(
             reason in get_args(UntrainedReason) and _is_count(count),
             "number",
-            f"{quote(count)} tokens are untrained for {quote(reason)}",
+            f"the count of tokens not trained for the reason {quote(reason)} is {quote(count)}",
         )
     for use in episode.tool_uses:
         _require_valid(isinstance(use.name, str) and isinstance(use.error, str), "call", "a tool use has no name")
@@ -192,22 +205,40 @@ def _check_plain(episode: Episode) -> None:
 
 def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
     if verdict.reward is not None:
-        _require_valid(_is_finite(verdict.reward), "number", f"its reward is {quote(verdict.reward)}")
-    _require_valid(verdict.success in (None, True, False), "number", f"its success is {quote(verdict.success)}")
-    _require_valid(isinstance(verdict.scorer, str), "number", f"its scorer is {quote(verdict.scorer)}")
-    _require_valid(isinstance(verdict.metrics, dict), "number", f"its judge's metrics are {quote(verdict.metrics)}")
-    _require_valid(isinstance(verdict.parts, dict), "number", f"its scorers' rewards are {quote(verdict.parts)}")
-    _require_numbers(verdict.metrics.items(), "metric of its judge")
+        _require_valid(
+            _is_finite(verdict.reward), "number", f"its reward {quote(verdict.reward)} is not a finite number"
+        )
+    _require_valid(
+        verdict.success in (None, True, False),
+        "number",
+        f"its success {quote(verdict.success)} is not true, false or null",
+    )
+    _require_valid(isinstance(verdict.scorer, str), "number", f"its scorer {quote(verdict.scorer)} is not a string")
+    _require_valid(
+        isinstance(verdict.metrics, dict), "number", f"its judge's metrics {quote(verdict.metrics)} are not a mapping"
+    )
+    _require_valid(
+        isinstance(verdict.parts, dict),
+        "number",
+        f"the rewards of its scorers, {quote(verdict.parts)}, are not a mapping",
+    )
+    _require_numbers(verdict.metrics.items(), "judge's metric")
     _require_numbers(((name, part) for name, part in verdict.parts.items() if part is not None), "scorer")
-    _require_valid(isinstance(verdict.turns, (list, tuple)), "number", f"its turns' rewards are {quote(verdict.turns)}")
+    _require_valid(
+        isinstance(verdict.turns, (list, tuple)),
+        "number",
+        f"the rewards of its turns, {quote(verdict.turns)}, are not a list",
+    )
     _require_numbers(((str(at), reward) for at, reward in enumerate(verdict.turns)), "reward of turn")
     for part in verdict.process:
-        _require_valid(_is_finite(part.reward), "number", f"the reward of a part is {quote(part.reward)}")
+        _require_valid(
+            _is_finite(part.reward), "number", f"a process reward is {quote(part.reward)}, expected a finite number"
+        )
         for span in part.tokens:
             _require_valid(
                 0 <= span.call < len(calls) and 0 <= span.start <= span.stop <= len(calls[span.call].response_ids),
                 "call",
-                f"a rewarded part is outside of its call: {quote(tuple(span))}",
+                f"the tokens of a process reward are outside of their call: {quote(tuple(span))}",
             )
 
 
@@ -215,11 +246,13 @@ def _check_call(call: Call, at: int) -> None:
     """Check the parts of a call that credit, loss, proof and metrics read."""
     replied = len(call.response_ids)
     _require_valid(
-        call.index == at and isinstance(call.trained, bool), "call", f"call {at} has the index {call.index!r:.20}"
+        call.index == at and isinstance(call.trained, bool),
+        "call",
+        f"call number {at} has the index {call.index!r:.20}",
     )
     sizes = {len(call.logprobs), len(call.logprobs_unit), replied if call.teacher is None else len(call.teacher)}
     _require_valid(
-        sizes == {replied}, "call", f"call {at} has {replied} tokens and log-probabilities of {sorted(sizes)}"
+        sizes == {replied}, "call", f"call {at} has {replied} tokens, but log-probabilities of {sorted(sizes)} tokens"
     )
     _require_numbers(
         (("temperature", call.temperature), ("top_p", call.terms.top_p), ("top_k", call.terms.top_k)), f"call {at}"
@@ -238,7 +271,7 @@ def _check_call(call: Call, at: int) -> None:
         and firsts[:1] in ([], [0])
         and all(first <= replied for first in firsts),
         "policy_version",
-        f"the policy versions of call {at} are {quote([tuple(run) for run in call.versions])}",
+        f"the policy versions of call {at} are invalid: {quote([tuple(run) for run in call.versions])}",
     )
 
 
@@ -251,14 +284,16 @@ def _check_timelines(episode: Episode) -> None:
         for span in timeline.spans:
             part = _reply_part(span, calls[span.call])
             _require_valid(
-                not seen[span.call][part].any(), "timeline", f"timeline {at} trains tokens of another timeline"
+                not seen[span.call][part].any(),
+                "timeline",
+                f"timeline {at} trains tokens that another timeline trains too",
             )
             seen[span.call][part] = True
     counted = sum(timeline.sampled for timeline in episode.timelines) + episode.untrained.total()
     _require_valid(
         counted == episode.sampled_tokens,
         "timeline",
-        f"{episode.sampled_tokens} tokens were sampled, and its timelines and reasons count {counted}",
+        f"{episode.sampled_tokens} tokens were sampled, but {counted} are counted as trained or untrained",
     )
 
 
@@ -271,20 +306,24 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
     size = len(timeline.ids)
     sizes = {len(each) for each in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
     _require_valid(
-        sizes == {size} and size > 0, "timeline", f"timeline {at} has {size} ids, and other rows of {sorted(sizes)}"
+        sizes == {size} and size > 0,
+        "timeline",
+        (f"timeline {at} has {size} token ids, but masks, log-probabilities or versions of {sorted(sizes)} tokens"),
     )
-    _require_valid(not timeline.mask[0], "timeline", f"the first token of timeline {at} is a target")
+    _require_valid(not timeline.mask[0], "timeline", f"timeline {at} trains its first token, which no token precedes")
     for span in timeline.spans:
         inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= size
-        _require_valid(inside, "timeline", f"timeline {at} has the span {quote(tuple(span))} and {size} tokens")
+        _require_valid(inside, "timeline", f"timeline {at} of {size} tokens has the invalid span {quote(tuple(span))}")
         call = calls[span.call]
         part = _reply_part(span, call)
         inside = part.start >= 0 and part.stop <= len(call.response_ids) and call.trained
-        _require_valid(inside, "timeline", f"timeline {at} trains what call {span.call} did not sample for training")
+        _require_valid(
+            inside, "timeline", f"timeline {at} trains tokens that call {span.call} did not sample for training"
+        )
     rebuilt = rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)
     names = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     differing = [name for name in names if not _begins_with(getattr(rebuilt, name), getattr(timeline, name))]
-    _require_valid(not differing, "timeline", f"timeline {at} and its calls differ in {', '.join(differing)}")
+    _require_valid(not differing, "timeline", f"timeline {at} differs from its calls in {', '.join(differing)}")
 
 
 def _reply_part(span: SampledSpan, call: Call) -> slice:
@@ -300,7 +339,7 @@ def _begins_with(values: np.ndarray, part: np.ndarray) -> bool:
 
 def _require_numbers(named: Iterable[tuple[str, object]], what: str) -> None:
     for name, value in named:
-        _require_valid(_is_finite(value), "number", f"{what} {quote(name)} is {quote(value)}")
+        _require_valid(_is_finite(value), "number", f"{what} {quote(name)} is {quote(value)}, expected a finite number")
 
 
 def _require_valid(holds: bool, kind: RefusalKind, why: str) -> None:

@@ -53,23 +53,29 @@ class Address:
         if not colon or kind == "sqlite" or (base or Path()).joinpath(text).exists():
             path = Path(rest.removeprefix("//") if colon and kind == "sqlite" else text).expanduser()
             if not path.name:
-                raise ConfigError("The store's address names no file.", where="store.uri", expected=list_forms())
+                raise ConfigError(
+                    "The store's address contains no file name.", where="store.uri", expected=list_forms()
+                )
             return cls(path=(base or Path()) / path)
         if find_shared_store(kind) is None:
-            raise ConfigError(f"No store is known at {kind}: addresses.", where="store.uri", expected=list_forms())
+            raise ConfigError(
+                f"No kind of store has addresses that begin with {kind}:.", where="store.uri", expected=list_forms()
+            )
         parts = urlsplit(text)
         if "@" in parts.netloc:
             raise ConfigError(
-                "The store's address holds a user or a password.",
+                "The store's address contains a user or a password.",
                 where="store.uri",
-                expected=f"an address without them; set {USER} and {PASSWORD} in the environment",
+                expected=f"an address without user and password; set {USER} and {PASSWORD} in the environment instead",
                 do=f"Write {kind}://HOST:PORT/DATABASE and set {PASSWORD} in the environment or .env.",
             )
         if not parts.netloc:
-            raise ConfigError("The store's address names no host.", where="store.uri", expected=list_forms())
+            raise ConfigError("The store's address contains no host.", where="store.uri", expected=list_forms())
         named = parts.path.strip("/") or database_name(run)
         if not named:
-            raise ConfigError("The store's address names no database.", where="store.uri", expected=list_forms())
+            raise ConfigError(
+                "The store's address contains no database name.", where="store.uri", expected=list_forms()
+            )
         return cls(uri=parts._replace(path="/").geturl(), database=named)
 
     @property
@@ -137,7 +143,7 @@ def find_driver(address: Address) -> StoreDriver:
     """Return the driver for an address. Raises ConfigError if no plug-in has a driver for the address's scheme."""
     part = find_shared_store(address.scheme)
     if part is None:
-        raise ConfigError(f"No store is known at {address.scheme}: addresses.", expected=list_forms())
+        raise ConfigError(f"No kind of store has addresses that begin with {address.scheme}:.", expected=list_forms())
     driver: StoreDriver = load_code(part.code)()
     return driver
 
@@ -150,9 +156,9 @@ def list_forms(separator: str = ", or ") -> str:
 def missing_store_error(where: str) -> UserError:
     """Return the error for an address without a store."""
     return UserError(
-        "There is no ajet store.",
+        "There is no ajet store at this address.",
         where=where,
-        expected=f"{list_forms(' or ')}, as in store.uri or --from-store of its run",
+        expected=f"{list_forms(' or ')}: the address that the run has in store.uri or --from-store",
     )
 
 
@@ -178,9 +184,9 @@ def credentials(environment: Mapping[str, str] | None = None) -> tuple[str, str]
     user, password = found.get(USER, ""), found.get(PASSWORD, "")
     if bool(user) != bool(password):
         raise ConfigError(
-            f"{PASSWORD if user else USER} is not set, and {USER if user else PASSWORD} is.",
+            f"The variable {PASSWORD if user else USER} is not set, but {USER if user else PASSWORD} is.",
             where="the environment",
-            expected="both, or neither",
+            expected="both variables, or neither",
         )
     return (user, password) if user else None
 

@@ -133,7 +133,7 @@ class Outage:
             if not self._is_logged and now - self._since > LOGGED_AFTER:
                 self._is_logged = True
                 left = max(0.0, self._since + self.patience - now)
-                logger.warning("the store {} is out of reach: retrying for up to {:.0f} s", self._shown, left)
+                logger.warning("the store {} cannot be reached: ajet retries for up to {:.0f} s", self._shown, left)
             if limit is not None and now + pause > began + limit:
                 return False
             if self._has_given_up or now + pause > min(began, self._since) + self.patience:
@@ -149,5 +149,7 @@ class Outage:
                 return
             if self._is_logged:
                 self._ended = time.monotonic()
-                logger.warning("the store {} is back after {:.0f} s", self._shown, self._ended - self._since)
+                logger.warning(
+                    "the store {} can be reached again after {:.0f} s", self._shown, self._ended - self._since
+                )
             self._since, self._is_logged, self._has_given_up = None, False, False

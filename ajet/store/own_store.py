@@ -41,9 +41,9 @@ def store_address(experiment: Experiment, folder: Path) -> Address | None:
     found = Address.of(chosen.uri or default, base=folder, run=folder.name)
     if found.scheme not in part.schemes:
         raise ConfigError(
-            f"store.uri is no address of {chosen.type}: {found.shown}.",
+            f"store.uri is not an address of a store of type {chosen.type}: {found.shown}.",
             where="store.uri",
-            expected=f"one as {default}",
+            expected=f"an address such as {default}",
         )
     return found
 

@@ -79,13 +79,15 @@ class PositionQueue:
     def require_lease(self, lease: Lease) -> None:
         """Refuse a stale lease. Raises LeaseLostError."""
         if self._leased.get(lease.order) != lease.fence:
-            raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
+            raise LeaseLostError(
+                f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})"
+            )
 
     def end(self, orders: Iterable[int]) -> None:
         """End positions. Raises LeaseLostError, and ends none, if a position is not leased."""
         ending = set(orders)
         if foreign := ending - self._leased.keys():
-            raise LeaseLostError(f"positions {sorted(foreign)} are not leased")
+            raise LeaseLostError(f"positions {sorted(foreign)} are not leased by this process")
         for order in ending:
             del self._leased[order]
 
@@ -212,7 +214,7 @@ class RunStore:
         with self._lock:
             late = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
             if wrong := sorted({*late, *(staying - (self._closed & self._put_episodes.keys()))}):
-                raise LeaseLostError(f"positions {wrong} are not closed, or step {step} has used them")
+                raise LeaseLostError(f"positions {wrong} have no complete group, or step {step} has used them already")
             ending = using - staying
             self._positions.end(ending)
             for order in staying:
@@ -277,10 +279,10 @@ class RunStore:
     def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
         for at, altered in _find_changed(path, lines):
             raise UserError(
-                f"A pending episode was {altered}.",
+                f"A recorded episode that is not trained yet was {altered}.",
                 where=f"{path}:{at}",
-                expected="the line and the arrays that were put",
-                do=f"restore {path.name} and its .bin file, or remove both to play the task again",
+                expected="the unchanged line and arrays that the run wrote",
+                do=f"restore {path.name} and its .bin file, or remove both: the task is then run again",
             )
 
     def _add_pending(self, number: int, order: int, ends: list[Kept], used: list[int] | None) -> None:

@@ -23,7 +23,7 @@ LEASE_SECONDS = 120.0
 MAX_ATTEMPTS = 5
 Usable = Callable[[Sequence[Kept]], bool]
 NONE: Mapping[str, float] = {}
-EXPIRED = "its lease ended: whoever held it fell silent"
+EXPIRED = "its lease ended: the process that held the lease sent no heartbeat"
 
 
 class TrainerFencedError(RunFailed, StoreUnavailableError):
@@ -38,12 +38,15 @@ def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedErro
         latest: number of the latest trainer.
     """
     if not own:
-        return TrainerFencedError("This process opened the store without training.", where=where)
+        return TrainerFencedError(
+            "This process did not open the store as a trainer, so it cannot change the policy or use groups.",
+            where=where,
+        )
     return TrainerFencedError(
-        f"Another trainer has taken over this run's store: it is number {latest}, this one was number {own}.",
+        f"Another trainer has opened this run's store: it is trainer number {latest}, this process was number {own}.",
         where=where,
-        expected="one trainer per store; work of this trainer since its last checkpoint does not count",
-        do="Let the other trainer continue, or end it and start this run again.",
+        expected="one trainer per store; what this trainer did since its last checkpoint does not count",
+        do="Let the other trainer continue, or stop it and start this run again.",
     )
 
 
@@ -53,7 +56,7 @@ def other_run_error(where: str) -> UserError:
         "The store belongs to another run.",
         where=where,
         expected="an empty store, or the store of this run",
-        do="Name another store in store.uri or --from-store, or remove this store if its run is not needed any more.",
+        do="Set another store in store.uri or --from-store, or delete this store if its run is not needed any more.",
     )
 
 
@@ -61,23 +64,22 @@ def other_version_error(where: str, found: int, known: int) -> StoreUnavailableE
     """Return the error for a store of another version than `known`."""
     later = found > known
     return StoreUnavailableError(
-        f"The store is of version {found}, made by {'a later' if later else 'an earlier'} ajet.",
+        f"The store has schema version {found}: {'a later' if later else 'an earlier'} version of ajet created it.",
         where=where,
-        expected=f"version {known}",
+        expected=f"schema version {known}",
         do="Update ajet on this machine."
         if later
-        else "Name an empty store in store.uri or --from-store, or use the ajet that made this one.",
+        else "Set an empty store in store.uri or --from-store, or use the ajet version that created this store.",
     )
 
 
 def other_store_error(where: str) -> UserError:
     """Return the error for a checkpoint unknown to the store."""
     return UserError(
-        "The checkpoint of this run was made with another store.",
+        "This run's checkpoint was made with another store.",
         where=where,
-        expected="the store at the time of the checkpoint",
-        do=f"Set store.type and store.uri, or --from-store, as they were; or, with an empty one named "
-        f"there, {FRESH_ADVICE}.",
+        expected="the store that the run used when it wrote the checkpoint",
+        do=f"Set store.type and store.uri, or --from-store, to that store; or set an empty store, and {FRESH_ADVICE}.",
     )
 
 

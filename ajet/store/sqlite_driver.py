@@ -162,21 +162,21 @@ def _explain_errors(path: Path) -> Iterator[None]:
         raise UserError(
             f"The store cannot be read: {error}.",
             where=f"sqlite:{path}",
-            expected="a complete file made by ajet, in a readable folder",
+            expected="a complete file created by ajet, in a folder that this user may read",
         ) from error
 
 
 def survey_file(path: Path) -> list[Finding]:
     """Return the findings about a store's file, for `ajet doctor --store`, without changing the file."""
     if not path.exists():
-        return [Finding("file", "note", f"{path} is not there", "the first process that opens it creates it")]
+        return [Finding("file", "note", f"there is no file {path}", "the first process that opens it creates it")]
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
             return _survey_tables(base, path)
     except UserError as error:
         return [Finding("file", "problem", error.what, error.expected)]
     except (sqlite3.DatabaseError, DamagedRowError) as error:
-        return [Finding("file", "problem", f"{path}: {error}", "it is no store, or damaged")]
+        return [Finding("file", "problem", f"{path}: {error}", "the file is not an ajet store, or it is damaged")]
 
 
 def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
@@ -206,6 +206,11 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
             shown.append(findings.report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
         else:
             shown.append(
-                Finding("members", "warning", f"a row not written by ajet ({row[1]!r:.60})", "the row is skipped")
+                Finding(
+                    "members",
+                    "warning",
+                    f"ajet did not write a row of the table ({row[1]!r:.60})",
+                    "ajet skips the row",
+                )
             )
     return shown

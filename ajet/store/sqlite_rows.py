@@ -36,14 +36,14 @@ class DamagedRowError(AjetError):
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
     """Return the value of a row of `counts`."""
     if row is None or not isinstance(row[0], int):
-        raise DamagedRowError(f"the count {name!r} is {quote(row and row[0])}")
+        raise DamagedRowError(f"the value of the counter {name!r} is {quote(row and row[0])}, not an integer")
     return row[0]
 
 
 def read_position(row: tuple[Any, ...]) -> int:
     """Return the position of an attempt's row."""
     if not isinstance(row[0], int):
-        raise DamagedRowError(f"position {quote(row[0])} of an attempt is not a number")
+        raise DamagedRowError(f"the position of an attempt is {quote(row[0])}, not an integer")
     return row[0]
 
 
@@ -55,7 +55,7 @@ def read_reasons(text: object) -> list[str]:
         found = None
     if isinstance(found, list) and all(isinstance(each, str) for each in found):
         return found
-    return [f"its earlier reasons cannot be read: {quote(text)}"]
+    return [f"the reasons of its earlier failures cannot be read: {quote(text)}"]
 
 
 def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
@@ -78,7 +78,7 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
     try:
         policy = Policy(**parse_json(text))
     except (TypeError, ValueError) as error:
-        raise DamagedRowError(f"the announced policy is {quote(text)}") from error
+        raise DamagedRowError(f"the announced policy cannot be read: {quote(text)}") from error
     texts = (policy.run, policy.weights, policy.lineage, policy.tokenizer, policy.template)
     numbers = (policy.step, trainer, 0 if policy.below is None else policy.below)
     if not (
@@ -87,7 +87,7 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
         and isinstance(policy.told, dict)
         and _is_time(time)
     ):
-        raise DamagedRowError(f"the announced policy is {quote(text)}")
+        raise DamagedRowError(f"the announced policy cannot be read: {quote(text)}")
     return AnnouncedPolicy(policy, trainer, now - time)
 
 
@@ -235,7 +235,7 @@ def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: fl
     """
     changed = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
     if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
-        raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
+        raise LeaseLostError(f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})")
 
 
 def fetch_count(base: sqlite3.Connection, name: str, more: int = 0) -> int:

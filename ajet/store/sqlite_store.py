@@ -218,7 +218,7 @@ class SqliteStore:
 
     def renew(self, leases: Iterable[Lease]) -> None:
         if lost := self._renew_leases(list(leases)):
-            raise LeaseLostError(f"positions {lost} are leased by another process, or over")
+            raise LeaseLostError(f"positions {lost} are leased by another process, or finished")
 
     @_outlast_outage
     def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
@@ -245,7 +245,7 @@ class SqliteStore:
             self._require_trainer(base)
             closed = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
             if base.execute(closed, (order,)).fetchone() is None:
-                raise LeaseLostError(f"position {order} is not closed")
+                raise LeaseLostError(f"position {order} has no complete group")
             self._positions.record_failure(base, order, self._redact(reason), dead=True)
 
     @_outlast_outage
@@ -265,7 +265,7 @@ class SqliteStore:
         with self.open_transaction() as base:
             revived = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
             if not base.execute(revived, (order,)).rowcount:
-                raise LeaseLostError(f"position {order} is not dead")
+                raise LeaseLostError(f"position {order} has not been given up, so it cannot be revived")
             try:
                 self._episodes.load_episodes(base, order)
             except AlteredEpisodeError:  # with changed episodes the position would be dead again at its next lease
@@ -338,7 +338,7 @@ class SqliteStore:
         shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
         if shown not in self._warned:
             self._warned.add(shown)
-            logger.warning("a row of the store {} was not written by ajet and is skipped ({})", self._path, shown)
+            logger.warning("ajet skips a row of the store {}, because ajet did not write it ({})", self._path, shown)
 
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -448,7 +448,7 @@ class SqliteStore:
                 found[order] = self._episodes.load_episodes(base, order)
             except AlteredEpisodeError as altered:
                 why = self._redact(str(altered))
-                logger.warning("position {} is not leased any more: {}", order, why)
+                logger.warning("this process has no valid lease of position {} any more: {}", order, why)
                 self._positions.record_failure(base, order, why, dead=True)
         return found
 
@@ -478,10 +478,13 @@ class SqliteStore:
                 )
                 if not base.execute(stays if order in reused else over, (order,)).rowcount:
                     state = "closed" if order in reused else "leased"
-                    raise LeaseLostError(f"step {step} cannot use position {order}: it is not {state} any more")
+                    raise LeaseLostError(
+                        f"step {step} cannot train on the group at position {order}: its state is not {state} any more"
+                    )
                 if used.get(order, (-1,))[-1] >= step:
                     raise LeaseLostError(
-                        f"step {step} cannot use position {order}: step {used[order][-1]} has used it already"
+                        f"step {step} cannot train on the group at position {order}: step {used[order][-1]} has "
+                        "used it already"
                     )
                 row = (order, step, reason, order in reused)
                 base.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
@@ -494,6 +497,6 @@ class SqliteStore:
         found: dict[int, tuple[int, ...]] = {}
         for order, step in base.execute(_REUSED):
             if not isinstance(step, int):
-                raise DamagedRowError(f"position {order} was used by step {step!r:.60}")
+                raise DamagedRowError(f"position {order} is recorded as used by the invalid step {step!r:.60}")
             found[order] = (*found.get(order, ()), step)
         return found

@@ -96,7 +96,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
             if not os.access(path, os.W_OK):
                 raise sqlite3.OperationalError
         elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
-            raise sqlite3.OperationalError("its folder is not writable for this user")
+            raise sqlite3.OperationalError("this user may not write to its folder")
     except sqlite3.DatabaseError as error:
         raise _cannot_open_error(path, error) from error
 
@@ -104,7 +104,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
 def _cannot_open_error(path: Path, error: sqlite3.DatabaseError) -> UserError:
     return UserError(
         f"The store {path} cannot be opened: {_why_not(path, error)}.",
-        expected="a file made by ajet, or no file, in a writable folder",
+        expected="a file created by ajet, or no file, in a folder that this user may write to",
     )
 
 
@@ -119,22 +119,22 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
     tables = {name for kind, name in made if kind == "table"}
     if tables and "positions" not in tables:
         raise UserError(
-            f"The store {path} cannot be opened: it is the database of another program "
-            f"(its tables: {', '.join(sorted(tables)[:5])}).",
-            expected="a file made by ajet, or no file, in a writable folder",
+            f"The store {path} cannot be opened: the file is the database of another program (its tables: "
+            f"{', '.join(sorted(tables)[:5])}).",
+            expected="a file created by ajet, or no file, in a folder that this user may write to",
         )
     if found != VERSION and (found or tables):
         raise other_version_error(str(path), found, VERSION)
     added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index", "version")]
     if added:  # a view can replace a table and run any code; a trigger can change stored rows
         raise UserError(
-            f"The store {path} cannot be opened: another program has put {added[0]} into it.",
-            expected="a file with only the tables of ajet",
+            f"The store {path} cannot be opened: another program has added {added[0]} to the file.",
+            expected="a file that contains only the tables of ajet",
         )
     if found == VERSION and (gone := TABLES - tables):
         raise UserError(
-            f"The store {path} cannot be opened: its table {min(gone)} is gone.",
-            expected="a file made by ajet, with all tables",
+            f"The store {path} cannot be opened: its table {min(gone)} is missing.",
+            expected="a file created by ajet, with all its tables",
         )
 
 
@@ -147,11 +147,11 @@ def bound_statements(base: sqlite3.Connection) -> None:
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
     """Return why the file could not be opened. SQLite's own text is the same for all refusals of the system."""
     if path.is_dir():
-        return "it is a folder"
+        return "the path is a folder"
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
+        return f"the folder {path.parent} does not exist"
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        return "this user may not read and write it"
+        return "this user may not read and write the file"
     return str(error)
 
 
@@ -208,20 +208,28 @@ OUT_OF_REACH = (
 """Codes of an unreachable network folder, a failing disk, or a file locked by another process."""
 _DAMAGED = (
     "an undamaged file",
-    "Put back a copy of the file together with its -wal file, or name another store: what was put there since the "
-    "run's last checkpoint may be lost, and is played again.",
+    (
+        "Restore a copy of the file together with its -wal file, or set another store. Episodes stored since the "
+        "run's last checkpoint may be lost; ajet then runs their tasks again."
+    ),
 )
-_NO_RIGHT = ("a file in a folder that this user may write", "Give this user the right, then start the same command.")
+_NO_RIGHT = (
+    "a file in a folder that this user may write to",
+    "Give this user write permission, then start the same command again.",
+)
 _ADVICE = {
-    sqlite3.SQLITE_FULL: ("room on its disk", "Make room, then start the same command: nothing that was put is lost."),
+    sqlite3.SQLITE_FULL: (
+        "free space on its disk",
+        "Free disk space, then start the same command again: no stored episode is lost.",
+    ),
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOTADB: _DAMAGED,
     sqlite3.SQLITE_READONLY: _NO_RIGHT,
     sqlite3.SQLITE_PERM: _NO_RIGHT,
     sqlite3.SQLITE_AUTH: _NO_RIGHT,
     sqlite3.SQLITE_INTERRUPT: (
-        "statements that end; another program may have changed the file's tables",
-        "Put back a copy of the file, or name another store.",
+        "statements that finish; another program may have changed the file's tables",
+        "Restore a copy of the file, or set another store.",
     ),
 }
 """Expected state and advice by primary code."""
@@ -235,10 +243,11 @@ def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
         return StoreUnreachableError(
             what,
             where=str(path),
-            expected="a reachable disk or network folder, and no program with a lock on the file",
-            do="Mount the folder again, or end that program; then start the same command: nothing is lost.",
+            expected="a disk or network folder that can be reached, and no other program that locks the file",
+            do="Mount the folder again, or stop the other program; then start the same command again: no stored "
+            "episode is lost.",
         )
-    expected, do = _ADVICE.get(code, ("an open, undamaged file made by ajet", "Start the same command again."))
+    expected, do = _ADVICE.get(code, ("an open, undamaged file created by ajet", "Start the same command again."))
     return StoreUnavailableError(what, where=str(path), expected=expected, do=do)
 
 

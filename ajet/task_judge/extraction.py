@@ -195,7 +195,7 @@ def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) ->
     named = metadata.get("answer_schema") or otherwise or ""
     if named not in FORMS:
         known = ", ".join(name for name in FORMS if name)
-        raise BoundaryError(f"the task's answer_schema is {named!r}; there are {known}")
+        raise BoundaryError(f"the task's answer_schema is {named!r}; it must be one of {known}")
     return str(named)
 
 

@@ -65,7 +65,7 @@ class Judge:
 
     def __str__(self) -> str:
         if self.ranks is not None:
-            return f"{self.ranks}, by rank within a group, and by itself elsewhere"
+            return f"{self.ranks}, by rank within a group of attempts; each attempt alone outside of a group"
         if self._judging is None:
             return "none: the workflow sets the reward"
         if self.said:
@@ -129,7 +129,7 @@ class Judge:
         if output.undecided:
             return attach_process(Verdict(None, output.is_success, UNDECIDED), output.process, "the workflow's verdict")
         if self._judging is None:
-            reason = "no score: the workflow set no reward, and no judge is configured"
+            reason = "no score: the workflow set no reward, and no judge is set"
             return Verdict(None, output.is_success, reason)
         name = type(self._judging).__name__
         try:

@@ -19,7 +19,7 @@ from ajet.schema.process_reward import ProcessReward
 
 _SHOWN = 200
 """Maximum characters of a wrong value in an error."""
-UNDECIDED = "no score: the judge did not decide"
+UNDECIDED = "no score: the judge returned None"
 _OF_A_MAPPING = ("score", "success", "reason")
 
 
@@ -59,7 +59,7 @@ def _explain_unread(judgement: Any) -> str:
     """Describe a value that is no reward, and the expected values."""
     if isinstance(judgement, Mapping):
         keys = ", ".join(str(key) for key in judgement)[:_SHOWN] or "no key"
-        return f'it returned a dict without "score" (it has: {keys}); return {{"score": 1.0, …}}'
+        return f'it returned a dict without "score" (its keys are {keys}); return {{"score": 1.0, …}}'
     if isinstance(judgement, str):
         cure = "return float(…)" if _is_number(judgement) else "return a number"
         return f"it returned the text {judgement!r:.{_SHOWN}}; {cure}"
@@ -97,7 +97,7 @@ def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
     for part in parts:
         if not isinstance(part, ProcessReward):
             raise JudgeFailure(
-                f"{who}: `process` holds {part!r:.200}; expected objects such as ProcessReward(reward=…, step=…)"
+                f"{who}: `process` contains {part!r:.200}; expected objects such as ProcessReward(reward=…, step=…)"
             )
     verdict.process = tuple(parts)
     return verdict
@@ -110,7 +110,7 @@ def check_verdict(verdict: Verdict, who: str) -> Verdict:
         if not isinstance(value, Real) or not math.isfinite(value):
             raise JudgeFailure(f"{who}: {name} is {value!r:.200}; expected a finite number")
     if verdict.reward is None:
-        verdict.reason = verdict.reason or "no score: an empty list of rewards"
+        verdict.reason = verdict.reason or "no score: the judge returned an empty list of rewards"
     elif not math.isfinite(verdict.reward):
         raise JudgeFailure(f"{who} is {verdict.reward}; expected a finite number, or None for no score")
     return verdict
@@ -142,8 +142,9 @@ def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
         return success
     order = f": `return {success!r:.40}, {pair[0]!r:.40}`" if _is_truth(pair[0]) else ""
     raise JudgeFailure(
-        f"{who}: it returned ({pair[0]!r:.80}, {success!r:.80}); a pair is (reward, is_success), in this order, and "
-        f"its second is True, False or None{order}. Several rewards are a list; one alone is a number"
+        f"{who}: it returned ({pair[0]!r:.80}, {success!r:.80}); a pair must be (reward, is_success), in this "
+        f"order, with True, False or None as its second value{order}. Return several rewards as a list, a single "
+        "reward as a number"
     )
 
 
@@ -188,4 +189,4 @@ def _contain_exit(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except (SystemExit, KeyboardInterrupt) as raised:
-        raise JudgeFailure(f"the judge ended the program: {raised!r}") from raised
+        raise JudgeFailure(f"the judge tried to end the program: {raised!r}") from raised

@@ -46,7 +46,7 @@ class MathAnswerJudge(BaseJudge):
             or _short_answer(strip_thoughts(text))
         )
         if not given:
-            return Verdict(0.0, False, "no answer found in the reply")
+            return Verdict(0.0, False, "the reply contains no answer")
         return compare_answers(given, reference)
 
 
@@ -59,7 +59,7 @@ def extract_reference(wanted: Any) -> str:
 def compare_answers(given: str, reference: str) -> Verdict:
     """Return 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
     right = equal(given, reference)
-    return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'is not'} {reference[:80]}")
+    return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'does not equal'} {reference[:80]}")
 
 
 def _short_answer(text: str) -> str:

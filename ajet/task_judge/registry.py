@@ -53,7 +53,7 @@ def _find_judge(experiment: Experiment) -> PluginPart:
     part = find_part("judge", judge_type)
     if part is None:
         raise ConfigError(
-            f"There is no judge type {judge_type}.",
+            f"There is no judge type named {judge_type}.",
             where="task_judge.judge_type",
             expected=", ".join(find_all_parts("judge")),
         )
@@ -103,9 +103,9 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
         raise
     except Exception as problem:
         raise ConfigError(
-            f"{reference} could not be made: {type(problem).__name__}: {problem}",
+            f"The judge {reference} could not be created: {type(problem).__name__}: {problem}",
             where=key,
-            expected="a class that can be called with the config alone",
+            expected="a class whose constructor takes the configuration only",
             do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge",
         ) from problem
     return judging

@@ -17,7 +17,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.scorers.call import ScorerCall, read_parameters
 from ajet.task_reader.column_names import RowColumns
 
-SIGNATURE = "(completions, **kwargs), with prompts and columns of the rows by name, which returns a list of rewards"
+SIGNATURE = "(completions, **kwargs), which gets prompts and the rows' columns by name and returns a list of rewards"
 _COMPLETIONS, _PROMPTS = "completions", "prompts"
 _NOT_HERE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL's trainer passes, too, and no run of ajet has."""
@@ -48,7 +48,7 @@ def adapt_trl_reward(
             f"{what}: {reference} is a TRL reward function that needs {', '.join(missing)}.",
             where=locate_function(function) or what,
             expected=f"a function of {SIGNATURE}; or of (task, output)",
-            do="leave them out, or give them a default",
+            do="remove these parameters, or give them default values",
         )
 
     async def ask(task: Task, output: WorkflowOutput) -> Any:
@@ -69,8 +69,8 @@ def refuse_other_signature(function: Callable[..., Any], reference: str, *, what
         raise ConfigError(
             f"{what}: {reference} needs {' and '.join(names)}, but is called with (task, output).",
             where=locate_function(function) or what,
-            expected=f'a function of (task, output), where output.metadata["final_answer"] is the reply; or as TRL has '
-            f"it, of {SIGNATURE}",
+            expected='a function of (task, output), where output.metadata["final_answer"] is the reply; or a TRL '
+            f"reward function {SIGNATURE}",
             do=f"write `def {getattr(function, '__name__', 'reward')}(task, output):`",
         )
 

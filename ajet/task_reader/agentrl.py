@@ -36,6 +36,6 @@ class AgentrlReader(JsonlReader):
         if schema is not None and schema not in SCHEMAS:
             raise BadRowError(f"answer_schema is {schema!r}, expected {' or '.join(SCHEMAS)}")
         if scorer is not None and not isinstance(scorer, str):
-            raise BadRowError(f"the scorer is {type(scorer).__name__}, expected the name of one")
+            raise BadRowError(f"the scorer is {type(scorer).__name__}, expected the name of a scorer")
         task = super().task_of(row)
         return task.model_copy(update={"metadata": task.metadata | {"answer_schema": schema or self._schema}})

@@ -38,12 +38,12 @@ def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
     files = _list_data_files(place)
     names = [split for split in SPLITS if (place / split).is_dir() or any(_is_named_for(each, split) for each in files)]
     if len(names) > 1:
-        raise TaskError(f"{path} holds several splits.", where=key, expected=f"one of {', '.join(names)}",
-                        do=f"write it after the folder, as in {path.rstrip('/')}/{names[0]}")  # fmt: skip
+        raise TaskError(f"The folder {path} contains several splits.", where=key, expected=f"one of {', '.join(names)}",
+                        do=f"append the split to the folder, as in {path.rstrip('/')}/{names[0]}")  # fmt: skip
     files = files or sorted(each for each in place.rglob("*.json") if each.is_file())
     if not files:
         raise TaskError(
-            f"There is no data file in {path}.", where=key, expected=f"files ending in {', '.join(FORMATS)}"
+            f"The folder {path} contains no data file.", where=key, expected=f"files ending in {', '.join(FORMATS)}"
         )
     return files
 
@@ -89,7 +89,9 @@ def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]
         value = decode_json(text)
     except BadRowError as problem:
         where = str(file) if problem.line is None else f"{file}:{problem.line}"
-        raise TaskError(f"The file is no JSON: {problem}.", where=where, expected="an array of objects") from None
+        raise TaskError(
+            f"The file is not valid JSON: {problem}.", where=where, expected="an array of objects"
+        ) from None
     several = isinstance(value, list)
     for number, row in enumerate(value if several else [value]):
         where = f"{file}, row {number}" if several else str(file)
@@ -104,7 +106,9 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowErro
     try:
         table = parquet.read_table(file)
     except (ArrowException, OSError) as error:
-        raise TaskError(f"The file is no Parquet: {str(error).splitlines()[0]}.", where=str(file)) from error
+        raise TaskError(
+            f"The file is not a valid Parquet file: {str(error).splitlines()[0]}.", where=str(file)
+        ) from error
     for number in range(table.num_rows):
         try:
             yield f"{file}, row {number}", to_plain(table.slice(number, 1).to_pylist()[0])

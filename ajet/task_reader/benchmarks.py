@@ -47,7 +47,7 @@ class BenchmarkReader:
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._paths[split]
         if not path:
-            raise TaskError(f"Nothing is named for the {split} tasks.", where=key, do=f"set {key}")
+            raise TaskError(f"No file is set for the {split} tasks.", where=key, do=f"set {key}")
         tasks: list[Task] = []
         bad: list[tuple[str, str]] = []
         for file in find_split_files(path, self._base, key=key):
@@ -60,15 +60,16 @@ class BenchmarkReader:
                 except BadRowError as problem:
                     if not self._skip:
                         raise TaskError(
-                            f"A row is not as {self.section}'s are: {problem}.", where=where, expected=self.shape,
-                            do="mend it, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                            f"A row does not have the form of {self.section}: {problem}.",
+                            where=where, expected=self.shape,
+                            do="correct the row, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                         ) from None  # fmt: skip
                     bad.append((where, str(problem)))
         if bad:
             total = len(bad) + len(tasks)
-            logger.warning("{}: {} of {} rows left out; the first, {}: {}", path, len(bad), total, *bad[0])
+            logger.warning("{}: ajet left out {} of {} rows; the first, {}: {}", path, len(bad), total, *bad[0])
         if not tasks:
-            raise TaskError("There is no task.", where=f"{key}: {path}", expected=self.shape)
+            raise TaskError("The file contains no task.", where=f"{key}: {path}", expected=self.shape)
         return tasks
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
@@ -86,7 +87,7 @@ class Gsm8kReader(BenchmarkReader):
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
         worked = _read_text_field(row, "answer", optional=True)
         if worked and "####" not in worked:
-            raise BadRowError("its answer has no ####, after which the number stands")
+            raise BadRowError("its answer contains no ####, which must precede the number")
         answer = worked.rpartition("####")[2].strip().replace(",", "") if worked else None
         return _make_task(row, _read_text_field(row, "question"), answer, {"solution": worked} if worked else {})
 
@@ -102,7 +103,7 @@ class MathReader(BenchmarkReader):
         solution = _read_text_field(row, "solution", optional=True)
         answer = _read_text_field(row, "answer", optional=True) or (find_boxed(solution) if solution else None)
         if solution and answer is None:
-            raise BadRowError(r"its solution has no \boxed{}")
+            raise BadRowError("its solution contains no \\boxed{}")
         kinds = [row.get("type") or row.get("subject"), row.get("level")]
         more: dict[str, Any] = {
             "tags": [f"Level {each}" if isinstance(each, int) else str(each) for each in kinds if each]
@@ -128,7 +129,10 @@ class GaiaReader(BenchmarkReader):
         more: dict[str, Any] = {"data_source": "gaia", "tags": [f"Level {row['Level']}"] if row.get("Level") else []}
         if name := _read_text_field(row, "file_name", optional=True):
             if self._files_at is None and not (file.parent / name).is_file():
-                raise BadRowError(f"its file {name} is not beside it; where the environment has it says gaia.files_at")
+                raise BadRowError(
+                    f"its file {name} is not in the folder of the task file; if the environment has the files "
+                    "elsewhere, set gaia.files_at"
+                )
             at = file.parent.absolute() / name if self._files_at is None else PurePosixPath(self._files_at) / name
             more["file_path"] = str(at)
             question += f"\n\nThe file that belongs to this task: {at}"
@@ -150,7 +154,7 @@ class HotpotQaReader(BenchmarkReader):
         question = _read_text_field(row, "question")
         paragraphs = _parse_paragraphs(row.get("context")) if self._context else []
         if self._context and not paragraphs:
-            raise BadRowError("it has no context, which hotpotqa.context asks for")
+            raise BadRowError("it has no context, which hotpotqa.context requires")
         if paragraphs:
             context = "\n\n".join(f"{title}\n{''.join(sentences).strip()}" for title, sentences in paragraphs)
             question = f"{context}\n\nQuestion: {question}"
@@ -186,7 +190,7 @@ def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
         )
         return [(str(title), [str(each) for each in sentences]) for title, sentences in pairs]
     except (KeyError, TypeError, ValueError):
-        raise BadRowError("its context is no list of [title, sentences]") from None
+        raise BadRowError("its context is not a list of [title, sentences]") from None
 
 
 def _make_task(
@@ -205,7 +209,7 @@ def _read_text_field(row: Mapping[str, Any], name: str, *, optional: bool = Fals
         return ""
     if value is None:
         there = ", ".join(map(str, row)) or "nothing"
-        raise BadRowError(f"it has no {name}; there is {there[:200]}")
+        raise BadRowError(f"it has no {name}; its keys are {there[:200]}")
     if not isinstance(value, str):
         raise BadRowError(f"its {name} is {type(value).__name__}, expected text")
     if not value.strip() and not optional:

@@ -44,7 +44,9 @@ class RowColumns:
         for name, value in row.items():
             trimmed = trim_name(name)
             if trimmed in self.row:
-                raise BadRowError(f"two columns are named {trimmed!r}, one with blanks or a byte order mark around it")
+                raise BadRowError(
+                    f"two columns have the name {trimmed!r}, one of them with blanks or a byte order mark around it"
+                )
             self.row[trimmed] = value
             self._same.setdefault(fold_name(name), []).append(trimmed)
 
@@ -53,8 +55,8 @@ class RowColumns:
         found = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
         if len(found) > 1:
             raise BadRowError(
-                f"the columns {' and '.join(map(repr, found))} both mean {name}: rename one, or name the right one in "
-                "ajet.task_reader.columns"
+                f"the columns {' and '.join(map(repr, found))} can both be {name}: rename one, or set the right "
+                "one in ajet.task_reader.columns"
             )
         return found[0] if found else None
 
@@ -91,7 +93,7 @@ class RowColumns:
             if key is None:
                 near = nearest_name(name, self.row)
                 hint = f"; did you mean {near}?" if near else ""
-                raise BadRowError(f"no column {name}; there are {', '.join(self.row) or 'none'}{hint}")
+                raise BadRowError(f"there is no column {name}; the columns are {', '.join(self.row) or 'none'}{hint}")
             value = value[key]
         return value
 
@@ -103,6 +105,7 @@ def _find_key(row: Mapping[str, Any], name: str) -> str | None:
     found = [each for each in row if fold_name(each) == fold_name(name)]
     if len(found) > 1:
         raise BadRowError(
-            f"the columns {' and '.join(map(repr, found))} are both named {name}: write one as it stands there"
+            f"the columns {' and '.join(map(repr, found))} differ from {name} only in case or blanks: write one "
+            "exactly as in the file"
         )
     return found[0] if found else None

@@ -48,7 +48,7 @@ class TaskOverlap:
         parts = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
         if not parts:
             return ""
-        return f"{self.found} of {self.held_out} validation tasks are also trained on: {', '.join(parts)}"
+        return f"{self.found} of {self.held_out} validation tasks are also training tasks: {', '.join(parts)}"
 
 
 def find_overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> TaskOverlap:

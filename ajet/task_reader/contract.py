@@ -51,7 +51,7 @@ def explain_read_errors(place: Path) -> Iterator[None]:
         raise TaskError(
             f"{place.name} cannot be read: {problem.strerror or problem}.",
             where=str(problem.filename or place),
-            do="mend its permissions or its disk, or name another",
+            do="check the file's permissions and the disk, or set another file",
         ) from None
 
 
@@ -60,10 +60,12 @@ def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Pa
     found = find_path(path, base)
     if found is None:
         raise _missing_path_error(
-            path, base, key, what, "a file", "mend the path, or make the file: one JSON object a line"
+            path, base, key, what, "a file", "correct the path, or create the file with one JSON object per line"
         )
     if not found.is_file():
-        raise TaskError(f"The {what} {path} is a folder.", where=key, expected="a file", do=f"set {key} to a file")
+        raise TaskError(
+            f"The {what} {path} is a folder, not a file.", where=key, expected="a file", do=f"set {key} to a file"
+        )
     return found
 
 
@@ -71,7 +73,7 @@ def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
     """Return the path of a file or folder. Raises TaskError with the key."""
     found = find_path(path, base)
     if found is None:
-        raise _missing_path_error(path, base, key, what, "a file or a folder", "mend the path")
+        raise _missing_path_error(path, base, key, what, "a file or a folder", "correct the path")
     return found
 
 
@@ -81,7 +83,7 @@ def _missing_path_error(path: str, base: Path, key: str, what: str, kind: str, d
     return TaskError(
         f"The {what} {path} does not exist.",
         where=key,
-        expected=f"{kind}, looked for in {' and '.join(map(str, folders))}",
+        expected=f"{kind}, in {' or '.join(map(str, folders))}",
         do=advise_on_path(path) or (f"did you mean {near[0]}?" if near else do),
     )
 

@@ -42,11 +42,12 @@ def require_no_spreadsheet(file: Path) -> None:
     if packed or file.suffix.lower() in _SPREADSHEETS:
         kind = file.suffix.lower() if file.suffix.lower() in _SPREADSHEETS else ".xlsx or .xls"
         raise TaskError(
-            f"{file.name} is a spreadsheet ({kind}), which is not read.",
+            f"{file.name} is a spreadsheet ({kind}), which ajet cannot read.",
             where=str(file),
             expected=".csv, .tsv, .json, .jsonl or .parquet",
-            do='save it as "CSV UTF-8" in the spreadsheet program; as tasks, that file is read by task_reader: '
-            f"{{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.stem}.csv}}}}",
+            do='save it as "CSV UTF-8" in the spreadsheet program; the task reader for that file is '
+            "task_reader: {type: huggingface_dat_repo, huggingface_dat_repo: {dataset_path: "
+            f"{file.stem}.csv}}}}",
         )
 
 
@@ -60,18 +61,18 @@ def find_csv_format(file: Path, usual: str) -> CsvFormat:
     doubled = sorted({name for name in names if name and names.count(name) > 1})
     if doubled:
         raise TaskError(
-            f"Two columns of {file.name} are named {doubled[0]}.",
+            f"Two columns of {file.name} have the name {doubled[0]}.",
             where=f"{file}:{line}",
-            expected="a name of its own for each column",
-            do="rename one",
+            expected="a separate name for each column",
+            do="rename one of the columns",
         )
     for line, row in rows:
         if any(row[len(names) :]):
             raise TaskError(
-                f"A row of {file.name} has {len(row)} cells, and its first line names {len(names)} columns.",
+                f"A row of {file.name} has {len(row)} cells, but the first line names {len(names)} columns.",
                 where=f"{file}:{line}",
-                expected=f"cells that are separated by {SEPARATORS[separator]}",
-                do='put a text that holds the separator between double quotes ("…")',
+                expected=f"cells separated by {SEPARATORS[separator]}",
+                do='put double quotes ("…") around a text that contains the separator',
             )
     return CsvFormat(read_marked_encoding(file), separator, tuple(names))
 

@@ -83,11 +83,11 @@ class HuggingFaceReader:
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Every row of the split. Raises TaskError, MissingExtraError."""
         if not self._path:
-            raise TaskError("No data set is named.", where=f"{KEY}.dataset_path", do=f"set {KEY}.dataset_path")
+            raise TaskError("No data set is set.", where=f"{KEY}.dataset_path", do=f"set {KEY}.dataset_path")
         name = self._splits[split]
         if not name:
             key = f"{KEY}.{'training' if split == 'train' else split}_split"
-            raise TaskError(f"No split is named for the {split} tasks.", where=key, do=f"set {key}")
+            raise TaskError(f"No split is set for the {split} tasks.", where=key, do=f"set {key}")
         place = locate_dataset(self._path, self._config, self._base)
         return self._build_tasks(load_rows(place, name), f"{place}, split {name}")
 
@@ -106,18 +106,21 @@ class HuggingFaceReader:
                         f"A row cannot be used as a task: {problem}.",
                         where=f"{where}, row {index}",
                         do=problem.do
-                        or "name the columns in ajet.task_reader.columns, or set ajet.task_reader.on_bad_row=skip",
+                        or (
+                            "set the columns in ajet.task_reader.columns, or set "
+                            "ajet.task_reader.on_bad_row=skip to leave such rows out"
+                        ),
                     ) from None
                 bad.append((index, str(problem)))
         if bad:
             total = len(bad) + len(tasks)
-            logger.warning("{}: {} of {} rows left out; the first, {}: {}", where, len(bad), total, *bad[0])
+            logger.warning("{}: ajet left out {} of {} rows; the first, {}: {}", where, len(bad), total, *bad[0])
         if bad and not tasks:
             raise TaskError(
                 f"None of {len(bad)} rows can be used as a task. The first: {bad[0][1]}.",
                 where=f"{where}, row {bad[0][0]}",
                 expected="a question, or messages",
-                do="name the columns in ajet.task_reader.columns",
+                do="set the columns in ajet.task_reader.columns",
             )
         return tasks
 
@@ -129,9 +132,9 @@ def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
         require_no_spreadsheet(found)
         if found.suffix.lower() not in FORMATS:
             raise TaskError(
-                f"{found.name} is no data file that can be read.",
+                f"{found.name} is not a data file that ajet can read.",
                 where=f"{KEY}.dataset_path",
-                expected=f"a folder, a hub name, or a file ending in {', '.join(FORMATS)}",
+                expected=f"a folder, a name on the Hugging Face hub, or a file ending in {', '.join(FORMATS)}",
             )
         return DatasetPlace(str(found), file=found)
     if found is not None:
@@ -156,14 +159,15 @@ def load_rows(place: DatasetPlace, split: str) -> Any:
     if place.file is not None:
         return _load_file(datasets, place, split)
     if not place.local:
-        logger.info("asking the hub for the data set {}", place)
+        logger.info("looking for the data set {} on the Hugging Face hub", place)
     if not place.local and not hub_answers(place.path):
-        logger.warning("the hub does not answer; looking for a copy of {} in the cache", place.path)
+        logger.warning("the Hugging Face hub does not answer; looking for a copy of {} in the cache", place.path)
         unreachable = TaskError(
-            f"The Hugging Face hub does not answer, and there is no copy of {place} in its cache.",
+            f"The Hugging Face hub does not answer, and its cache contains no copy of {place}.",
             where=f"{KEY}.dataset_path",
-            expected="a network, or a local folder or file with the data",
-            do=f"set {KEY}.dataset_path to a local copy (a folder laid out like the hub's, parquet, csv or jsonl)",
+            expected="network access, or a local folder or file with the data",
+            do=f"set {KEY}.dataset_path to a local copy (a folder structured as on the hub, or a parquet, csv "
+            "or jsonl file)",
         )
         try:
             with _use_cache_only(datasets):
@@ -189,7 +193,7 @@ def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
             options = _text_columns(datasets, Path(first), builder.config.sep)
         return datasets.load_dataset(place.path, place.config, split=split, **options)
     except StopIteration:  # the library raises this if no file has a row
-        raise TaskError(f"The data files of {place} hold no rows.", where=f"{KEY}.dataset_path") from None
+        raise TaskError(f"The data files of {place} contain no rows.", where=f"{KEY}.dataset_path") from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
         raise _load_error(datasets, place, split, problem) from problem
 
@@ -212,7 +216,7 @@ def _unknown_config_error(path: str, config: str | None, names: Iterable[str]) -
         f"The data set {path} {what}.",
         where=f"{KEY}.dataset_path",
         expected=f"one of: {', '.join(sorted(names))}",
-        do=f"write it after the path, as in {path}/{min(names, default='NAME')}",
+        do=f"append it to the path, as in {path}/{min(names, default='NAME')}",
     )
 
 
@@ -229,7 +233,7 @@ def _replace_undecodable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[
     try:
         yield from rows
     except UnicodeDecodeError:
-        yield BadRowError("text that is not UTF-8, in this row or one of the next")
+        yield BadRowError("text that is not UTF-8, in this row or one of the next rows")
 
 
 def _load_file(datasets: Any, place: DatasetPlace, split: str) -> Any:
@@ -245,7 +249,7 @@ def _load_file(datasets: Any, place: DatasetPlace, split: str) -> Any:
             FORMATS[place.file.suffix.lower()], data_files={name: str(place.file)}, split=split, **options
         )
     except StopIteration:
-        raise TaskError("The data file holds no rows.", where=str(place.file)) from None
+        raise TaskError("The data file contains no rows.", where=str(place.file)) from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
         cause = problem.__cause__ or problem
         raise TaskError(
@@ -263,7 +267,7 @@ def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
 
     found = find_csv_format(file, separator)
     if found.separator != separator:
-        logger.info("{} is read as separated by {}", file.name, SEPARATORS[found.separator])
+        logger.info("ajet reads {} as a file separated by {}", file.name, SEPARATORS[found.separator])
     names = pandas.read_csv(file, sep=found.separator, encoding=found.encoding, nrows=0, index_col=False).columns
     return {
         "sep": found.separator,
@@ -286,10 +290,12 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for where, row in found:
         if isinstance(row, BadRowError):
-            raise TaskError(f"A row cannot be read: {row}.", where=where, expected="JSON objects, one a line")
+            raise TaskError(
+                f"A row is not a valid JSON object: {row}.", where=where, expected="one JSON object per line"
+            )
         rows.append(row)
     if not rows:
-        raise TaskError("The data file holds no rows.", where=str(file))
+        raise TaskError("The data file contains no rows.", where=str(file))
     return rows
 
 
@@ -324,7 +330,7 @@ def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
         raise _unknown_config_error(str(folder), config, ["default"])
     if not _has_data_files(folder, deep=True):
         raise TaskError(
-            f"There is no data file in {folder}.",
+            f"The folder {folder} contains no data file.",
             where=f"{KEY}.dataset_path",
             expected=f"files ending in {', '.join(FORMATS)}",
         )
@@ -376,9 +382,9 @@ def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
         repository, rest = HOMES[parts[0]], parts[1:]
     elif len(parts) > 3 or not parts:
         raise TaskError(
-            f"{path} is neither a local data set nor a hub name.",
+            f"{path} is neither a local data set nor a name on the Hugging Face hub.",
             where=f"{KEY}.dataset_path",
-            expected="a path that exists, or name, name/config, org/name or org/name/config",
+            expected="an existing path, or name, name/config, org/name or org/name/config",
         )
     else:
         repository, rest = "/".join(parts[:2]), parts[2:]

@@ -54,7 +54,7 @@ def data_url(data: bytes) -> str:
     """An encoded image as a `data:` URL. Raises BadRowError for bytes of no known image format, MissingExtraError."""
     image = _open_image(data)
     if image is None:
-        raise BadRowError("an image is damaged, or of an unknown format")
+        raise BadRowError("an image is damaged, or its format is unknown")
     return _encode_url(image, data)
 
 

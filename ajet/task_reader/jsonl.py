@@ -24,7 +24,7 @@ from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-LINES = "JSON Lines in UTF-8: one object a line, without brackets around them or commas between them"
+LINES = "JSON Lines in UTF-8: one object per line, without brackets around them or commas between them"
 TABLES = (".csv", ".tsv", ".parquet")
 """File types of another reader."""
 
@@ -60,7 +60,7 @@ class JsonlReader:
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._files[split]
         if not path:
-            raise TaskError(f"No file is named for the {split} tasks.", where=key, do=f"set {key}")
+            raise TaskError(f"No file is set for the {split} tasks.", where=key, do=f"set {key}")
         return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skip, counter=self)
 
     def place_of(self, index: int) -> str:
@@ -105,35 +105,36 @@ def read_tasks(
                 raise _encoding_error(file, number, line, f": {problem}") from None
             if not skip:
                 raise TaskError(
-                    f"A task row cannot be used: {problem}.",
+                    f"A row cannot be used as a task: {problem}.",
                     where=f"{file}:{number}",
-                    expected="one JSON object a line, with a question",
-                    do=problem.do or "mend the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                    expected="one JSON object per line, with a question",
+                    do=problem.do or "correct the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                 ) from None
             bad.append((number, str(problem)))
     if bad:
         total = len(bad) + len(tasks)
-        logger.warning("{}: {} of {} rows left out; the first, line {}: {}", file, len(bad), total, *bad[0])
+        logger.warning("{}: ajet left out {} of {} rows; the first, line {}: {}", file, len(bad), total, *bad[0])
         if counter is not None:
             counter.skipped += len(bad)
     if counter is not None:
         counter.note_lines(file, numbers)
     if not tasks:
-        why = f": each of its {len(bad)} rows was left out, the first because {bad[0][1]}" if bad else ""
-        raise TaskError(f"The task file holds no task{why}.", where=str(file), expected="one JSON object a line")
+        why = f": all {len(bad)} rows were left out, the first because {bad[0][1]}" if bad else ""
+        raise TaskError(f"The task file contains no task{why}.", where=str(file), expected="one JSON object per line")
     return tasks
 
 
 def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
     """Describe a file of another format by its first bad row, with advice; None for JSON Lines."""
     if line.lstrip().startswith(b"["):
-        anew = f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
-        return "The task file is a JSON array, or begins as one", anew
+        anew = f"convert the file, for example by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
+        return "The task file is a JSON array, or begins like one", anew
     if file.suffix.lower() in TABLES:
         read = (
-            f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
+            "to read it, set task_reader: {type: huggingface_dat_repo, huggingface_dat_repo: {dataset_path: "
+            f"{file.name}}}}}"
         )
-        return f"The task file is {file.suffix.lower().lstrip('.')}, not JSON Lines", read
+        return f"The task file has the format {file.suffix.lower().lstrip('.')}, not JSON Lines", read
     return None
 
 
@@ -183,7 +184,7 @@ def _parse_row(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as problem:
         raise BadRowError(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
     if text.strip() in ("[", "[{"):
-        raise BadRowError("this looks like one JSON array, not JSON lines")
+        raise BadRowError("it looks like one JSON array, not JSON Lines")
     row = read_json(text)
     if not isinstance(row, dict):
         raise BadRowError(f"a JSON {type(row).__name__}, not an object")

@@ -31,7 +31,7 @@ class TaskOrder:
         self, tasks: Sequence[Task], seed: int, shuffle: bool = True, curriculum: CurriculumSampler | None = None
     ) -> None:
         if not tasks:
-            raise TaskError("There are no tasks to train on.", do="check the data set that task_reader names")
+            raise TaskError("The task reader has no tasks to train on.", do="check the data set that task_reader names")
         self._tasks = list(tasks)
         self._seed, self._shuffle = seed, shuffle
         self._permutation: tuple[int, list[int]] = (-1, [])
@@ -83,13 +83,18 @@ class TaskOrder:
     def require_same(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint made with other tasks, seed, shuffling or task content. Raises TaskError."""
         now = self.identity()
-        names = {"tasks": "the tasks", "seed": "the seed", "shuffle": "data.shuffle", "content": "what the tasks say"}
+        names = {
+            "tasks": "the tasks",
+            "seed": "the seed",
+            "shuffle": "data.shuffle",
+            "content": "the content of the tasks",
+        }
         for key, name in names.items():
             if saved[key] != now[key]:
                 raise TaskError(
-                    f"The saved task order cannot be continued: {name} changed since.",
+                    f"The task order saved in the checkpoint cannot be continued, because {name} changed since.",
                     expected=f"{key} {saved[key]}, found {now[key]}",
-                    do=f"restore what changed; or {FRESH_ADVICE}",
+                    do=f"restore the former tasks and settings; or {FRESH_ADVICE}",
                 )
 
     def _digest_parts(self, parts: Iterable[str]) -> str:

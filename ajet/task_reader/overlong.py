@@ -36,7 +36,7 @@ def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Se
             expected=f"at most ajet.data.max_prompt_length = {limit} tokens",
             do="raise ajet.data.max_prompt_length, or set ajet.data.on_overlong: filter",
         )
-    logger.warning("{}; they are left out", problem)
+    logger.warning("{}; ajet leaves these tasks out", problem)
     return fitting
 
 

@@ -41,7 +41,7 @@ def read_json(text: str) -> Any:
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRowError("half of a surrogate pair, which is no text") from None
+        raise BadRowError("it contains half of a surrogate pair, which is not valid text") from None
     except RecursionError:
         raise BadRowError("nested too deeply") from None
     return value
@@ -52,14 +52,16 @@ def decode_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
-        raise BadRowError(f"no JSON ({problem.msg} at column {problem.colno})", problem.lineno) from None
+        raise BadRowError(f"it is not valid JSON ({problem.msg} at column {problem.colno})", problem.lineno) from None
     except RecursionError:
         raise BadRowError("nested too deeply") from None
     except ValueError:  # Python reads no integer beyond this limit
         limit = sys.get_int_max_str_digits()
         found = re.search(rf"\d{{{limit + 1}}}", text)
         line = text.count("\n", 0, found.start()) + 1 if found is not None else None
-        raise BadRowError(f"an integer of more than {limit:,} digits; write it as text", line) from None
+        raise BadRowError(
+            f"it contains an integer of more than {limit:,} digits; write the number as a string", line
+        ) from None
 
 
 def to_plain(value: Any, place: str = "") -> Any:
@@ -74,19 +76,19 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, int):
         limit = sys.get_int_max_str_digits()
         if limit and abs(value) >= 10**limit:
-            raise BadRowError(f"{place}: an integer of more than {limit:,} digits; write it as text")
+            raise BadRowError(f"{place}: an integer of more than {limit:,} digits; write the number as a string")
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-            raise BadRowError(f"{place}: {name} is no JSON; expected a finite number or null")
+            raise BadRowError(f"{place}: {name} is not valid JSON; expected a finite number or null")
         return value
     if isinstance(value, (date, time)):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Decimal) and not value.is_finite():
-        raise BadRowError(f"{place}: {value} is no JSON; expected a finite number or null")
+        raise BadRowError(f"{place}: {value} is not valid JSON; expected a finite number or null")
     if isinstance(value, (Decimal, UUID)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -94,12 +96,12 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
         if len(set(names)) < len(names):
-            raise BadRowError(f"{place}: two keys read alike as text")
+            raise BadRowError(f"{place}: two keys are equal when written as strings")
         _check_text("".join(names), place)
         return {str(name): to_plain(part, f"{place}.{name}" if place else str(name)) for name, part in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
         return [to_plain(part, f"{place}.{at}" if place else str(at)) for at, part in enumerate(value)]
-    raise BadRowError(f"{place}: JSON has no form for a {type(value).__name__}")
+    raise BadRowError(f"{place}: JSON cannot represent a {type(value).__name__}")
 
 
 def check_json(value: Any, place: str = "") -> None:
@@ -114,7 +116,7 @@ def _check_value(value: Any, place: str) -> None:
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
-                raise BadRowError(f"{place}: the key {name!r:.80} is no text")
+                raise BadRowError(f"{place}: the key {name!r:.80} is not a string")
             _check_text(name, place)
             _check_value(part, f"{place}.{name}" if place else name)
     elif isinstance(value, (list, tuple)):
@@ -123,11 +125,11 @@ def _check_value(value: Any, place: str) -> None:
     elif value is None or isinstance(value, (str, bool, int, float)):
         to_plain(value, place)
     else:
-        raise BadRowError(f"{place}: JSON has no form for a {type(value).__name__}")
+        raise BadRowError(f"{place}: JSON cannot represent a {type(value).__name__}")
 
 
 def _check_text(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadRowError(f"{place}: half of a letter (a lone surrogate); it is no text in any encoding") from None
+        raise BadRowError(f"{place}: half of a surrogate pair, which is not valid text") from None

@@ -109,7 +109,7 @@ class ReasoningGymJudge:
 
         origin = workflow_task.task.metadata["reasoning_gym"]
         if "final_answer" not in workflow_output.metadata:
-            raise JudgeFailure('the workflow gave no metadata["final_answer"], which reasoning-gym\'s scorer needs')
+            raise JudgeFailure('the workflow returned no metadata["final_answer"], which reasoning-gym\'s scorer needs')
         answer = workflow_output.metadata["final_answer"]
         answer = "" if answer is None else str(answer)
         tagged = extract_answer(answer)

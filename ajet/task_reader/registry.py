@@ -60,14 +60,14 @@ class OpenedReader:
         tasks = list(self._reader.tasks(split))
         if not tasks:
             raise TaskError(
-                f"The data set has no {split} tasks.",
+                f"The task reader has no {split} tasks.",
                 where=f"ajet.task_reader ({self._name})",
-                expected="at least one",
+                expected="at least one task",
             )
         for index, task in enumerate(tasks):
             if not isinstance(task, Task):
                 raise TaskError(
-                    f"The task reader gave a {type(task).__name__} instead of a Task.",
+                    f"The task reader returned a {type(task).__name__} instead of a Task.",
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
@@ -90,10 +90,10 @@ def require_json(task: Task, where: str) -> None:
         check_json(dict(task))
     except (BadRowError, RecursionError) as problem:
         raise TaskError(
-            f"A task cannot be written as JSON: {problem or 'nested too deeply'}.",
+            f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
             where=where,
-            expected="text, finite numbers, true, false, null, lists and objects of these",
-            do="write dates, decimals and bytes as text where the task is made",
+            expected="strings, finite numbers, true, false, null, and lists and objects of these",
+            do="convert dates, decimals and bytes to strings where the task is created",
         ) from None
 
 
@@ -121,7 +121,7 @@ def open_reader(experiment: Experiment) -> OpenedReader:
     if reader is not None:
         return OpenedReader(load_code(reader.code)(experiment), name)
     raise ConfigError(
-        f"There is no task reader {name}.",
+        f"There is no task reader named {name}.",
         where=key,
         expected=f"one of {', '.join(find_all_parts('reader'))}, or a reference such as " + spell_reference("reader"),
     )
@@ -130,9 +130,10 @@ def open_reader(experiment: Experiment) -> OpenedReader:
 def _open_user_reader(found: Any, name: str, experiment: Experiment) -> OpenedReader:
     if not isinstance(found, type) or not callable(getattr(found, "tasks", None)):
         raise ConfigError(
-            f"{name} is no task reader.",
+            f"{name} is not a task reader.",
             where="ajet.task_reader.type",
-            expected="a class made with the configuration, whose tasks(split) gives a list of ajet.Task",
+            expected="a class whose constructor takes the configuration, with a method tasks(split) that returns a "
+            "list of ajet.Task",
         )
     return OpenedReader(found(experiment.config), name)
 

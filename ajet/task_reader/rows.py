@@ -98,15 +98,15 @@ def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
     task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(ID_COLUMNS)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):
-            raise BadRowError(f"{name} is {type(value).__name__}, expected text")
+            raise BadRowError(f"{name} is {type(value).__name__}, expected a string")
     if not (isinstance(messages, list) and all(isinstance(item, Mapping) and "role" in item for item in messages)):
-        raise BadRowError("the messages are no list of objects with a role")
+        raise BadRowError("its messages are not a list of objects with a role")
     if isinstance(task_id, (dict, list, bool)):
-        raise BadRowError(f"the task id is {type(task_id).__name__}, expected text or a number")
+        raise BadRowError(f"its task id is {type(task_id).__name__}, expected a string or a number")
     if not row:
-        raise BadRowError("no question, nor anything else")
+        raise BadRowError("it is empty: it contains no question and no other value")
     if query_column is not None and not query.strip() and not messages and env_type == "no_env":
-        raise BadRowError(f"no question: {columns.main_query or 'its text'} is empty")
+        raise BadRowError(f"it has no question: {columns.main_query or 'its text'} is empty")
     if columns.require_question and query_column is None and not messages and env_type == "no_env":
         raise _no_question_error(row)
     return Task(
@@ -131,12 +131,16 @@ def _no_question_error(row: Mapping[str, Any]) -> BadRowError:
     """Return the error for a row without a question column, with the most likely column."""
     near = _nearest_question(row)
     listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
-    named = f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column holds it; " if near else ""
+    named = (
+        f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column contains the question; "
+        if near
+        else ""
+    )
     return BadRowError(
         f"it has neither a text question nor messages: none of its columns ({listed}) is one of "
         + ", ".join(QUERY_COLUMNS)
-        + (f"; most like them is {near}" if near else ""),
-        do=f"{named}set ajet.task_reader.require_question=false if the workflow makes the question of other columns",
+        + (f"; the most similar column is {near}" if near else ""),
+        do=f"{named}set ajet.task_reader.require_question=false if the workflow builds the question from other columns",
     )
 
 
@@ -210,8 +214,8 @@ def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], plac
     if not wrong:
         return ""
     return (
-        f"{'; '.join(wrong)}. These tasks get an id made from their content; to keep ids of your own, make each one "
-        "unique, and none empty"
+        f"{'; '.join(wrong)}. ajet gives these tasks ids made from their content; to use your own ids, make each "
+        "id unique and not empty"
     )
 
 
@@ -225,7 +229,7 @@ def read_finite(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadRowError(f"`{name}` is {json_kind(value)}, expected a number")
     if not abs(value) <= sys.float_info.max:
-        raise BadRowError(f"`{name}` is no finite number")
+        raise BadRowError(f"`{name}` is not a finite number")
     return float(value)
 
 

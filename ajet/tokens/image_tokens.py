@@ -41,11 +41,11 @@ def picture(url: str) -> Image:
 
     head, _, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise TemplateRefused("images are taken as data: URLs in base64, nothing is fetched here")
+        raise TemplateRefused("this server downloads no images: send images as data: URLs in base64")
     try:
         return Image.open(io.BytesIO(base64.b64decode(data, validate=True))).convert("RGB")
     except (binascii.Error, UnidentifiedImageError, OSError, Image.DecompressionBombError) as problem:
-        raise TemplateRefused("an image is none that can be read: it is damaged, or of an unknown format") from problem
+        raise TemplateRefused("an image cannot be read: it is damaged, or its format is unknown") from problem
 
 
 class ImageTokens:
@@ -56,9 +56,9 @@ class ImageTokens:
         token = getattr(processor, "image_token", None)
         if not isinstance(token, str):
             raise UserError(
-                "How this model writes images is not known to ajet.",
+                "ajet does not know how this model represents images as tokens.",
                 where=type(processor).__name__,
-                expected="a processor with one image token, as those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL",
+                expected="a processor with one image token, as in Qwen2-VL, Qwen2.5-VL and Qwen3-VL",
             )
         self.processor_name = type(processor).__name__
         self.token = token
@@ -73,8 +73,8 @@ class ImageTokens:
         places = np.flatnonzero(ids == self.token_id)
         if len(places) != len(urls):
             raise TemplateRefused(
-                f"the text has {len(places)} places for images, and there are {len(urls)} images: "
-                f"{self.token} may not be written as text, and the chat template must show each image once"
+                f"the text has {len(places)} places for images, but there are {len(urls)} images: the text must "
+                f"not contain {self.token}, and the chat template must show each image once"
             )
         if not urls:
             return ids
@@ -107,7 +107,10 @@ class ImageTokens:
         try:
             ids = self._processor(text=[self.token], images=[image])["input_ids"][0]
         except ValueError as problem:  # for example, one side is much longer than the other
-            raise TemplateRefused(f"the model's processor refuses an image: {problem}") from problem
+            raise TemplateRefused(f"the model's image processor refuses an image: {problem}") from problem
         if any(token != self.token_id for token in ids):
-            raise TemplateRefused("this model's processor writes an image in other tokens than one, unknown to ajet")
+            raise TemplateRefused(
+                "the model's image processor represents an image by other tokens than a single image token, "
+                "which ajet does not support"
+            )
         return len(ids)

@@ -119,8 +119,9 @@ class Renderer:
         """Return the prompt of messages, generation prompt included. Raises TemplateRefused."""
         if tools and not self.reads_tool_calls:
             raise TemplateRefused(
-                "this model's chat template writes tool calls in a way that ajet cannot read, so they would be lost; "
-                "leave tools out (rollout.force_disable_toolcalls), or give the tokenizer a response_schema"
+                "ajet cannot read the form in which this model's chat template writes tool calls, so the calls "
+                "would be lost: use no tools (rollout.force_disable_toolcalls), or give the tokenizer a "
+                "response_schema"
             )
         text = self.template.text(messages, tools)
         ids = self.encode(text)
@@ -155,7 +156,7 @@ class Renderer:
         size = len(self.tokenizer)
         wrong = next((token for token in prompt if not 0 <= token < size), None)
         if wrong is not None:
-            raise TemplateRefused(f"the prompt holds the id {wrong}, and this vocabulary has {size}")
+            raise TemplateRefused(f"the prompt contains the token id {wrong}, but the vocabulary has {size} tokens")
         ids = np.array(prompt, dtype=np.int32)
         if self.images is not None:
             ids = self.images.spread(ids, ())
@@ -287,7 +288,7 @@ class Renderer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
+            raise TemplateRefused(f"the messages contain text that is not valid Unicode: {error.reason}") from error
         parts = [text]
         # Other code may have enabled padding since: the parts would be padded.
         if self.separators is not None and self._fast is not None and self._fast.padding is None:

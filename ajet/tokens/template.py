@@ -64,8 +64,8 @@ class ChatTemplate:
             raise UserError(
                 "This model's tokenizer has no chat template, so messages cannot be rendered.",
                 where=str(getattr(tokenizer, "name_or_path", "") or "model.path"),
-                expected="a chat (instruct) model",
-                do="choose an instruct model, or put a chat_template.jinja beside its tokenizer",
+                expected="a model trained for chat (instruct model)",
+                do="choose an instruct model, or put a chat_template.jinja into the tokenizer's folder",
             )
         self._tokenizer = tokenizer
         self._options = dict(options or {})
@@ -158,7 +158,7 @@ class ChatTemplate:
         form = self._forms.get(role, "string")
         if isinstance(content, list):
             if not self._shows_image_text and any(block.get("text", "").strip() for block in content):
-                raise TemplateRefused("the model's chat template does not show text beside an image")
+                raise TemplateRefused("the model's chat template does not show text that accompanies an image")
             return message
         if form == "hidden" and content.strip():
             raise TemplateRefused(f"the model's chat template does not show messages of the role {role!r}")

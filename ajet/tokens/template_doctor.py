@@ -35,8 +35,10 @@ _TEXTS = (
     ' {"a": [1, "\\u00e9"]} ',
     "<b>&amp;</b>",
 )
-_KEEP = "set context_tracker.keep_thinking: true, which goes on from what was sampled where only thinking differs"
-_MEND = "put a chat_template.jinja beside the tokenizer that renders earlier turns as it did when they were new"
+_KEEP = (
+    "set context_tracker.keep_thinking: true, which continues from the sampled tokens where only the thinking differs"
+)
+_MEND = "put a chat_template.jinja into the tokenizer's folder that renders earlier turns as it did when they were new"
 
 _STATES: dict[Outcome, State] = {"extends": "ok", "forks": "warning", "refused": "note", "misread": "problem"}
 
@@ -46,9 +48,9 @@ def examine(renderer: Renderer) -> list[Finding]:
     try:
         renderer.render([_ASK])
     except TemplateRefused as refusal:
-        return [Finding("template", "problem", f"It refuses a single user message: {refusal}", _MEND)]
+        return [Finding("template", "problem", f"The template refuses a single user message: {refusal}", _MEND)]
     if not renderer.end_ids:
-        text = "No token ends a reply: every reply would run to its length limit."
+        text = "No token ends a reply, so every reply would run to its length limit."
         return [Finding("stop tokens", "problem", text, "set eos_token in tokenizer_config.json")]
     found = [
         _check_end_tokens(renderer),
@@ -70,10 +72,11 @@ def _check_round_trip(renderer: Renderer) -> Finding:
     lost = [text for text in (prompt.shown, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
     if lost:
         what = (
-            f"Text does not come back from its ids: {lost[0][:60]!r} becomes {_round_trip(renderer, lost[0])[:60]!r}."
+            f"Decoding token ids does not return the text: {lost[0][:60]!r} becomes "
+            f"{_round_trip(renderer, lost[0])[:60]!r}."
         )
         return Finding("text and ids", "problem", what, "use the model's fast tokenizer (tokenizer.json)")
-    return Finding("text and ids", "ok", "Text comes back from its ids, character for character.")
+    return Finding("text and ids", "ok", "Decoding token ids returns the text, character for character.")
 
 
 def _round_trip(renderer: Renderer, text: str) -> str:
@@ -83,14 +86,17 @@ def _round_trip(renderer: Renderer, text: str) -> str:
 def _check_date(renderer: Renderer) -> list[Finding]:
     if not renderer.template.dated:
         return []
-    text = "The template writes today's date into the prompt; an episode keeps the day it began on."
+    text = "The template writes today's date into the prompt; an episode keeps the date of its first call."
     return [Finding("date", "note", text)]
 
 
 def _check_system(renderer: Renderer) -> list[Finding]:
     if renderer.template.takes_system:
         return []
-    text = "The template takes no system message: requests with one are refused, tools open the first user message."
+    text = (
+        "The template supports no system message: requests with one are refused, and tools are described in the "
+        "first user message."
+    )
     return [Finding("system message", "warning", text, "put instructions into the first user message")]
 
 
@@ -112,7 +118,9 @@ def _check_turns(renderer: Renderer) -> list[Finding]:
     outcome = _play_turn(renderer, thoughtful, _MORE)
     if outcome == "forks":
         do = "" if renderer.template.style == "harmony" else _KEEP
-        text = "Thinking is stripped once the next question comes: that turn forks."
+        text = (
+            "The template removes thinking once the next question comes, so that turn does not extend the turn before."
+        )
         return [Finding("thinking", "warning", text, do), bare, length]
     return [_judge_outcome("thinking", outcome, "a question after a thought and an answer"), bare, length]
 
@@ -128,22 +136,26 @@ def thinks(renderer: Renderer) -> bool:
 
 def _check_tools(renderer: Renderer) -> list[Finding]:
     if not renderer.reads_tool_calls:
-        text = "How this model writes tool calls is not known to ajet: requests with tools are refused."
-        do = "give the tokenizer a response_schema, or keep tools out of the request (the agent parses calls itself)"
+        text = "ajet does not know how this model writes tool calls: requests with tools are refused."
+        do = "give the tokenizer a response_schema, or send no tools (the agent then parses calls itself)"
         return [Finding("tools", "warning", text, do)]
     native = (
-        "The template knows tools" if renderer.template.knows_tools else "The template knows no tools: ajet adds them"
+        "The template supports tools"
+        if renderer.template.knows_tools
+        else "The template does not support tools: ajet describes them in the prompt"
     )
-    found = [Finding("tools", "ok", f"{native}; calls are written the {renderer.template.style} way.")]
+    found = [Finding("tools", "ok", f"{native}; the model writes calls in the form {renderer.template.style}.")]
     one, other = call("skiff", 1), call("dinghy", 2, 1)
     calling: Message = {"role": "assistant", "content": None, "tool_calls": [one], **_build_thought(renderer)}
     results = (result(one, "a small boat"), result(other, "a smaller boat"))
     found.append(_judge_outcome("tool call", _play_turn(renderer, calling, results[0]), "a result after a call"))
     respelled = _play_turn(renderer, calling, results[0], respell=True)
-    found.append(_judge_outcome("call spelled anew", respelled, "a result after a call spelled the model's own way"))
+    found.append(
+        _judge_outcome("a rewritten call", respelled, "a result after a call that the model wrote in another spelling")
+    )
     outcome = _play_turn(renderer, {**calling, "tool_calls": [one, other]}, *results)
     if outcome in ("refused", "misread"):
-        found.append(Finding("several calls", "note", "One reply holds one call: the template shows no more."))
+        found.append(Finding("several calls", "note", "A reply can contain one call only: the template shows no more."))
     else:
         found.append(_judge_outcome("several calls", outcome, "two adjacent results after two calls"))
     later = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL])
@@ -170,10 +182,12 @@ def _judge_outcome(topic: str, outcome: Outcome, turn: str) -> Finding:
 
 def _describe_outcome(outcome: Outcome, turn: str) -> str:
     descriptions = {
-        "extends": "extends what was sampled.",
-        "forks": "forks, the template renders the earlier turns otherwise by then.",
-        "refused": "the template refuses it.",
-        "misread": "the reply, as the template spells it, is not read back as it was meant.",
+        "extends": "extends the sampled tokens.",
+        "forks": (
+            "does not extend the sampled tokens, because the template renders the earlier turns differently by then."
+        ),
+        "refused": "is refused by the template.",
+        "misread": "cannot be read back as intended from the template's text.",
     }
     return f"{turn[0].upper()}{turn[1:]}: {descriptions[outcome]}"
 
@@ -202,10 +216,11 @@ def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outc
         bad: Outcome = "refused" if "refused" in outcomes else "misread"
         return Finding(topic, _STATES[bad], _describe_outcome(bad, f"turn {played.replies + 1}"))
     if not played.forks:
-        return Finding(topic, "ok", "No fork: one sequence to train on.")
+        return Finding(topic, "ok", "Every turn extends the turn before: an attempt is one sequence to train on.")
     text = (
-        f"{played.forks} of {played.replies} turns fork: {len(played.lengths)} sequences to train on, "
-        f"{played.cost:.1f} times the tokens, and prompts that are read anew."
+        f"{played.forks} of {played.replies} turns do not extend the turn before: {len(played.lengths)} "
+        f"sequences to train on, {played.cost:.1f} times the tokens, and the prompts of these turns are "
+        "tokenized anew."
     )
     return Finding(topic, "warning", text)
 
@@ -223,14 +238,25 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
     listed = ", ".join(f"{name} {count}" for name, count in shapes.items())
     listed = f" ({listed})" if listed else ""
     if least is None:
-        return [Finding("vocabulary", "note", f"{known} tokens; the config names no vocab_size.")]
+        return [
+            Finding(
+                "vocabulary",
+                "note",
+                f"The tokenizer has {known} tokens; the model's configuration gives no vocab_size.",
+            )
+        ]
     if known > least:
-        text = f"The tokenizer has {known} tokens, the model only {least}{listed}: ids beyond it cannot be embedded."
+        text = (
+            f"The tokenizer has {known} tokens, but the model only {least}{listed}: it has no embedding for the "
+            "token ids beyond."
+        )
         return [Finding("vocabulary", "problem", text, "use the model's own tokenizer, or resize its embeddings")]
     if len(set(shapes.values())) > 1:
-        return [Finding("vocabulary", "problem", f"Embedding and head differ in size{listed}.", "check the weights")]
+        return [
+            Finding("vocabulary", "problem", f"Embedding and output head differ in size{listed}.", "check the weights")
+        ]
     spare = f", {least - known} of them spare" if least > known else ""
-    return [Finding("vocabulary", "ok", f"{known} tokens, {least} rows{spare}{listed}.")]
+    return [Finding("vocabulary", "ok", f"The tokenizer has {known} tokens, the model {least} rows{spare}{listed}.")]
 
 
 Outcome = Literal["extends", "forks", "refused", "misread"]

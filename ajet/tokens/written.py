@@ -42,19 +42,20 @@ def written_reply(
     full = words.template.text([*history, reply], tools, prompt=False)
     if not full.startswith(prompt):
         raise InexactReplyError(
-            "the chat template shows this history otherwise once it is answered: no text is the reply's alone",
-            expected="a template that puts a reply after the prompt as the model was shown it",
+            "the chat template changes the conversation's earlier text once the reply is added, so the reply's "
+            "own text cannot be found",
+            expected="a template that appends the reply to the prompt and leaves the prompt unchanged",
         )
     encoded = words.encode(full[len(prompt) :])
     ends = np.flatnonzero(np.isin(encoded, words.end_ids))
     ids = encoded[: int(ends[0]) + 1] if ends.size else np.append(encoded, np.int32(words.end_ids[0]))
     if ends.size and words.decode(encoded[ids.size :]).strip():
-        raise InexactReplyError("the reply holds the text of an end token, or the template goes on after one")
+        raise InexactReplyError("the reply contains the text of an end token, or the template continues after one")
     if not words.decode(ids, after=before.ids).startswith(full[len(prompt) :][:1]):
-        raise InexactReplyError("the tokenizer encodes a reply otherwise where it follows a prompt")
+        raise InexactReplyError("the tokenizer encodes the reply differently after the prompt than alone")
     parsed = words.parse(ids, tools=tools, before=before)
     if (wrong := _find_difference(reply, parsed)) is not None:
-        raise InexactReplyError(f"the chat template writes {wrong} so that it does not read as the same")
+        raise InexactReplyError(f"the chat template writes {wrong} in a way that cannot be read back")
     return ids, parsed
 
 

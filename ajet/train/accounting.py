@@ -233,4 +233,6 @@ def log_formats(episodes: Iterable[Episode], settings: ContextTrackerConfig) -> 
                 rules = find_wrong_toolcall(reply)
                 if rules:
                     detail = f": {reply}" if settings.log_tool_format_error_detail else ""
-                    logger.warning("{}: the tool call in call {} is wrong ({}){}", name, call.index, rules, detail)
+                    logger.warning(
+                        "{}: the tool call in model call {} has an invalid form ({}){}", name, call.index, rules, detail
+                    )

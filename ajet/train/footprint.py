@@ -174,7 +174,7 @@ def _find_disk(wanted: Path) -> Disk:
     if not folder.is_dir():
         refused = f"{folder} is a file, not a folder"
     elif not os.access(folder, os.W_OK | os.X_OK):
-        refused = f"{folder} cannot be written"
+        refused = f"this user may not write to {folder}"
     return Disk(folder, shutil.disk_usage(folder).free, refused)
 
 
@@ -182,7 +182,7 @@ def describe_memory(found: Footprint, free: int | None = None) -> str:
     """Describe the peak memory and its parts, and the free memory if known."""
     reference = f", reference model {format_bytes(found.reference)}" if found.reference else ""
     text = (
-        f"about {format_bytes(found.peak)} at its peak: weights {format_bytes(found.weights)}, optimizer "
+        f"at most about {format_bytes(found.peak)}: weights {format_bytes(found.weights)}, optimizer "
         f"{format_bytes(found.moments)}{reference}, an update {format_bytes(found.update)} (a pass of up to "
         f"{found.longest:,} tokens), or, while sampling, keys and values {format_bytes(found.cache)}"
     )
@@ -276,11 +276,11 @@ def render_with_tools(
     if len(prompt.ids) > most:
         shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise UserError(
-            f"The tools do not fit: {len(names)} take {tokens} tokens, and the prompt has room for {most}, of "
-            f"which the first task and the system prompt take {len(bare.ids)}.",
+            f"The tools do not fit into the prompt: {len(names)} tools take {tokens} tokens, but the prompt has "
+            f"room for {most}, of which the first task and the system prompt take {len(bare.ids)}.",
             where="ajet.rollout.max_model_len",
-            expected=f"more than {len(prompt.ids) + REPLY}, or fewer tools; there are {shown}",
-            do="raise it, or leave tools out (`tools:` in the file of the environment, or fewer servers)",
+            expected=f"more than {len(prompt.ids) + REPLY}, or fewer tools; the tools are {shown}",
+            do="raise it, or use fewer tools (`tools:` in the environment's file, or fewer servers)",
         )
     return prompt, f"{tokens} of them for {counted(len(names), 'tool')}"
 
@@ -295,25 +295,25 @@ def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:
     """
     needs = estimate_needs(experiment, train=0, validates=False)
     if needs is None or needs.local is None:
-        logger.info("No rehearsal of an update: the model's files do not give its size.")
+        logger.info("no trial update before step 1: the model's files do not give the model's size")
         return
     if reason := explain_no_rehearsal(needs.local, needs.free, on_cpu=needs.on_cpu):
-        logger.info("No rehearsal of an update: {}.", reason)
+        logger.info("no trial update before step 1: {}", reason)
         return
-    logger.info("Rehearsing an update: a pass over {:,} tokens (--no-rehearsal skips this)", needs.local.longest)
+    logger.info("trial update before step 1: a pass over {:,} tokens (--no-rehearsal skips it)", needs.local.longest)
     done = backbone.rehearse(list_longest_samples(needs.local, experiment.ajet))
     seconds, peak = format_seconds(done.seconds), format_bytes(done.peak)
-    logger.info("The rehearsal took {} and {} of memory at its peak.", seconds, peak)
+    logger.info("the trial update took {}, and at most {} of memory", seconds, peak)
 
 
 def explain_no_rehearsal(local: Footprint, free: int | None, *, on_cpu: bool) -> str:
     """Return the reason for skipping the rehearsal, or "" to run a rehearsal."""
     if free is not None and SMALL * local.peak < free:
-        return f"training takes about {format_bytes(local.peak)}, and {format_bytes(free)} are free"
+        return f"training needs about {format_bytes(local.peak)}, and {format_bytes(free)} are free"
     if on_cpu and local.flops > LONGEST_S * FLOPS:
         reason = (
-            f"a pass over {local.longest:,} tokens would take this processor about "
-            f"{format_seconds(local.flops / FLOPS)}; the estimate is {format_bytes(local.peak)}"
+            f"a pass over {local.longest:,} tokens would take about {format_seconds(local.flops / FLOPS)} on "
+            f"this processor; the estimated memory is {format_bytes(local.peak)}"
         )
         return reason if free is None else f"{reason}, and {format_bytes(free)} are free"
     return ""

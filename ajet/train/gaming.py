@@ -50,7 +50,10 @@ class GamingWatch:
         if found is not None and not self._fired:
             self._fired = True
             named = format_run_name(self._run.path, self._run.name)
-            logger.warning("Are the rewards of this run gamed? {}", "\n".join(describe_alarm(as_status(found), named)))
+            logger.warning(
+                "The agent may be gaming the rewards of this run: {}",
+                "\n".join(describe_alarm(as_status(found), named)),
+            )
 
 
 def as_status(found: GamingAlarm) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def as_status(found: GamingAlarm) -> dict[str, Any]:
 
 def describe_alarm(status: dict[str, Any], run: str) -> list[str]:
     """Return lines on the alarm, with commands to show the episodes."""
-    lines = [f"After step {status['step']} {status['text']}. Check these episodes:"]
+    lines = [f"After step {status['step']}, {status['text']}. Check these episodes:"]
     for each in status["episodes"]:
         shown = format_command("episodes", run, "--episode", each["uuid"])
         lines.append(f"  {shown}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")

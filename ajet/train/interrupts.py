@@ -31,7 +31,7 @@ POLL_S = 0.1
 """Seconds between two checks whether a step can still complete within a grace period."""
 _RESEND_S = 0.02
 """Seconds before a signal swallowed by a finalizer is resent."""
-_SECOND = "Interrupted again: ended at once."
+_SECOND = "Interrupted again: ajet ended at once."
 
 
 class Preempted(KeyboardInterrupt):
@@ -42,7 +42,11 @@ def explain_end(interrupt: KeyboardInterrupt, *, started: str = "command") -> st
     """Return the last line of the screen after an interrupt. `started`: the noun for the resuming command."""
     if interrupt.args:
         return str(interrupt)
-    return f"Ended by a signal; the same {started} goes on." if isinstance(interrupt, Preempted) else "Interrupted."
+    return (
+        f"Ended by a signal; to continue, run the same {started} again."
+        if isinstance(interrupt, Preempted)
+        else "Interrupted."
+    )
 
 
 class Interrupts:
@@ -196,7 +200,7 @@ class Interrupts:
                 return
             if kind is Preempted and self._grace and (self._may_complete is None or self._may_complete()):
                 self._pending, self._waiting = kind, threading.Event()
-                _log_warning(f"SIGTERM: the step is saved if it ends within {self._grace:g} s")
+                _log_warning(f"SIGTERM: the run saves the current step if the step ends within {self._grace:g} s")
                 args = (self._waiting, self._grace, self._may_complete)
                 threading.Thread(target=_count_down, args=args, daemon=True).start()
                 return

@@ -70,7 +70,7 @@ def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str
         where = experiment.layers.locate(("ajet", *key.split(".")))
         place = where if where.startswith(f"ajet.{key}") else f"ajet.{key} ({where})"
         rows.append(f"\n  {place}: {what}. Expected: {do}.")
-    return "".join(["Allowed, but probably not meant:", *rows]) if rows else ""
+    return "".join(["These settings are allowed, but probably not intended:", *rows]) if rows else ""
 
 
 def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> Iterator[PlanRemark]:
@@ -81,13 +81,13 @@ def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) ->
     if algorithm is not None and "group" in algorithm.needs and rollout.num_repeat == 1:
         yield PlanRemark(
             "rollout.num_repeat",
-            f"{trainer.algorithm.adv_estimator} compares the attempts at a task, and one attempt leaves nothing to "
-            "compare: no token gets an advantage",
+            f"{trainer.algorithm.adv_estimator} compares the attempts at a task, but each task has only one "
+            "attempt, so no token gets an advantage",
             "4 or more, or adv_estimator: reinforce_plus_plus",
         )
     key, rate, lora = "trainer_common.optim.lr", trainer.optim.lr, trainer.lora.trains_adapters
     if rate < SLOWEST:
-        yield PlanRemark(key, f"with a learning rate of {rate:g} no weight moves", "1e-6 to 1e-5")
+        yield PlanRemark(key, f"with a learning rate of {rate:g} the weights do not change", "1e-6 to 1e-5")
     elif rate > (FASTEST_LORA if lora else FASTEST):
         usual = "1e-5 to 1e-3" if lora else "1e-6 to 1e-5"
         yield PlanRemark(
@@ -99,15 +99,15 @@ def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) ->
     if tasks % trainer.mini_batch_num and key not in backbone.idle:
         yield PlanRemark(
             key,
-            f"{counted(tasks, 'task')} a step cannot be split evenly into {trainer.mini_batch_num} updates; verl "
-            "refuses such a batch",
+            f"{counted(tasks, 'task')} per step cannot be split evenly into {trainer.mini_batch_num} updates; "
+            "verl refuses such a batch",
             f"a divisor of {tasks}, or another data.train_batch_size",
         )
     prompt = settings.data.max_prompt_length
     if (room := rollout.max_model_len - prompt) < REPLY:
         yield PlanRemark(
             "rollout.max_model_len",
-            f"a prompt of data.max_prompt_length ({prompt}) tokens leaves {max(room, 0)} for its reply",
+            f"a prompt of data.max_prompt_length ({prompt}) tokens leaves {max(room, 0)} tokens for its reply",
             f"more than {prompt + REPLY}, or a smaller data.max_prompt_length",
         )
 
@@ -124,8 +124,8 @@ def review_tasks(
         times = f"{least} times" if least == most else f"{least} or {most} times"
         yield PlanRemark(
             "data.train_batch_size",
-            f"{counted(batch, 'task')} a step and {train} in the data: each is played {times} within one step, "
-            f"{experiment.ajet.rollout.num_repeat} attempts a time",
+            f"a step has {counted(batch, 'task')}, but the data have only {train}: each task runs {times} within "
+            f"one step, with {experiment.ajet.rollout.num_repeat} attempts each time",
             f"at most {train}",
         )
     users, idle = list_user_layers(experiment.layers), experiment.backbone.idle
@@ -134,15 +134,16 @@ def review_tasks(
         if is_set and f"trainer_common.{name}" not in idle:
             yield PlanRemark(
                 f"trainer_common.{name}",
-                "the task reader has no held-out tasks: nothing is measured, and no checkpoint is picked as the best",
+                "the task reader has no held-out tasks: the run has no validation, and cannot choose the best "
+                "checkpoint",
                 "a validation split of the reader",
             )
             break
     if workflow is not None and not _mentions_rewards(workflow):
         yield PlanRemark(
             "task_judge.judge_protocol",
-            f"no judge is named, and the code of {workflow.__name__} does not mention a reward: no episode would be "
-            "scored",
+            f"no judge is set, and the code of {workflow.__name__} does not mention a reward: no episode would "
+            "be scored",
             "a judge, or WorkflowOutput(reward=…)",
         )
 
@@ -165,14 +166,14 @@ def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterato
         return
     if reader.type == "jsonl_dataset_file":
         key = "task_reader.jsonl_dataset_file.validation.file_path"
-        yield PlanRemark(key, what, "other tasks, or none (drop the key)")
+        yield PlanRemark(key, what, "other tasks, or no validation tasks (delete the key)")
         return
-    do, path = "tasks that are held out and not trained on", reader.huggingface_dat_repo.dataset_path
+    do, path = "validation tasks that the run does not train on", reader.huggingface_dat_repo.dataset_path
     file = find_path(path, experiment.base) if path and reader.type == "huggingface_dat_repo" else None
     if file is not None and file.is_file():
         do += (
-            "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
-            "'train[90%:]'), or validate on nothing (validation_split: null)"
+            "; a single file is one split, whatever its name: split it (training_split: 'train[:90%]', "
+            "validation_split: 'train[90%:]'), or run no validation (validation_split: null)"
         )
     yield PlanRemark("task_reader", what, do)
 
@@ -191,9 +192,9 @@ def review_machine(
     if needs.checkpoint * needs.checkpoints > disks[-1].free:
         yield PlanRemark(
             "trainer_common.max_checkpoints_to_keep",
-            f"checkpoints take about {format_bytes(needs.checkpoint)} each, up to {needs.checkpoints} at once, and "
-            f"{disks[-1].folder} has {format_bytes(disks[-1].free)} free",
-            "fewer, or another disk (trainer_common.checkpoint_base_dir, --exp-dir)",
+            f"checkpoints take about {format_bytes(needs.checkpoint)} each, up to {needs.checkpoints} exist at "
+            f"the same time, and {disks[-1].folder} has {format_bytes(disks[-1].free)} free",
+            "fewer checkpoints, or another disk (trainer_common.checkpoint_base_dir, --exp-dir)",
         )
     local, free = needs.local, needs.free
     if local is None or free is None:
@@ -202,14 +203,14 @@ def review_machine(
     if local.peak > free:
         yield PlanRemark(
             "model.path",
-            f"training takes {memory}",
+            f"training needs {memory}",
             "a smaller model, trainer_common.lora.rank: 8, gradient_checkpointing: true, use_kl_loss: false, or a "
             "smaller micro_batch_tokens, max_model_len or max_num_seqs",
         )
     elif is_colocated and local.both > free:
         yield PlanRemark(
             "trainer_common.mode",
-            f"trainer and sampler together take about {format_bytes(local.both)}: the training {memory}",
-            "sync, where both share one copy of the weights, samplers on another machine (--from-store), or a smaller "
-            "max_model_len or max_num_seqs",
+            f"trainer and sampler together need about {format_bytes(local.both)}: the training {memory}",
+            "sync, where both share one copy of the weights; or samplers on another machine (--from-store), or a "
+            "smaller max_model_len or max_num_seqs",
         )

@@ -239,15 +239,15 @@ class TrainingSession:
         elif self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
         elif self._is_saved:
-            logger.warning("interrupted: step {} is saved; the same command goes on from it", self.step)
+            logger.warning("interrupted: step {} is saved; the same command resumes the run after it", self.step)
         else:
             logger.warning("interrupted: saving a checkpoint after step {}", self.step)
             try:
                 self.save()
             except KeyboardInterrupt:
-                logger.warning("step {} is not saved: the run resumes {}", self.step, self._describe_latest())
+                logger.warning("step {} could not be saved: the run resumes {}", self.step, self._describe_latest())
                 raise
-            logger.warning("step {} is saved; the same command goes on from it", self.step)
+            logger.warning("step {} is saved; the same command resumes the run after it", self.step)
 
     def save_ended(self) -> None:
         """Save a checkpoint when an error ends the run, unless the step is partial."""
@@ -258,7 +258,7 @@ class TrainingSession:
     def warn_partial_step(self) -> None:
         """Warn that the partial step cannot be saved, and name the checkpoint for a resume."""
         logger.warning(
-            "interrupted in the middle of a step's update: the step is not saved; the run resumes {}",
+            "interrupted during a step's update: the step is not saved; the run resumes {}",
             self._describe_latest(),
         )
 
@@ -270,7 +270,7 @@ class TrainingSession:
         """Describe the starting checkpoint of a resumed run."""
         latest = self.run.checkpoints.latest() or self.run.resumed
         if latest is None:
-            return "from its beginning: it has no checkpoint"
+            return "from its beginning, because it has no checkpoint"
         return f"from {latest.path}, after step {latest.step}"
 
     def _score_twice(self, samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:

@@ -147,15 +147,15 @@ class RunSink:
         metrics["seconds/validation"] = seconds
         if measured.left_out > MOST_LEFT_OUT:
             logger.warning(
-                "{:.1%} of this validation's attempts are left out (engine, judge, environment or ajet failed): above "
-                "{:.0%} the validation does not select the best checkpoint",
+                "{:.1%} of this validation's attempts are left out, because engine, judge, environment or ajet "
+                "failed: above {:.0%} a validation does not choose the best checkpoint",
                 measured.left_out,
                 MOST_LEFT_OUT,
             )
         self.show(step, metrics)
         if failed := [episode.failure for episode in episodes if episode.failure and not episode.scored]:
             often, count = Counter((each.boundary, each.kind, each.message) for each in failed).most_common(1)[0]
-            logger.warning("{} of {} held-out episodes failed at the {}: {}: {}", count, len(episodes), *often)
+            logger.warning("{} of {} held-out episodes failed because of the {}: {}: {}", count, len(episodes), *often)
         if new or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
             run.metrics.log(step, metrics, **({"judge": judge} if judge else {}))
         return metrics, measured

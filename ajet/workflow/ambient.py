@@ -189,7 +189,8 @@ def _warn_of_foreign_host(url: Any) -> None:
     foreign_hosts.add(url.host)
     names = [name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()]
     message = (
-        "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
+        "an agent called a model at {} instead of the run's gateway, so its calls are neither trained nor "
+        "recorded. To train this agent, give its "
     )
     message += "client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
     if names:

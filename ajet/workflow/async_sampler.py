@@ -114,7 +114,7 @@ async def evaluate_output(
         )
         scored = to_output(score) if score is not None else None
         if score is not None and not (isinstance(scored, WorkflowOutput) and scored.reward is not None):
-            raise JudgeFailure(f"evaluate_record answered {score!r:.200}; expected a number, or None for no score")
+            raise JudgeFailure(f"evaluate_record returned {score!r:.200}; expected a number, or None for no score")
     except BoundaryError:
         raise
     except Exception as problem:

@@ -40,8 +40,10 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
         raise ConfigError(
             f"{KEY}: {reference} has no method `execute`.",
             where=KEY,
-            expected="execute(self, workflow_task, tuner); the names are yours",
-            do=f"call its {older[0]} `execute`" if older else "write `async def execute(self, workflow_task, tuner):`",
+            expected="a method execute(self, workflow_task, tuner); the parameters may have other names",
+            do=f"rename its method {older[0]} to `execute`"
+            if older
+            else "write `async def execute(self, workflow_task, tuner):`",
         )
     execute: Any = inspect.unwrap(kind.execute)
     try:
@@ -49,9 +51,10 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
     except TypeError:
         code = getattr(execute, "__code__", None)
         raise ConfigError(
-            f"{KEY}: {reference}.execute takes {inspect.signature(execute)}, and is called with a task and the tuner.",
+            f"{KEY}: ajet calls {reference}.execute with a task and the tuner, but its signature is "
+            f"{inspect.signature(execute)}.",
             where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else KEY,
-            expected="execute(self, workflow_task, tuner); the names are yours",
+            expected="a method execute(self, workflow_task, tuner); the parameters may have other names",
             do="write `async def execute(self, workflow_task, tuner):`",
         ) from None
     require_order(execute, ("workflow_task", "tuner"), what=KEY, reference=f"{reference}.execute", method=True)
@@ -67,17 +70,19 @@ def _require_makeable(kind: type[Workflow], reference: str) -> None:
         try:
             inspect.signature(own).bind(None)
         except TypeError:
-            raise _not_makeable_error(f"{reference}.__init__ takes {inspect.signature(own)}", where) from None
+            raise _not_makeable_error(
+                f"the signature of {reference}.__init__ is {inspect.signature(own)}", where
+            ) from None
     elif required := [name for name, field in kind.model_fields.items() if field.is_required()]:
         raise _not_makeable_error(f"{reference} has no default for {', '.join(required)}", KEY)
 
 
 def _not_makeable_error(problem: str, where: str) -> ConfigError:
     return ConfigError(
-        f"{KEY}: {problem}, and an object of it is made without arguments.",
+        f"{KEY}: {problem}, but ajet creates the object without arguments.",
         where=where,
-        expected="a class that needs none: each attempt gets an object of its own",
-        do="give them defaults; the configuration is `tuner.config` in `execute`",
+        expected="a class that can be created without arguments, because each attempt gets a new object",
+        do="give the parameters defaults; in `execute`, the configuration is `tuner.config`",
     )
 
 

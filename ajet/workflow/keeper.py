@@ -27,7 +27,7 @@ SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER: orphans of the tree become the keeper's children."""
 DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG: signal sent when the parent process ends."""
-FROM_OUTSIDE = "its keeper was ended from outside"
+FROM_OUTSIDE = "another process ended the process that supervises the command"
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 LINUX = sys.platform.startswith("linux")
 

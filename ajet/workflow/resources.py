@@ -121,7 +121,7 @@ class Resources:
 
     def _require_open(self) -> None:
         if self._exits is None:
-            raise AttemptOverError("the episode is over: nothing is opened for it any more")
+            raise AttemptOverError("the episode has ended, so it can open no further resources")
 
     def _push_exit(self, name: str, leave: Callable[[], Any]) -> None:
         with self._lock:
@@ -146,7 +146,7 @@ def _run_close(left: Coroutine[Any, Any, Any]) -> None:
     try:
         asyncio.run(asyncio.wait_for(left, PATIENCE_S))
     except asyncio.CancelledError as problem:  # the coroutine cancelled itself: no other code cancels this loop
-        raise RuntimeError("it was cancelled") from problem
+        raise RuntimeError("opening the resource was cancelled") from problem
 
 
 @contextmanager
@@ -154,7 +154,9 @@ def _warn_on_error(name: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - the border where users' resources are closed
-        logger.warning("{} could not be closed with its episode: {}: {}", name, type(problem).__name__, problem)
+        logger.warning(
+            "{} could not be closed at the end of its episode: {}: {}", name, type(problem).__name__, problem
+        )
 
 
 @contextmanager

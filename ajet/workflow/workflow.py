@@ -85,10 +85,11 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
-    name: str = Field(default="workflow", description="For records and logs.")
+    name: str = Field(default="workflow", description="Name for records and logs.")
     trainable_targets: list[str] | None = Field(
         default=None,
-        description="Target tags whose replies are trained; None: every agent's. The rest talk to their debug model.",
+        description="Target tags whose replies are trained; None: the replies of every agent. The other agents call "
+        "their debug model.",
     )
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:

@@ -97,7 +97,7 @@ class AworldAgentLoop(Workflow):
 
     def _require_tuner(self) -> ModelTuner:
         if self._tuner is None:
-            raise AjetError("the model's address is known while an episode is played: ask for it in build_agents()")
+            raise AjetError("the model's address exists only while an episode runs: read it inside build_agents()")
         return self._tuner
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-app = typer.Typer(help="Names that AWorld's pages import.", no_args_is_help=True)
+app = typer.Typer(help="Manage the module names `train` and `env` that AWorld's pages import.", no_args_is_help=True)
 
 
 @app.callback()

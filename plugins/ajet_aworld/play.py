@@ -71,7 +71,9 @@ def _record_problem(making: Any) -> Any:
         code = getattr(getattr(problem, "error", None), "code", None)
         if code is None or code == _TIMEOUT or code in _OF_SERVERS:
             how = (
-                f"no answer in {problem:g} s" if isinstance(problem, float) else f"{type(problem).__name__}: {problem}"
+                f"no answer within {problem:g} s"
+                if isinstance(problem, float)
+                else f"{type(problem).__name__}: {problem}"
             )
             _problem.set(f"{server}__{tool}: {how}"[:_MAX_MESSAGE])
         return making(server, tool, problem, *args)
@@ -160,9 +162,9 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
             for agent in agents:
                 await release_agent(agent)
     if missing:
-        raise ToolFailure(f"tools did not start: {', '.join(missing)}")
+        raise ToolFailure(f"these tools could not be started: {', '.join(missing)}")
     if lost:
-        raise ToolFailure(f"a call was lost: {lost[0]}")
+        raise ToolFailure(f"a tool call was lost: {lost[0]}")
     answer = answers[task.id]
     if not answer.success:
         raise AgentFailure(f"AWorld: {answer.status}: {answer.msg}"[:_MAX_MESSAGE])

@@ -17,6 +17,10 @@ PLUGIN = Plugin(
         "trinity": "ajet_aworld.trainer.run_processor:TrinityProcessor",
     },
     commands={
-        "aworld": Command("ajet_aworld.command:app", "Names that AWorld's pages import.", panel=EXTENSIONS_PANEL)
+        "aworld": Command(
+            "ajet_aworld.command:app",
+            "Manage the module names `train` and `env` that AWorld's pages import.",
+            panel=EXTENSIONS_PANEL,
+        )
     },
 )

@@ -123,5 +123,6 @@ def _import_package(
         return importlib.import_module(package_name)
     except ImportError as problem:
         raise ImportError(
-            f"AWorld wants the package {install_name or package_name}; install it, ajet lets nothing install itself"
+            f"AWorld needs the package {install_name or package_name}: install it yourself, because ajet lets no "
+            "package install others"
         ) from problem

@@ -95,7 +95,9 @@ class EpisodeTools:
         except OSError as problem:
             raise _make_unreachable_error(address, problem) from problem
         if status != 201:
-            raise EnvironmentFailure(f"{address} gives no episode (HTTP {status}): {answer.get('error', '')}")
+            raise EnvironmentFailure(
+                f"the environment at {address} opens no episode (HTTP status {status}): {answer.get('error', '')}"
+            )
         self._open[f"{at}/{answer['episode']}"] = sent
         _warn_missing(address, answer.get("lacks") or ())
         return urljoin(address, answer["path"])
@@ -107,17 +109,17 @@ class EpisodeTools:
             try:
                 status, answer = await asyncio.to_thread(send_request, "DELETE", address, sent, None)
             except OSError as problem:
-                self._lost.append(f"{address} is gone: {problem}")
+                self._lost.append(f"the environment at {address} cannot be reached any more: {problem}")
                 continue
             if status == 404:
-                self._lost.append(f"{address} had ended")
+                self._lost.append(f"the environment at {address} had ended")
             elif answer.get("lost"):
                 self._lost.append(str(answer["lost"]))
 
     def require_no_loss(self) -> None:
         """Raise EnvironmentFailure if an environment was lost."""
         if self._lost:
-            raise EnvironmentFailure(f"environment lost: {self._lost[0]}")
+            raise EnvironmentFailure(f"the environment was lost during the episode: {self._lost[0]}")
 
 
 _episode: ContextVar[EpisodeTools | None] = ContextVar("ajet_aworld_tools", default=None)
@@ -144,7 +146,7 @@ def _warn_missing(address: str, lacks: Sequence[str]) -> None:
     if lacks and (address, *lacks) not in _warned:
         _warned.add((address, *lacks))
         logger.warning(
-            "the environment at {} has no server {}: agents get the tools of those that it has",
+            "the environment at {} has no server {}: the agents get only the tools of its other servers",
             address,
             ", ".join(lacks),
         )
@@ -161,19 +163,23 @@ def _find_running() -> str:
     names = [each.name for each in found]
     chosen = [each for each in found if each.name == GAIA] or found
     if len(chosen) != 1:
-        have = f"these run here: {', '.join(names)}" if names else "none runs on this machine"
+        have = (
+            f"the environments on this machine are: {', '.join(names)}"
+            if names
+            else "no environment runs on this machine"
+        )
         raise ConfigError(
-            f"Nothing says where the tools are: {ADDRESS} is not set, and {have}.",
+            f"The address of the tools is unknown: the variable {ADDRESS} is not set, and {have}.",
             where=ADDRESS,
-            do=f"start one (`ajet env up {GAIA}`), or export {ADDRESS} as it printed there",
+            do=f"start an environment (`ajet env up {GAIA}`), or export {ADDRESS} as that command prints it",
         )
     return f"{chosen[0].near}/mcp"
 
 
 def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailure:
     here = [f"{each.name} at {each.near}/mcp" for each in all_running()]
-    hint = f"; on this machine there is {', '.join(here)}: set {ADDRESS} to it" if here else ""
-    return EnvironmentFailure(f"nothing answers at {address} ({problem}){hint}")
+    hint = f"; this machine has {', '.join(here)}: set {ADDRESS} to its address" if here else ""
+    return EnvironmentFailure(f"no environment answers at {address} ({problem}){hint}")
 
 
 def _find_episodes_route(address: str, sent: Mapping[str, str]) -> str | None:

@@ -12,7 +12,7 @@ from ajet.cli.options import Conf, ExpDir, Overrides
 from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
-app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
+app = typer.Typer(help="Render job files for a cluster (verl).", no_args_is_help=True)
 
 
 class ClusterScheduler(str, Enum):
@@ -24,11 +24,11 @@ class ClusterScheduler(str, Enum):
 
 @app.command("render")
 def render(
-    scheduler: Annotated[ClusterScheduler, typer.Argument(metavar="slurm|kuberay", help="The cluster's scheduler.")],
+    scheduler: Annotated[ClusterScheduler, typer.Argument(metavar="slurm|kuberay", help="Scheduler of the cluster.")],
     conf: Conf = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--out", metavar="FILE", help="Output file; default: print.", show_default=False),
+        typer.Option("--out", metavar="FILE", help="Output file; default: standard output.", show_default=False),
     ] = None,
     folder: Annotated[
         Optional[Path],  # noqa: UP045
@@ -45,7 +45,7 @@ def render(
         typer.Option(
             "--claim",
             metavar="NAME[/SUBFOLDER]",
-            help="Volume claim with the folder (kuberay); default: the folder is on the nodes.",
+            help="Volume claim that contains the folder (kuberay); default: the folder exists on every node.",
         ),
     ] = "",
     exp_dir: ExpDir = None,
@@ -60,9 +60,12 @@ def render(
 
     if conf is None:
         wanted = format_command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
-        raise UserError("There is no --conf.", expected=wanted)
+        raise UserError("The required option --conf is missing.", expected=wanted)
     if scheduler is ClusterScheduler.kuberay and not image:
-        raise UserError("There is no --image.", expected="a container image with ajet[verl], such as REGISTRY/ajet:1")
+        raise UserError(
+            "The required option --image is missing.",
+            expected="a container image with ajet[verl], such as REGISTRY/ajet:1",
+        )
     if scheduler is ClusterScheduler.slurm and (image or claim):
         raise UserError(
             "--image and --claim are only for kuberay.", do="Slurm uses the environment that renders the script"

@@ -68,9 +68,9 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
     seen = (folder or experiment.yaml_path.parent).absolute()
     if not experiment.yaml_path.is_relative_to(seen):
         raise ConfigError(
-            f"{experiment.yaml_path} is not below {seen}, and the nodes share only that folder.",
+            f"{experiment.yaml_path} is not in or below {seen}, the only folder that the nodes share.",
             where="--folder",
-            expected="a folder with the YAML and all files named in it",
+            expected="a shared folder that contains the YAML and all files that it names",
         )
     _refuse_secrets(experiment.overrides)
     demand, root = Demand.of(settings), experiment.root
@@ -101,7 +101,7 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
         named = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
         if "${" not in value and (named or has_secret_shape(value)):
             raise ConfigError(
-                f"{key} is a secret and would be written into the file.",
+                f"{key} is a secret, which would be written into the job file.",
                 where="command line",
                 expected="secrets in the environment or in .env",
                 do=f"{key}='${{oc.env:NAME}}'",

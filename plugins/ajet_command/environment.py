@@ -67,7 +67,8 @@ def _log_withheld(withheld: frozenset[str]) -> None:
     if withheld and withheld not in _noted:
         _noted.add(withheld)
         logger.info(
-            "the command agent does not get {} variables of ajet's environment: {} (see docs/command_agents.md)",
+            "the command agent does not get {} variables of ajet's environment, because they may be secrets: {} "
+            "(see docs/command_agents.md)",
             len(withheld),
             ", ".join(sorted(withheld)),
         )

@@ -52,9 +52,11 @@ def parse_score(printed: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         score = None
     if not isinstance(score, dict) or not isinstance(score.setdefault("errors", []), list):
-        raise AgentFailure(f"the command printed no score; expected {FORM} as its last line, got {last[:200]!r}")
+        raise AgentFailure(
+            f"the last line that the command printed is not a score; expected {FORM}, got {last[:200]!r}"
+        )
     if not score["errors"] and not is_number(score.get("reward")):
-        raise AgentFailure(f"the command printed no finite reward and no error: {last[:200]!r}")
+        raise AgentFailure(f"the command printed neither a finite reward nor an error: {last[:200]!r}")
     return score
 
 

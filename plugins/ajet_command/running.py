@@ -159,7 +159,9 @@ class RunningCommand:
 
     def _parse_report(self, report: bytes, stdout: str, stderr: str) -> Ended:
         if not report:
-            return Ended(None, "stopped", stdout, stderr, problem="its keeper was ended from outside")
+            return Ended(
+                None, "stopped", stdout, stderr, problem="another process ended the process that supervises the command"
+            )
         content = json.loads(report)
         ended_by: EndedBy = "output" if self._over else content.pop("ended_by")
         content.pop("ended_by", None)

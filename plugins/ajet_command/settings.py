@@ -63,7 +63,7 @@ def read_section(kind: type[Settings], config: Any, section: str, purpose: str, 
             f"The YAML has no section {section}, which configures {purpose}.",
             where=section,
             expected=f"{section}: {example} next to `ajet:`",
-            do=f"is {near[0]} that section? Call it {section}" if near else f"see {page}",
+            do=f"did you mean the section {near[0]}? Rename it to {section}" if near else f"see {page}",
         )
     try:
         return kind.model_validate(given.to_dict() if hasattr(given, "to_dict") else dict(given))
@@ -123,7 +123,7 @@ class CommandSettings(BaseModel):
             if not words:
                 raise ValueError("an empty command")
             if any(isinstance(word, str) and "{api_key}" in word for word in words):
-                raise ValueError("a key must not be in arguments, which every user of the machine can read")
+                raise ValueError("a key must not be an argument, because every user of the machine can read arguments")
         return words
 
     @field_validator("env", mode="before")

@@ -150,7 +150,7 @@ class CommandWorkflow(Workflow):
         environment = _build_environment(settings, workflow_task, endpoint, values, folder)
         for text in (*command, *environment.values()):
             if "\0" in text:
-                raise AgentFailure("the task has a NUL character, which is not allowed in arguments")
+                raise AgentFailure("the task contains a NUL character, which is not allowed in arguments")
         return CommandSpec(
             command,
             folder.work,
@@ -254,14 +254,16 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
     if ended.problem:
         hint = ""
         if "PermissionError" in ended.problem:
-            hint = f'; make it executable (chmod +x), or name its interpreter: ["{{python}}", "{program}"]'
+            hint = f'; make the file executable (chmod +x), or put its interpreter first: ["{{python}}", "{program}"]'
         elif "/" in program and not program.startswith(("/", "{")):
-            hint = "; each episode runs in a fresh folder: write {base}/… for a file next to the YAML"
+            hint = "; each episode runs in a new folder: write {base}/… for a file next to the YAML"
         elif program.startswith("{base}"):
             hint = "; {base} is the folder of the YAML"
         raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
     if ended.ended_by in excesses:
-        raise CommandOverLimit(f"{program} was ended: it used {excesses[ended.ended_by]}{_format_last_output(ended)}")
+        raise CommandOverLimit(
+            f"{program} was stopped, because it used {excesses[ended.ended_by]}{_format_last_output(ended)}"
+        )
     if ended.ended_by == "timeout":
         if settings.on_timeout == "judge":
             return

@@ -11,7 +11,7 @@ from ajet.config.schema.extended import PluginKeys
 from ajet.config.schema.model import JudgeModelConfig
 from ajet.config.schema.tasks import NOT_HELD_OUT, EnvServiceReaderConfig, HuggingFaceReaderConfig, JsonlReaderConfig
 
-UNUSED_LANGUAGES = {EVERYWHERE: "text is used unchanged in any language"}
+UNUSED_LANGUAGES = {EVERYWHERE: "ajet uses the text unchanged, in any language"}
 UNUSED_CACHE = {EVERYWHERE: "documents are read at each start, within seconds; generated tasks are stored"}
 UNUSED_DATABASE = {EVERYWHERE: "embeddings are stored with the generated tasks, in ajet's cache"}
 
@@ -23,9 +23,9 @@ class DocumentReader(Section):
         [], "A file or folder to read, or several: text, Markdown, HTML, PDF, Word, PowerPoint.", kind="path"
     )
     languages: list[str] = key(["eng"], "Languages of the documents.", idle=UNUSED_LANGUAGES)
-    chunk_size: int = key(5120, "Characters of a passage, at most.", ge=1)
+    chunk_size: int = key(5120, "Largest number of characters of a passage.", ge=1)
     split_by: str = key("sentence", "End of a passage: sentence, paragraph, line or word.")
-    cache_enabled: bool = key(True, "Cache the parsed documents.", idle=UNUSED_CACHE)
+    cache_enabled: bool = key(True, "Cache the text of parsed documents.", idle=UNUSED_CACHE)
 
 
 class QueryReader(Section):
@@ -42,7 +42,7 @@ class QueryReader(Section):
 class SamplingParams(Section):
     """Sampling of the generating model."""
 
-    temperature: float = key(0.0, "0 is greedy.", ge=0)
+    temperature: float = key(0.0, "Sampling temperature; 0: greedy decoding.", ge=0)
 
 
 class DeduplicationParams(Section):
@@ -54,24 +54,25 @@ class DeduplicationParams(Section):
     )
     numbers: Literal["differ", "alike"] = key(
         "differ",
-        "`differ`: two tasks with different numbers (in figures) are distinct, however similar their words; `alike`: "
-        "numbers are compared like words.",
+        "`differ`: two tasks with different numbers (in figures) are distinct, however similar their words are; "
+        "`alike`: numbers count like words.",
     )
     db_path: str = key("./.similarity_db", "Folder of stored embeddings.", idle=UNUSED_DATABASE)
     model: str = key(
         "text-embedding-v4",
-        "Embedding model at `base_url`; or `embedded:all-minilm-l6-v2`, on this machine.",
+        "Name of the embedding model at `base_url`; or `embedded:all-minilm-l6-v2`, a model on this machine.",
     )
     api_key: SecretStr | None = key(
         None,
-        "Its key; write `${oc.env:NAME}`. Null: OPENAI_API_KEY's, or the environment's server's own.",
+        "API key of the embedding server; write `${oc.env:NAME}`. Null: OPENAI_API_KEY, or the key of the "
+        "environment's server.",
         kind="secret",
         training=False,
     )
     base_url: str | None = key(
         None,
-        "Its OpenAI-compatible server, `http://HOST:PORT/v1`. Null: with `api_key` or another `model`, the "
-        "environment's server, as for `llm_model`; otherwise tasks are compared by letters only.",
+        "URL of the OpenAI-compatible embedding server, `http://HOST:PORT/v1`. Null: with `api_key` or another "
+        "`model`, the environment's server, as for `llm_model`; otherwise tasks are compared by letters only.",
     )
 
 
@@ -79,7 +80,7 @@ class DeduplicationFilter(Section):
     """Removal of generated tasks similar to others."""
 
     enabled: bool = key(True, "Drop similar tasks.")
-    params: DeduplicationParams = section(DeduplicationParams, "Comparison of similar tasks.")
+    params: DeduplicationParams = section(DeduplicationParams, "How similar tasks are compared.")
 
 
 class DataGeneration(Section):
@@ -87,18 +88,18 @@ class DataGeneration(Section):
 
     document_reader: DocumentReader = section(DocumentReader, "Source documents of generated tasks.")
     query_reader: QueryReader = section(QueryReader, "Example tasks for the generating model.")
-    task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
+    task_num: int = key(10, "Number of tasks to generate for each split.", ge=1)
     models: list[JudgeModelConfig] = key(
-        [], "Task-writing models in order: the next one is used if a model does not answer."
+        [], "Models that write tasks, in order: if one does not answer, the next is used."
     )
     llm_model: str = key(
         "qwen-long",
         "The model if `models` is empty, at the server of DASHSCOPE_API_KEY or OPENAI_BASE_URL.",
     )
-    llm_response_length: int = key(8192, "Tokens of its reply, at most.", ge=1)
+    llm_response_length: int = key(8192, "Largest number of tokens of a reply.", ge=1)
     num_workers: int = key(32, "Concurrent requests.", ge=1)
-    sampling_params: SamplingParams = section(SamplingParams, "Sampling of the generating model.")
-    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Drop similar tasks.")
+    sampling_params: SamplingParams = section(SamplingParams, "How the generating model samples.")
+    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Whether similar tasks are dropped.")
 
 
 class Tracing(Section):
@@ -124,9 +125,9 @@ class Tracing(Section):
         "Replies used as the task's `metadata.answer`: all except disliked ones, or liked ones. Corrected texts are "
         "always used.",
     )
-    agents: list[str] = key([], "Agents to use; empty: all.")
-    models: list[str] = key([], "Models to use, by their names in the traces; empty: all.")
-    longest: int | None = key(None, "Maximum characters of a question; null: unlimited.", ge=1)
+    agents: list[str] = key([], "Names of the agents to use; empty: all.")
+    models: list[str] = key([], "Names of the models to use, as in the traces; empty: all.")
+    longest: int | None = key(None, "Largest number of characters of a question; null: no limit.", ge=1)
     similarity_threshold: float = key(
         0.8,
         "Questions at least this similar, by letters, go into the same split; 1: only equal ones.",
@@ -135,14 +136,16 @@ class Tracing(Section):
     )
     numbers: Literal["differ", "alike"] = key(
         "differ",
-        "`differ`: two questions with different numbers (in figures) are distinct, however similar their words; "
-        "`alike`: numbers are compared like words.",
+        "`differ`: two questions with different numbers (in figures) are distinct, however similar their words "
+        "are; `alike`: numbers count like words.",
     )
-    validation_share: float = key(0.3, "Share of held-out questions.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1)
+    validation_share: float = key(
+        0.3, "Share of questions that are held out.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1
+    )
     mask: str | None = key(
         None,
-        "Function `(text: str) -> str` that masks personal data, as `mask.py->mask_text`; it gets every text of "
-        "a trace first. null: no masking.",
+        "Function `(text: str) -> str` that masks personal data, such as `mask.py->mask_text`; it gets every "
+        "text of a trace before anything else. null: no masking.",
         kind="reference",
     )
 

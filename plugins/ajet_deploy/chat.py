@@ -67,7 +67,7 @@ def chat(
     from ajet.config import load_experiment
     from ajet.config.dotenv import load_project_dotenv
 
-    expected = "a run directory with a resolved.yaml and checkpoints/"
+    expected = "a run folder with a resolved.yaml and checkpoints/"
     place, step = Path(run).expanduser(), None
     if NAME.fullmatch(place.name) and (place / STATE).is_file() and place.parent.name == "checkpoints":
         run, step = str(place.absolute().parent.parent), int(place.name.removeprefix("step-"))
@@ -79,11 +79,11 @@ def chat(
     else:
         checkpoint = select_checkpoint(checkpoints, step)
     if checkpoint is None:
-        raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
+        raise UserError(f"The run {run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
     model = find_model_folder(folder, checkpoint)
     console.print(Text(f"{model}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True)
     if not (model / "config.json").is_file():
-        raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
+        raise UserError("This checkpoint contains no model.", where=str(model), expected="a folder with a config.json")
     load_project_dotenv(record=folder)
     if conf is None:
         experiment = load_recorded_settings(folder)
@@ -107,9 +107,11 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
         return
     listed = ", ".join(known.names)
     raise UserError(
-        f"{run} has no adapter {adapter}." if adapter else f"{run} has several adapters, each for agents of its own.",
+        f"The run {run} has no adapter {adapter}."
+        if adapter
+        else f"The run {run} has several adapters, each for its own agents; choose one of them.",
         where="--adapter",
-        expected=f"one of {listed}" if known else "no name: the run has not trained several adapters",
+        expected=f"one of {listed}" if known else "no adapter: the run did not train several adapters",
         do=format_command("chat", run, "--adapter", known.names[0]) if known else "",
     )
 
@@ -146,7 +148,8 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
     with assemble(experiment, run_id="chat", split=split) as parts:
         template_task = parts.reader.tasks(split)[0]
         console.print(
-            Text(f"everything but the question is of the task {template_task.task_id!r}", "dim"), soft_wrap=True
+            Text(f"the question is yours; all other fields come from the task {template_task.task_id!r}", "dim"),
+            soft_wrap=True,
         )
         for order, line in enumerate(_read_lines(prompt)):
             task = template_task.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})

@@ -160,9 +160,9 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
     with _open_weights(wanted, folder, checkpoint, experiment) as model:
         settings.model.path = str(model.absolute())
         try:
-            logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
+            logger.info("serving {}; the model card is {}", model, write_card(folder, checkpoint))
         except OSError as problem:
-            logger.warning("{}; its card cannot be written: {}", model, problem)
+            logger.warning("serving {}; its model card cannot be written: {}", model, problem)
         backbone = open_backbone(experiment)
         gateway = None
         try:
@@ -188,7 +188,11 @@ def _open_weights(
         yield model
         return
     if wanted.name == BASE:
-        raise UserError(f"{BASE} is the name of the run's starting model.", where="--name", do="take another name")
+        raise UserError(
+            f"{BASE} is reserved for the name of the run's initial model.",
+            where="--name",
+            do="choose another name with --name",
+        )
     require_adapter(model)
     began = experiment.ajet.model.path
     assert began is not None, "a run that has trained had a model"
@@ -207,7 +211,7 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
     step = checkpoint.removeprefix("step-")
     if not step.isdecimal():
         raise UserError(
-            f"There is no checkpoint {checkpoint}.", where="--checkpoint", expected="latest, best or step-N"
+            f"The run has no checkpoint {checkpoint}.", where="--checkpoint", expected="latest, best or step-N"
         )
     return select_checkpoint(known, int(step))
 
@@ -218,11 +222,11 @@ def _print_address(model: ModelServer) -> None:
     answers = f" answer{'s' if len(model.models) < 2 else ''} on "
     console.print(Text.assemble((names, "bold"), answers, (base, "bold")), soft_wrap=True)
     if KEY not in os.environ:
-        console.print(f"API key (shown once; {KEY} sets one of your own):", markup=False)
+        console.print(f"API key (shown only once; set {KEY} to use your own):", markup=False)
         print_line(model.key)
     root = base.removesuffix("/v1")
-    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base}\n"
-        f"Anthropic: base_url={root}\nCtrl-C ends it.")  # fmt: skip
+    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base}\nAnthropic: base_url={root}\nPress "
+        "Ctrl-C to stop the server.")  # fmt: skip
 
 
 TUNED = "tuned"
@@ -254,9 +258,9 @@ def require_adapter(model: Path) -> Path:
     adapter = model / _ALONE
     if not (adapter / "adapter_config.json").is_file():
         raise UserError(
-            "All weights of this run were tuned: the tuned model and the starting model share no weights.",
+            "This run trained all weights, not a LoRA adapter, so its model and the initial model share no weights.",
             where=str(model),
-            expected="the checkpoint of a run with trainer_common.lora.rank, for --with-base",
-            do="omit --with-base, and serve the starting model with a separate server",
+            expected="for --with-base: the checkpoint of a run with trainer_common.lora.rank",
+            do="omit --with-base, and serve the initial model with a second server",
         )
     return adapter

@@ -8,10 +8,10 @@ PLUGIN = Plugin(
     name="ajet_deploy",
     about="the tuned model of a run: served to any client, or in a conversation",
     commands={
-        "chat": Command("ajet_deploy.cli.chat:chat", "Talk to the model that a run has tuned.", panel=MAIN_PANEL),
+        "chat": Command("ajet_deploy.cli.chat:chat", "Chat with the model that a run has trained.", panel=MAIN_PANEL),
         "deploy": Command(
             "ajet_deploy.cli.deploy:deploy",
-            "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols.",
+            "Serve the model that a run has trained, with OpenAI's and Anthropic's protocols.",
             panel=MAIN_PANEL,
         ),
     },

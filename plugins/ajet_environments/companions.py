@@ -82,7 +82,7 @@ class RunningCompanion(SupervisedProcess):
 
         if not self._folder.is_dir() and not self._is_answering():
             where = f"ajet.services.{self.name}.cwd"
-            raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
+            raise UserError(f"The folder {self._folder} of the service {self.name} does not exist.", where=where)
         require_confinable(self.name, self._companion, self._folder)
 
     def start(self) -> None:
@@ -98,7 +98,9 @@ class RunningCompanion(SupervisedProcess):
     def _start_process(self, *, anew: bool) -> None:
         if self._is_answering():
             ready = self._companion.ready
-            logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
+            logger.info(
+                "the service {} answers at {} already: ajet uses it and does not start another", self.name, ready
+            )
             return
         self.require_startable()
         if self._companion.confined:
@@ -125,9 +127,9 @@ class RunningCompanion(SupervisedProcess):
             return ServiceCell(self._companion, self._command, self._folder)
         except (OSError, SandboxFailure) as problem:
             raise UserError(
-                f"The service {self.name} cannot be confined: {problem}.",
+                f"The service {self.name} cannot run in its sandbox: {problem}.",
                 where=f"ajet.services.{self.name}",
-                do="see that nobody else has its port, and that TMPDIR is a folder with a short path",
+                do="check that no other program uses its port, and that TMPDIR is a folder with a short path",
             ) from problem
 
     def wait_until_ready(self) -> None:
@@ -139,7 +141,7 @@ class RunningCompanion(SupervisedProcess):
             if self.is_over():
                 raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
             if self._cell is not None and self._cell.port_problem:
-                raise self._make_error(f"The port of the service {self.name} cannot be had: {self._cell.port_problem}.")
+                raise self._make_error(f"The service {self.name} cannot get its port: {self._cell.port_problem}.")
             if time.monotonic() > until:
                 raise self._make_error(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
@@ -265,7 +267,7 @@ class WatchedProcess:
         except UserError as problem:
             self._give_up(f"cannot be started again: {problem.what}")
         except OSError as problem:  # no process, no descriptor, no room, or its log is gone
-            self._give_up(f"cannot be looked after: {problem}")
+            self._give_up(f"cannot be supervised any more: {problem}")
 
     def _update_state(self, now: float) -> None:
         if self._restart_at is not None:
@@ -280,7 +282,7 @@ class WatchedProcess:
                 logger.info("the service {} is ready again", self._companion.name)
             elif now - self._started_at > self._companion.timeout:
                 self._is_late = True
-                logger.warning("the service {} is not ready in its time: it is ended", self._companion.name)
+                logger.warning("the service {} was not ready in time, so ajet stops it", self._companion.name)
                 self._companion.close()
 
     def _handle_end(self, now: float) -> None:
@@ -288,7 +290,7 @@ class WatchedProcess:
             self._restarts = 0
         if self._companion.has_succeeded() and not self._is_late:
             self._has_given_up = True  # the service has finished its work, so it is not restarted
-            logger.info("the service {} ended", self._companion.name)
+            logger.info("the service {} has ended", self._companion.name)
         elif self._restarts == self._max_restarts:
             self._give_up(
                 f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._max_restarts})"
@@ -299,8 +301,8 @@ class WatchedProcess:
             self._restart_at = now + after
             which = f"{self._restarts} of {self._max_restarts}"
             ended = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
-            logger.warning("{}; it is started again in {:g} s ({})", ended, after, which)
+            logger.warning("{}; ajet starts it again in {:g} s ({})", ended, after, which)
 
     def _give_up(self, reason: str) -> None:
         self._has_given_up = True
-        logger.error("the service {} {}: what needs it fails from now on", self._companion.name, reason)
+        logger.error("the service {} {}: episodes that need it fail from now on", self._companion.name, reason)

@@ -20,31 +20,32 @@ AGENTJETS_TIMEOUT_S = 3600.0
 class Companion(Section):
     """One program run alongside a training run."""
 
-    command: str | list[str] = key("", "Program and arguments; no shell reads them.", training=False, min_length=1)
-    cwd: str | None = key(None, "Its working folder; null is the YAML's.", training=False)
-    env: dict[str, str] = key({}, "Variables beside those of the run.", training=False)
+    command: str | list[str] = key("", "Program and arguments; no shell interprets them.", training=False, min_length=1)
+    cwd: str | None = key(None, "Working folder of the service; null: the YAML's folder.", training=False)
+    env: dict[str, str] = key({}, "Environment variables in addition to those of the run.", training=False)
     ready: str | None = key(
         None,
-        "When it is ready: an address that answers (http://…, tcp://HOST:PORT), or a text that it prints; null: at "
-        "once.",
+        "How ajet sees that the service is ready: an address that answers (http://…, tcp://HOST:PORT), or a text "
+        "that it prints; null: at once.",
         training=False,
     )
-    timeout: float = key(60.0, "Seconds that it may take to be ready.", training=False, gt=0)
+    timeout: float = key(60.0, "Seconds until the service must be ready.", training=False, gt=0)
     restarts: int = key(
         3,
-        "Times in a row that it is started again where it ended with an error or was killed; one that was ready for a "
-        "minute counts anew. 0: never.",
+        "How many times in a row the service is started again after an error or a kill; after a minute of being "
+        "ready the count begins anew. 0: never.",
         training=False,
         ge=0,
     )
     confined: bool = key(
         False,
-        "Run it in a sandbox (bubblewrap): no network but its one port, that of `ready`; no file of this machine but "
-        "programs, its folder and `shows`, read-only; no variable but `env`. Refused where there is none.",
+        "Run the service in a sandbox (bubblewrap): no network except its one port, that of `ready`; no files of "
+        "this machine except programs, its folder and `shows`, all read-only; no variables except `env`. Refused "
+        "if no sandbox works.",
         training=False,
     )
-    shows: list[str] = key([], "Folders that one that is confined reads, too.", training=False)
-    only_with_flag: bool = key(False, "Start it only where `--with-NAME` is given.", training=False)
+    shows: list[str] = key([], "Further folders that a confined service may read.", training=False)
+    only_with_flag: bool = key(False, "Start the service only if `--with-NAME` is given.", training=False)
 
 
 class ServiceKeys(PluginKeys):
@@ -52,8 +53,8 @@ class ServiceKeys(PluginKeys):
 
     services: dict[str, Companion] = key(
         {},
-        "Programs that a run needs beside it, by name: each is started before it and ended after it. "
-        "`{command, cwd, env, ready, timeout, restarts, confined, shows, only_with_flag}`, see docs/environments.md.",
+        "Programs that a run needs, by name; ajet starts them before the run and stops them after it. `{command, "
+        "cwd, env, ready, timeout, restarts, confined, shows, only_with_flag}`, see docs/environments.md.",
         training=False,
     )
 
@@ -73,7 +74,7 @@ def choose_services(
             found[name] = _read_service_of_flag(name, declared, environment)
     for name, each in found.items():
         if not each.command:
-            raise UserError(f"The service {name} has no command.", where=f"ajet.services.{name}.command")
+            raise UserError(f"The service {name} has no command to start.", where=f"ajet.services.{name}.command")
     return found
 
 
@@ -83,9 +84,9 @@ def _read_service_of_flag(name: str, declared: Mapping[str, Companion], environm
         command = ["/bin/bash", "-c", script]
         return Companion(command=command, cwd=path, ready=AGENTJETS_READY, timeout=AGENTJETS_TIMEOUT_S)
     raise UserError(
-        f"--with-{name} names no service.",
+        f"There is no service {name} for the option --with-{name}.",
         where="command line",
-        expected=f"one of ajet.services in the YAML ({', '.join(declared) or 'it has none'}), or the variables "
-        f"{name.upper()}_PATH and {name.upper()}_SCRIPT: a folder, and a command that is run in it",
+        expected=f"a service of ajet.services in the YAML ({', '.join(declared) or 'it has none'}), or the variables "
+        f"{name.upper()}_PATH and {name.upper()}_SCRIPT: a folder, and a command to run in it",
         do=f"write services: {{{name}: {{command: …, ready: http://127.0.0.1:PORT/healthz}}}} below ajet:",
     )

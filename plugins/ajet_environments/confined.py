@@ -46,33 +46,36 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
     if not companion.confined:
         if companion.shows:
             raise ConfigError(
-                f"The service {name} sees all that you do: shows is for one that is confined.",
+                f"The service {name} has `shows`, which has an effect only for a confined service: others can "
+                "read all your files.",
                 where=f"ajet.services.{name}.shows",
-                do="set confined: true, or leave shows out",
+                do="set confined: true, or remove shows",
             )
         return
     if _parse_port(companion) is None:
         raise ConfigError(
-            f"The service {name} is confined, and its port is not known: {companion.ready or 'null'} is no address of "
-            "this machine's.",
+            f"The service {name} is confined, but its port is unknown: {companion.ready or 'null'} is not an "
+            "address of this machine.",
             where=f"ajet.services.{name}.ready",
-            expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the one port that leads into its sandbox",
+            expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the only port that leads into the sandbox",
         )
     for shown in (folder, *_resolve_shown(companion, folder)):
         if holds_home(shown):
             raise ConfigError(
-                f"The service {name} is confined, and {shown} holds a person's whole home, which it must not see.",
+                f"The service {name} is confined, but {shown} contains a complete home folder, which a confined "
+                "service must not read.",
                 where=f"ajet.services.{name}",
-                do="give it a folder of its own as cwd",
+                do="set cwd to a separate folder",
             )
     try:
         choose_mechanism("bubblewrap")
     except ConfigError as error:
         raise ConfigError(
-            f"The service {name} is confined, and cannot be: {error.what}",
+            f"The service {name} is confined, but its sandbox cannot be created: {error.what}",
             where=f"ajet.services.{name}.confined",
             expected="bubblewrap, whatever environment.sandbox says",
-            do=f"{ajet_command('doctor')} says what is missing; `confined: false` runs the service as this user",
+            do=f"{ajet_command('doctor')} reports what is missing; `confined: false` runs the service as the "
+            "current user",
         ) from None
 
 

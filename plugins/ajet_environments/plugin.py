@@ -7,7 +7,7 @@ from ajet.config.plugin import REMOTE_PANEL, Command, ConfigKeys, Plugin
 WORLD = "ajet_environments.services.serving:serve_locally"
 PLUGIN = Plugin(
     name="ajet_environments",
-    about="environments that are hosted: tool servers behind one address, worlds, services beside a run",
+    about="environments hosted by ajet: tool servers behind one address, worlds, and services that run with a run",
     environments={
         "class": WORLD,
         "gymnasium": WORLD,
@@ -22,7 +22,7 @@ PLUGIN = Plugin(
     commands={
         "env": Command(
             "ajet_environments.cli.env:app",
-            "Tools and worlds that agents act in.",
+            "Start and check environments: tools and worlds in which agents act.",
             panel=REMOTE_PANEL,
         )
     },

@@ -43,22 +43,22 @@ class EnvServiceReader:
         name = self._splits[split]
         key = f"{KEY}.{'training' if split == 'train' else 'validation'}_split"
         if not name:
-            raise TaskError(f"There is no {split} split.", where=key)
+            raise TaskError(f"No split is set for the {split} tasks.", where=key)
         service = self._service
         try:
             found = service.task_ids(name)
         except EnvironmentFailure as problem:
             raise TaskError(
-                f"The tasks cannot be had: {problem}",
+                f"The tasks cannot be read from the environment service: {problem}",
                 where=f"{KEY}.env_url ({service.url})",
-                expected=f"an environment service there that has the environment {service.env_type!r}",
-                do=f"{advise_start()}, and try it with `{format_command('env', 'check', service.url)}`",
+                expected=f"an environment service at this address that has the environment {service.env_type!r}",
+                do=f"{advise_start()}, and test it with `{format_command('env', 'check', service.url)}`",
             ) from problem
         if not found:
             raise TaskError(
                 f"The environment service lists no tasks in its split {name!r}.",
                 where=f"{key}: {name}",
-                expected=f"a split of {service.env_type!r} that {service.url} knows",
+                expected=f"a split of {service.env_type!r} that {service.url} has",
             )
         env_type = service.env_type
         return [Task(main_query=f"{env_type} {each}", task_id=each, env_type=env_type) for each in found]

@@ -47,23 +47,24 @@ def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.in
     try:
         text = requirements.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"The requirements cannot be read: {why}.",
+            f"The file of requirements cannot be read: {why}.",
             where=str(requirements),
-            expected="a file that lists packages, as pip reads it",
+            expected="a file that lists packages in the format of pip",
         ) from None
     folder = find_cache_root() / "python"
     target = folder / compute_digest(text)
     if not (target / READY).exists():
         with lock_folder(folder, say):
             if not (target / READY).exists():
-                say(f"an environment of its own with what {requirements} lists is made (once, in {target})")
+                say(f"creating a Python environment with the packages of {requirements} (once, in {target})")
                 if why := "".join(fill_environment(target, lambda: make_venv(target, requirements, "the packages"))):
                     raise UserError(
-                        f"The environment that {requirements.name} asks for cannot be made.",
+                        f"The Python environment for {requirements.name} cannot be created.",
                         where=str(requirements),
-                        expected=f"packages that an index has for Python {sys.version_info[0]}.{sys.version_info[1]}",
+                        expected="packages that the package index has for Python "
+                        f"{sys.version_info[0]}.{sys.version_info[1]}",
                         do=why,
                     )
     return target / "bin" / "python"
@@ -120,7 +121,7 @@ def run_command(command: Sequence[str], what: str) -> str:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(problem, subprocess.TimeoutExpired):
-                return f"{what}: not done in {LIMIT_S:.0f} s"
+                return f"{what}: not finished within {LIMIT_S:.0f} s"
             raise
     last = (stderr or stdout).strip().splitlines()[-1:]
     return f"{what}: {' '.join(last) or f'exit code {process.returncode}'}" if process.returncode else ""
@@ -128,5 +129,5 @@ def run_command(command: Sequence[str], what: str) -> str:
 
 def lock_folder(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Hold the lock of the folder. Raises UserError if the folder is not writable or locked longer than WAIT_S."""
-    does, do = "makes environments of Python there", "set AJET_CACHE to another one"
+    does, do = "creates Python environments there", "set AJET_CACHE to another folder"
     return alone(folder / ".lock", does, say=say, at_most=WAIT_S, do=do)

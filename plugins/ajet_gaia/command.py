@@ -58,9 +58,9 @@ def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
     off = why_off(server, place.variables, network=place.network, corpus=place.corpus is not None)
     python = interpreter_of(server, place.environments)
     if not off and server.pins and python is None:
-        off = f"{server.name} is off: its packages are not installed"
+        off = f"the server {server.name} is off: its packages are not installed"
     if not off and server.npm and npm_folder(server, place.environments) is None:
-        off = f"{server.name} is off: its package {server.npm} is not installed"
+        off = f"the server {server.name} is off: its package {server.npm} is not installed"
     names = (*ALWAYS, *server.variables, *server.some_tools, *server.passed, *(PROXIES if server.network else ()))
     environment = {name: place.variables[name] for name in names if place.variables.get(name)}
     if server.command and not off:

@@ -33,7 +33,10 @@ from ajet_mcp.servers import Server as McpServer
 from ajet_sandbox.bubblewrap import FOLDER
 from ajet_sandbox.program import SERVER_LIMITS, Walls
 
-NETWORKED = "it needs a network and a sandbox, and the sandbox has no network; `confined: false` runs it as this user"
+NETWORKED = (
+    "the server needs the network and a sandbox, but the sandbox has no network; `confined: false` runs it as "
+    "the current user"
+)
 
 
 class GaiaSection(BaseModel):

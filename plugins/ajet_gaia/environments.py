@@ -31,11 +31,11 @@ def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str],
     with lock_folder(folder, say):
         for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
             if not (_python_folder(pins, folder) / READY).exists():
-                say(f"packages of the tool servers: {pins}")
+                say(f"installing packages of the tool servers: {pins}")
                 failed += _make_environment(pins, _python_folder(pins, folder))
         for package in dict.fromkeys(server.npm for server in chosen if server.npm):
             if not (_npm_folder(package, folder) / READY).exists():
-                say(f"package of npm: {package}")
+                say(f"installing a package of npm: {package}")
                 failed += _install_package(package, _npm_folder(package, folder))
     return failed
 
@@ -75,7 +75,7 @@ def _make_environment(pins: str, target: Path) -> list[str]:
 def _install_package(package: str, target: Path) -> list[str]:
     npm = shutil.which("npm")
     if npm is None:
-        return [f"{package}: the program npm is not installed"]
+        return [f"{package} cannot be installed, because the program npm is not installed"]
     words = [npm, "install", "--prefix", str(target), "--no-audit", "--no-fund", "--ignore-scripts"]
 
     def install() -> str:

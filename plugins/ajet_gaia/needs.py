@@ -34,17 +34,17 @@ def why_off(
     if server.corpus and corpus:
         return ""
     if server.only_corpus:
-        return f"{server.name} is off: it needs a corpus, and no corpus is given"
+        return f"the server {server.name} is off: it needs a corpus (a set of documents to search), and none is set"
     missing = [name for name in server.variables if not variables.get(name)]
     reasons = [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"] if missing else []
     missing = [name for name in server.executables if find_program(name, variables) is None]
     reasons += [f"the program {name} is not installed" for name in missing]
     if server.network and not network:
-        reasons.append("the network is off here")
+        reasons.append("the network is switched off for this environment")
     if not reasons:
         return ""
-    instead = "; a corpus would do instead" if server.corpus else ""
-    return f"{server.name} is off: {'; '.join(reasons)}{instead}"
+    instead = "; a corpus (a set of documents to search) would replace it" if server.corpus else ""
+    return f"the server {server.name} is off: {'; '.join(reasons)}{instead}"
 
 
 def find_program(executable: str, variables: Mapping[str, str]) -> str | None:

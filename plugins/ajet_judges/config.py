@@ -17,7 +17,7 @@ class ModelJudgeConfig(Section):
 
     votes: int = key(1, "Replies to each question; more than half must agree, or there is no score.", ge=1)
     temperature: float | None = key(None, "Sampling temperature; null: 0 for one vote, 1 for several.", ge=0)
-    max_tokens: int = key(1024, "Tokens of a reply, thoughts included.", ge=16)
+    max_tokens: int = key(1024, "Largest number of tokens of a reply, including thinking.", ge=16)
     max_chars: int = key(
         40_000, "Maximum characters of each part in the prompt (task, answer, tool results); the middle is cut.", ge=200
     )
@@ -46,11 +46,14 @@ class RubricsAutoGrader(Section):
 
     model_name: str = key("qwen-max", "Model that writes and grades if `task_judge.judges` is empty.", min_length=1)
     base_url: str | None = key(
-        None, "Its server; null: DASHSCOPE_BASE_URL or DashScope's with DASHSCOPE_API_KEY, else OPENAI_BASE_URL.",
+        None, (
+            "URL of the model's server; null: DASHSCOPE_BASE_URL, or DashScope's with DASHSCOPE_API_KEY, else "
+            "OPENAI_BASE_URL."
+            ),
         training=False,
     )  # fmt: skip
     api_key: SecretStr | None = key(
-        None, "Its key; write `${oc.env:NAME}`. null: the environment's.", kind="secret", training=False
+        None, "API key of that server; write `${oc.env:NAME}`. null: the environment's.", kind="secret", training=False
     )
     grader_mode: Literal["pointwise", "listwise"] = key(
         "pointwise", "Grade each attempt, or rank the attempts at a task. Examples are labelled in the same way."
@@ -90,8 +93,8 @@ class RubricsAutoGrader(Section):
     mcr_batch_size: int = key(10, "Maximum criteria added by one iteration.", ge=1)
     min_increment_threshold: float = key(0.002, "Minimum gain in agreement of a useful iteration.", ge=0)
     patience: int = key(2, "Consecutive useless iterations before stopping.", ge=1)
-    max_iterations: int = key(50, "Maximum number of iterations.", ge=1)
-    max_total_rubrics: int = key(200, "Maximum number of criteria.", ge=1, le=200)
+    max_iterations: int = key(50, "Largest number of iterations.", ge=1)
+    max_total_rubrics: int = key(200, "Largest number of criteria.", ge=1, le=200)
 
 
 class JudgeKeys(PluginKeys):
@@ -99,8 +102,8 @@ class JudgeKeys(PluginKeys):
 
     judges: list[JudgeModelConfig] = key(
         [],
-        "Models that judge, `[{model, base_url, api_key_env, price_in, price_out}, …]`, in order: the next one is used "
-        "if a model does not answer. Without another source of rewards they rank the attempts at each task.",
+        "Models that judge, `[{model, base_url, api_key_env, price_in, price_out}, …]`, in order: if one does "
+        "not answer, the next is used. Without another source of rewards they rank the attempts at each task.",
     )
     judge_prompt_template: str | None = key(
         None, "Prompt of the judges, with {answer} and any of {question}, {reference}, {tools}; null: ajet's own."

@@ -25,7 +25,7 @@ def open_rubrics(experiment: Experiment) -> RubricsJudge:
     judge = experiment.ajet.task_judge
     if judge.scorer or judge.scorers or judge.stages:
         raise ConfigError(
-            "task_judge.judge_type is rubrics_auto_grader, but scorers are configured too.",
+            "task_judge.judge_type is rubrics_auto_grader, but scorers are set too.",
             where="ajet.task_judge.judge_type",
             do="remove one of them; the scorer `rubric` grades a task's own rubric",
         )

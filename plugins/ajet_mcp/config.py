@@ -11,7 +11,7 @@ from ajet.config.schema.extended import PluginKeys
 class McpAgent(Section):
     """The agent included in ajet, selected by `user_workflow: mcp_agent`."""
 
-    system_prompt: str | None = key(None, "System prompt; null: one sentence on the form of the answer.")
+    system_prompt: str | None = key(None, "System prompt; null: one sentence that describes the form of the answer.")
     max_steps: int | None = key(None, "Maximum model calls of an attempt; null: `rollout.multi_turn.max_steps`.", ge=1)
     parallel: int = key(4, "Maximum concurrent tool calls of one reply.", ge=1)
     max_result_tokens: int | None = key(
@@ -19,23 +19,24 @@ class McpAgent(Section):
     )
     on_overflow: Literal["disabled", "discard_all_tools", "discard_all", "summarize"] = key(
         "disabled",
-        "Action if the context would overflow: fail the episode (disabled), omit tool calls and their results "
-        "(discard_all_tools), keep only the task (discard_all), or replace the history by the model's own summary "
-        "(summarize). Omitted replies are still trained; each change is a fork.",
+        "What to do when the context is full: fail the episode (disabled), omit tool calls and their results "
+        "(discard_all_tools), keep only the task (discard_all), or replace the history by the model's own "
+        "summary (summarize). Omitted replies are still trained; each change begins a new token sequence.",
     )
     on_format_error: Literal["continue", "end"] = key(
         "continue",
-        "Action for an invalid tool call, or a reply with neither a call nor an answer: report the error to the model "
-        "(continue), or end the attempt.",
+        "What to do after an invalid tool call, or a reply with neither a call nor an answer: report the error "
+        "to the model (continue), or end the attempt.",
     )
     on_repetition: Literal["continue", "end"] = key(
-        "continue", "Action if a reply occurs for the third time in a row: continue, or end the attempt."
+        "continue", "What to do if a reply occurs for the third time in a row: continue, or end the attempt."
     )
     on_tool_failure: Literal["continue", "end"] = key(
         "continue",
-        "Action if a tool fails or times out: report the failure to the model (continue), or fail the episode as a "
-        "failure of the tool, without training on it (end). A lost server always fails the episode. If no model of the "
-        "browse agent answers: show the page, cut (continue), or fail the episode for its environment (end).",
+        "What to do if a tool fails or times out: report the failure to the model (continue), or fail the "
+        "episode as a failure of the tool, without training on it (end). A lost server always fails the episode. "
+        "If no model of the browse agent answers: show the page, cut (continue), or fail the episode as a "
+        "failure of the environment (end).",
     )
     browse: bool = key(
         False,

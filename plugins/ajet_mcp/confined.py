@@ -52,11 +52,14 @@ def require_sandbox(servers: Sequence[Server]) -> None:
         choose_mechanism("bubblewrap")
     except ConfigError as error:
         raise ConfigError(
-            f"The server {confined[0]} is confined, and this machine has no sandbox for it: {error.what}",
+            f"The server {confined[0]} is confined, but this machine has no working sandbox: {error.what}",
             where=f"mcpServers.{confined[0]}.confined",
             expected="bubblewrap, for every value of environment.sandbox",
             do=error.do
-            or f"{format_command('doctor')} says what is missing; `confined: false` runs the server as this user",
+            or (
+                f"{format_command('doctor')} reports what is missing; `confined: false` runs the server as the "
+                "current user"
+            ),
         ) from None
 
 

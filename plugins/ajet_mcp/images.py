@@ -65,7 +65,7 @@ def require_images(servers: Sequence[Server]) -> None:
             raise ConfigError(
                 f"The server {server.name} cannot start its image: {problem}",
                 where=f"mcpServers.{server.name}.image",
-                expected="an image present in podman or docker on this machine; ajet pulls no images",
+                expected="an image that podman or docker has on this machine; ajet downloads no images",
             ) from None
 
 

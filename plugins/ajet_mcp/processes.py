@@ -195,7 +195,7 @@ async def _behind_walls(server: Server) -> Child:
         wall = wall_program(server.command, server.walls, server.env, shown)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailedError(
-            f"the MCP server {server.name} has no sandbox: {problem}", "sandbox", lost=True
+            f"the MCP server {server.name} cannot get its sandbox: {problem}", "sandbox", lost=True
         ) from problem
     settings: dict[str, Any] = {"cwd": "/", "env": {}, "start_new_session": True}
     if wall.user is not None:

@@ -49,8 +49,8 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             KEY,
             partial(find_server_problem, server),
             "AgentDock's interface" if dock else "an MCP server with a list of tools",
-            f"start it (`{format_command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it with "
-            "the run), or fix the address; a token is read from MCP_SERVER_TOKEN",
+            f"start it (`{format_command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it "
+            "with the run), or correct the address; ajet reads the token from MCP_SERVER_TOKEN",
         )
 
 
@@ -72,7 +72,7 @@ def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
         AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,
         partial(explain_no_model, agent.models, named="browse agent"),
         f"an OpenAI-compatible server that has {first.model}, or one of the further models",
-        "start it (deploy/model/docker-compose.yml serves one), or fix base_url, model and api_key in the file",
+        "start it (deploy/model/docker-compose.yml serves one), or correct base_url, model and api_key in the file",
     )
 
 
@@ -99,4 +99,4 @@ async def _find_server_problem(server: Server, seconds: float) -> str:
             await on_tools_loop(session.close())
     except CallFailedError as problem:
         return str(problem)
-    return "" if found else "it offers no tools"
+    return "" if found else "the server offers no tools"

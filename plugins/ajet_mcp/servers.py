@@ -38,8 +38,8 @@ The token of an environment started by the same user is found without the variab
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SERVERS = "a server", "http://HOST:PORT/mcp"
 _FORMS = (
-    "an http(s) address that ends in /mcp, /sse or /mcpapi, the name of an environment that runs here (`ajet env "
-    "list`), a command, or a .json or .yaml file with `mcpServers`"
+    "an http(s) address that ends in /mcp, /sse or /mcpapi, the name of an environment on this machine (`ajet "
+    "env list`), a command, or a .json or .yaml file with `mcpServers`"
 )
 
 
@@ -122,7 +122,7 @@ def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
         return (found,)
     if len(words) == 1 and not _is_program(words[0], base):
         raise ConfigError(
-            f"environment.use: {use} is no environment, program or file.",
+            f"environment.use: {use} is not an environment, a program or a file.",
             where=KEY,
             expected=_FORMS,
             do="see docs/mcp.md",
@@ -214,7 +214,7 @@ def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
     servers = tuple(each for each in found if each is not None)
     if free := next((each for each in servers if each.not_held), None):
         raise ConfigError(
-            f"{free.name} cannot be held to its {' and '.join(free.not_held)}.",
+            f"The limits {' and '.join(free.not_held)} of the server {free.name} cannot be enforced for a command.",
             where=f"{file}: mcpServers.{free.name}.resources",
             expected="an image, for limits of cores and memory, or a confined command, for a limit of memory",
         )
@@ -284,7 +284,7 @@ def _split_command(use: str, base: Path) -> tuple[str, ...]:
     try:
         words = shlex.split(use)
     except ValueError as error:
-        raise ConfigError(f"environment.use is no command: {error}.", where=KEY, expected=_FORMS) from None
+        raise ConfigError(f"environment.use is not a valid command: {error}.", where=KEY, expected=_FORMS) from None
     if not words:
         raise ConfigError("environment.use is empty.", where=KEY, expected=_FORMS)
     return tuple(_fill_place(word, base) for word in words)

@@ -158,7 +158,9 @@ class Toolset:
         lost: EnvironmentFailure | None = None
         try:
             if place is None:
-                raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._list_offered)}", "unknown_tool")
+                raise _Wrong(
+                    f"there is no tool {name!r}; the tools are {', '.join(self._list_offered)}", "unknown_tool"
+                )
             given = _parse_arguments(arguments, place.tool)
             if place.session is None:
                 await _check_arguments(given, place.tool)
@@ -315,9 +317,9 @@ def _parse_arguments(given: str | Mapping[str, Any], tool: Tool) -> dict[str, An
         text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
         problem = find_reply_problem(text, {})
     except (TypeError, ValueError) as error:  # values of a custom workflow: a date, an integer too long for Python
-        raise _Wrong(f"these are no arguments of {tool.name}: {error}", "arguments") from None
+        raise _Wrong(f"the arguments of {tool.name} are invalid: {error}", "arguments") from None
     if problem is not None:
-        raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
+        raise _Wrong(f"the arguments of {tool.name} are invalid: {problem}", "arguments")
     read: dict[str, Any] = json.loads(text)
     return read
 
@@ -338,13 +340,15 @@ async def _check_arguments(arguments: Mapping[str, Any], tool: Tool) -> None:
 
     problem = await asyncio.to_thread(find_problem)  # in a thread: checking a server's schema may take a second
     if problem is not None:
-        raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
+        raise _Wrong(f"the arguments of {tool.name} are invalid: {problem}", "arguments")
 
 
 @lru_cache(maxsize=1000)
 def _warn_unchecked(tool: str, problem: str) -> None:
     """Warn once per tool; the problem is the same for all attempts."""
-    logger.warning("Arguments of the tool {} are not checked: its schema cannot be used: {}.", tool, problem)
+    logger.warning(
+        "ajet does not check the arguments of the tool {}, because its schema cannot be used: {}", tool, problem
+    )
 
 
 def _describe_failure(problem: CallFailedError) -> str:

@@ -31,7 +31,7 @@ _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
 """Codes of a member shutting down or losing its election during a wait for journal or members."""
 DUPLICATE = 11000
 """Error code: the document already exists."""
-CANNOT_WRITE = "The store's server cannot write"
+CANNOT_WRITE = "The MongoDB server of the store cannot write"
 T = TypeVar("T")
 
 
@@ -143,14 +143,14 @@ class MongoConnection:
                 raise StoreDownError(**self._describe_failure(error, CANNOT_WRITE)) from error
             if error.code in (13, 18, 8000):  # the user lacks a permission, or the login failed
                 raise StoreDownError(
-                    "The store's server refuses this user.",
+                    "The MongoDB server of the store refuses this user.",
                     where=self.shown,
-                    expected="AJET_STORE_USER and AJET_STORE_PASSWORD of one that may read and write there",
+                    expected="AJET_STORE_USER and AJET_STORE_PASSWORD of a user that may read and write the database",
                 ) from error
             raise
 
     def _make_unreachable_error(
-        self, error: Exception, what: str = "The store's server does not answer"
+        self, error: Exception, what: str = "The MongoDB server of the store does not answer"
     ) -> StoreUnreachableError:
         return StoreUnreachableError(**self._describe_failure(error, what))
 
@@ -158,6 +158,6 @@ class MongoConnection:
         return {
             "what": f"{what}: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
             "where": self.shown,
-            "expected": "a server of MongoDB that this machine reaches",
-            "do": "Start it, or say where it is in store.uri; then start the same command again.",
+            "expected": "a MongoDB server that this machine can reach",
+            "do": "Start the server, or correct store.uri; then start the same command again.",
         }

@@ -202,7 +202,7 @@ class MongoStore:
         self.link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._seconds)}])
         still = {found["_id"] for found in self.link.find(TASK, {"$or": each}, {"_id": 1})}
         if lost := [lease.order for lease in wanted if lease.order not in still]:
-            raise LeaseLostError(f"positions {lost} are another's by now, or over")
+            raise LeaseLostError(f"positions {lost} are leased by another process, or finished")
 
     def fail(self, lease: Lease, reason: str) -> None:
         failed = changes.record_failure(self._redact(reason), self._most)
@@ -214,7 +214,7 @@ class MongoStore:
             self._ledger.require_trainer()
             change = changes.mark_dead(self._redact(reason))
             if not self.positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
-                raise LeaseLostError(f"position {order} is not closed")
+                raise LeaseLostError(f"position {order} has no complete group")
 
     def dead(self) -> list[DeadLetter]:
         """Return the dead letters, in order."""
@@ -228,7 +228,7 @@ class MongoStore:
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
-            raise LeaseLostError(f"position {order} is not dead")
+            raise LeaseLostError(f"position {order} has not been given up, so it cannot be revived")
         self.records.remove([end["record"] for each in altered for end in each["ends"]])
 
     def announce(self, policy: Policy) -> None:
@@ -291,7 +291,9 @@ class MongoStore:
         """
         limit = patience_limit()
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
-            raise StoreUnreachableError("Another thread of this process waits for the store.", where=self.link.shown)
+            raise StoreUnreachableError(
+                "Another thread of this process is waiting for the store.", where=self.link.shown
+            )
         try:
             yield
         finally:
@@ -330,7 +332,8 @@ class MongoStore:
             free = {each["_id"] for each in found if max(list_steps(each, names), default=-1) < step}
             if foreign := [order for order in wanted if order not in free]:
                 raise LeaseLostError(
-                    f"step {step} cannot use positions {foreign}: their lease expired, or a step has used them already"
+                    f"step {step} cannot use the groups at the positions {foreign}: their leases expired, or a "
+                    "step has used them already"
                 )
             ours = {"_id": {"$in": wanted}, **changes.match_use(name, step)}
             if end:
@@ -342,7 +345,7 @@ class MongoStore:
             took = {each["_id"] for each in self.link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:
                 self.link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
-                raise LeaseLostError(f"positions {lost} are not leased any more")
+                raise LeaseLostError(f"this process has no valid leases of the positions {lost} any more")
 
     def _mend_state(self) -> None:
         """Keep exactly the uses known to the ledger's head, and remove unreferenced documents."""
@@ -379,4 +382,4 @@ class MongoStore:
 
 
 def _make_lost_error(lease: Lease) -> LeaseLostError:
-    return LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
+    return LeaseLostError(f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})")

@@ -6,7 +6,7 @@ from ajet.config.plugin import Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_mongo",
-    about="the store `mongodb`: a ledger for samplers and trainers on many machines",
+    about="the store `mongodb`: tasks, episodes and leases for samplers and trainers on many machines",
     packages=("pymongo",),
     extra="mongo",
     stores={

@@ -83,7 +83,9 @@ class EpisodeRecords:
     def make_loss_error(self) -> StoreDownError:
         """Return the error for a server that has lost documents repeatedly."""
         return StoreDownError(
-            "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
+            "The MongoDB server of the store loses data that it has confirmed.",
+            where=self._link.shown,
+            expected="a server that keeps running",
         )
 
     def remove(self, names: Sequence[str], **so: object) -> None:
@@ -122,7 +124,7 @@ class EpisodeRecords:
             )
             why = self._redact(str(altered))
             if self._link.update(TASK, match_record(each["_id"], record), mark_dead(why)):
-                logger.warning("position {} is given to nobody any more: {}", each["_id"], why)
+                logger.warning("the task at position {} is given up: {}", each["_id"], why)
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
@@ -221,7 +223,7 @@ class EpisodeRecords:
                     raise
                 # A server that shuts down reports this error. It may restart without the documents, so insert again.
                 if unsure := details.get("writeConcernErrors"):
-                    raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
+                    raise AutoReconnect(f"the server does not confirm the write: {unsure[0].get('errmsg')}") from error
 
         (self._link.run_quick if is_acknowledged else self._link.send_unacknowledged)(insert)
 
@@ -242,7 +244,7 @@ class EpisodeRecords:
         try:
             with explain_alteration(order, end["uuid"], self._link.shown, sampler):
                 if not parts[RECORD][name]:
-                    raise AlteredEpisodeError("its record is gone")
+                    raise AlteredEpisodeError("its record is missing")
                 (record,) = parts[RECORD][name]
                 calls, data, blobs = (parts[kind][name] for kind in (CALL, DATA, BLOB))
                 return parse_documents(record, calls, data, blobs, order)

@@ -40,13 +40,13 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
     version = link.run_durable(lambda base: base.client.admin.command("buildInfo"))["version"]
     members = len(hello.get("hosts", ())) or 1
     numbers = tuple(int(part) for part in version.split(".")[:2])
-    old = "it has to be 5.0 or later" if numbers < OLDEST else ""
+    old = "the server must have version 5.0 or later" if numbers < OLDEST else ""
     shown = [Finding("server", "problem" if old else "ok", f"{link.shown}, MongoDB {version}", old)]
     if members == 1:
-        alone = "one server, no replica set: what is on its disk is all there is"
-        shown.append(Finding("replicas", "note", alone, "back it up, or make it a replica set"))
+        alone = "one server without a replica set: the data exist on its disk only"
+        shown.append(Finding("replicas", "note", alone, "back up the data, or use a replica set"))
     else:
-        shown.append(Finding("replicas", "ok", f"{members} members; a write is done when most of them have it"))
+        shown.append(Finding("replicas", "ok", f"{members} members; a write is complete when most of them have it"))
     took, skew = [], 0.0
     for _ in range(5):
         started, began = time.perf_counter(), time.time()
@@ -54,17 +54,28 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
         took.append(time.perf_counter() - started)
         skew = answer["localTime"].replace(tzinfo=timezone.utc).timestamp() - began - took[-1] / 2
     delay = statistics.median(took)
-    far = "each position takes some round trips" if delay > FAR else ""
-    shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms a round trip", far))
-    skewed = "leases go by the server's clock; times in the record by this one" if abs(skew) > SKEWED else ""
-    shown.append(Finding("clock", "note" if skewed else "ok", f"{skew:+.1f} s from this machine's", skewed))
+    far = "each task takes several round trips" if delay > FAR else ""
+    shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms per round trip", far))
+    skewed = "leases use the server's clock; times in the record use this machine's" if abs(skew) > SKEWED else ""
+    shown.append(
+        Finding(
+            "clock",
+            "note" if skewed else "ok",
+            f"the server's clock differs by {skew:+.1f} s from this machine's",
+            skewed,
+        )
+    )
     return shown
 
 
 def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
-        return [Finding("store", "note", "nothing is there yet", "the first process that opens it makes it")]
+        return [
+            Finding(
+                "store", "note", "the database does not exist yet", "the first process that opens the store creates it"
+            )
+        ]
     shown = [findings.report_schema_version(ledger["version"], VERSION)]
     missing = [
         f"{name} {dict(keys)}"
@@ -74,9 +85,16 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     ]
     if missing:
         text = f"lacking: {', '.join(missing)}"
-        shown.append(Finding("indexes", "warning", text, "each claim reads all positions; make them again"))
+        shown.append(
+            Finding(
+                "indexes",
+                "warning",
+                text,
+                "an index is missing, so each lease reads all positions; create the indexes again",
+            )
+        )
     else:
-        shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))}"))
+        shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))} indexes exist"))
     had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
     states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
     size = int(base.command("dbStats")["dataSize"])

@@ -12,22 +12,22 @@ from ajet.cli.options import ExpDir, Host, Port
 def observe(
     endpoint: Annotated[
         str,
-        typer.Option("--endpoint", metavar="URL", help="URL of the recorded endpoint, up to /v1.", show_default=False),
+        typer.Option("--endpoint", metavar="URL", help="URL of the endpoint to record, up to /v1.", show_default=False),
     ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the record.")] = "observed",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the recording.")] = "observed",
     idle: Annotated[
         float,
-        typer.Option("--idle", metavar="SECONDS", min=0, help="End a session without requests after this time."),
+        typer.Option("--idle", metavar="SECONDS", min=0, help="End a session after this time without requests."),
     ] = 1800.0,
     timeout: Annotated[
         float,
         typer.Option(
             "--timeout", metavar="SECONDS", min=0.1,
-            help="Time without data from the endpoint after which a call fails (504).",
+            help="Time without data from the endpoint after which a call fails with status 504.",
         ),
     ] = 600.0,
     token_ids: Annotated[
-        bool, typer.Option("--token-ids", help="Ask the endpoint for token ids (vLLM gives them).")
+        bool, typer.Option("--token-ids", help="Request token ids from the endpoint (vLLM returns them).")
     ] = False,
     host: Host = None,
     port: Port = None,

@@ -61,9 +61,12 @@ def observe(experiment: Experiment, options: ObserveOptions) -> int:
     from ajet.record import RunDirectory
 
     endpoint = _parse_endpoint(options.endpoint)
-    key = read_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
+    key = read_key(KEY, do="omit it if only this machine can reach the proxy", or_else="")
     require_key_or_loopback(
-        options.host, keyed=key is not None, name="proxy", do=f"set {KEY}, which feedback must bear then"
+        options.host,
+        keyed=key is not None,
+        name="proxy",
+        do=f"set {KEY}; requests with feedback must then contain this key",
     )
     run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
     with close_with_outcome(run):
@@ -100,7 +103,7 @@ def _run_proxy(
     host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
     address = f"http://{host}:{listening.getsockname()[1]}"
     if adopted := sessions.adopt(_find_left_sessions(run.path)):
-        logger.info("continues {} left by an earlier process", counted(adopted, "session"))
+        logger.info("continuing the session {} of an earlier process", counted(adopted, "session"))
     relay = ObservingRelay(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
     server = RelayServer(relay, sessions, listening)
     recording = EpisodeRecording(run)
@@ -151,9 +154,9 @@ def _parse_endpoint(given: str) -> str:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise UserError(
-            "This is no address of an endpoint, which has no user and no query."
+            "The endpoint's URL must not contain a user or a query."
             if secret
-            else f"{given} is no address of an endpoint.",
+            else f"{given} is not the URL of an endpoint.",
             where="--endpoint",
             expected="a URL such as http://127.0.0.1:8000/v1",
             do="" if secret or "://" in given else f"did you mean http://{given}?",
@@ -164,11 +167,11 @@ def _parse_endpoint(given: str) -> str:
 
 def _print_address(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
     bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
-    goes = f" what goes to {endpoint} · recording in {run.path}"
+    goes = f" forwards requests to {endpoint} · records in {run.path}"
     console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
     console.print(
         f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
         '-d \'{"session": "NAME", "liked": true}\'',
-        "\nCtrl-C ends it.",
+        "\nPress Ctrl-C to stop.",
         sep="", markup=False, soft_wrap=True,
     )  # fmt: skip

@@ -66,7 +66,7 @@ _FIELDS = [name for name in Feedback.__dataclass_fields__ if name != "at"]
 def parse_feedback(body: Any, at: float) -> Feedback:
     """Return the feedback in a request's body. Raises Refused."""
     if not isinstance(body, Mapping):
-        raise Refused("Expected a JSON object.", code="invalid_json")
+        raise Refused("The body must be a JSON object.", code="invalid_json")
     for name in body:
         if name not in _FIELDS:
             raise Refused(f"Unknown field '{name}': expected some of {', '.join(_FIELDS)}.", param=str(name))
@@ -74,12 +74,14 @@ def parse_feedback(body: Any, at: float) -> Feedback:
         feedback = Feedback(at, **{name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        expected = _EXPECTED.get(name, f"a text of 1 to {_MAX_CHARS} characters")
+        expected = _EXPECTED.get(name, f"a string of 1 to {_MAX_CHARS} characters")
         raise Refused(f"Invalid value for '{name}': expected {expected}.", param=name, code="invalid_value") from None
     if feedback.session is None and feedback.reply is None:
-        raise Refused("Missing 'session' or 'reply': whose feedback is it?", param="session")
+        raise Refused("The feedback names no session and no reply: set 'session' or 'reply'.", param="session")
     if not feedback.is_rating and body.get("end") is None:
-        raise Refused("It says nothing: expected reward, liked, corrected, comment or end.", param="reward")
+        raise Refused(
+            "The feedback is empty: set at least one of reward, liked, corrected, comment and end.", param="reward"
+        )
     return feedback
 
 

@@ -44,7 +44,7 @@ from ajet_observe.sessions import ObservedSessions, RunningCall
 
 T = TypeVar("T")
 Headers = Mapping[bytes, bytes]
-ENDED = "the proxy was ended before the reply was whole"
+ENDED = "`ajet observe` was stopped before the reply was complete"
 _DIALECTS: Mapping[str, DialectName] = {
     "chat/completions": "chat", "completions": "completions", "responses": "responses", "messages": "anthropic"
 }  # fmt: skip
@@ -122,7 +122,7 @@ class ObservingRelay:
             elif path.startswith("/v1/"):
                 await self._pass_on(scope, headers, receive, send, path.removeprefix("/v1/"), session)
             else:
-                raise Refused(f"Not Found: {path}. What is passed on begins with /v1/.", status=404)
+                raise Refused(f"Not Found: {path}. This proxy forwards only paths that begin with /v1/.", status=404)
         except Refused as refused:
             if refused.status == 401:
                 await after_wrong_key(scope)
@@ -149,13 +149,13 @@ class ObservingRelay:
         self, scope: Scope, headers: Headers, receive: Receive, send: Send, session: str | None
     ) -> None:
         if scope["method"] != "POST":
-            raise Refused("Feedback is a POST.", status=405)
+            raise Refused("Send feedback by a POST request.", status=405)
         offered = headers.get(b"authorization", b"").rpartition(b" ")[2]
         if self._key is not None and not hmac.compare_digest(offered, self._key.encode()):
-            raise Refused("Incorrect key for feedback.", status=401, code="invalid_api_key")
+            raise Refused("The key for feedback is incorrect.", status=401, code="invalid_api_key")
         if headers.get(b"content-type", b"").split(b";")[0].strip() != b"application/json":
             # A web page cannot send this type to another server without a preflight request.
-            raise Refused("Feedback is sent as content-type: application/json.", status=415)
+            raise Refused("Send feedback with the header content-type: application/json.", status=415)
         body = await read_body(scope, headers, receive)
         if body is None:
             return
@@ -169,7 +169,7 @@ class ObservingRelay:
         try:
             answer = await self._finish_write(self._sessions.add_feedback(feedback))
         except OSError as problem:
-            why = f"The feedback could not be written: {problem.strerror}."
+            why = f"The feedback could not be written to disk: {problem.strerror}."
             raise Refused(why, status=507, code="not_recorded") from problem
         await send_json(send, 200, answer)
 
@@ -272,7 +272,11 @@ class ObservingRelay:
         except httpx.HTTPError as error:
             hangs = isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout))
             why = f"{type(error).__name__}: {error}".rstrip(": ")
-            why = f"nothing came for {self._timeout:g} s (--timeout)" if hangs else why
+            why = (
+                f"it sent nothing for {self._timeout:g} s (raise --timeout if its replies take longer)"
+                if hangs
+                else why
+            )
             copy.finish, copy.is_cut = "error", has_begun
             copy.problem = f"the endpoint {'broke off its reply' if has_begun else 'did not answer'}: {why}"
             if not has_begun:
@@ -326,10 +330,10 @@ def _leads_out(path: str) -> bool:
 def _refuse_pages(scope: Scope) -> None:
     """Raise Refused for a web page of another machine, also with a foreign host name for this machine's address."""
     if _list_foreign(scope, b"origin"):
-        raise Refused("A page of another machine may not use this proxy.", status=403)
+        raise Refused("This proxy refuses requests of web pages from other machines.", status=403)
     server = scope.get("server")
     if server and is_loopback(server[0]) and (hosts := _list_foreign(scope, b"host")):
-        raise Refused(f"This address is not {hosts[0]!r}.", status=421)
+        raise Refused(f"The request's Host header {hosts[0]!r} is not an address of this proxy.", status=421)
 
 
 def _list_foreign(scope: Scope, header: bytes) -> list[str]:
@@ -345,7 +349,7 @@ def _read_name(headers: Headers, header: bytes) -> str | None:
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise Refused("A session or agent is named by 1 to 128 printable characters.", code="invalid_value")
+        raise Refused("The name of a session or agent must have 1 to 128 printable characters.", code="invalid_value")
     return name
 
 

@@ -25,7 +25,7 @@ from ajet.schema.call import FinishReason
 from ajet.schema.secrets import is_secret_name
 from ajet.schema.settled import parse_storable_json, repair_surrogates
 
-CLIENT_LEFT = "the client left before the reply was whole"
+CLIENT_LEFT = "the client disconnected before the reply was complete"
 MAX_COPIED = MAX_BODY
 """Limit on the copied bytes of a reply, decompressed. All bytes are passed on."""
 LOGGED_SILENCE_S = 5.0
@@ -115,12 +115,12 @@ class ReplyCopy:
 
     def _find_problem(self, body: Any) -> str:
         if self._size > MAX_COPIED:
-            return f"the reply is larger than what is kept of one, {MAX_COPIED >> 20} MiB"
+            return f"the reply is larger than {MAX_COPIED >> 20} MiB, so it is not recorded"
         if self._stream is None:
             return ""
         if self._stream.error or not self._stream.has_ended:
             return self._stream.error or "the endpoint broke off its reply"
-        return "the endpoint's stream held no reply" if body is None else ""
+        return "the endpoint's stream contained no reply" if body is None else ""
 
 
 def build_key_redactor(headers: Mapping[bytes, bytes], query: bytes) -> Redactor:

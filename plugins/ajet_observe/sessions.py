@@ -122,7 +122,7 @@ class ObservedSessions:
                 try:
                     await self._write_row(session, dict(row))
                 except OSError as problem:
-                    logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
+                    logger.error("a model call could not be written to its session file {}: {}", session.file, problem)
                 is_long = session.bytes - before > LONG_BYTES
                 async with session.recording:
                     await asyncio.to_thread(session.settle, row, call) if is_long else session.settle(row, call)
@@ -178,7 +178,7 @@ class ObservedSessions:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 file.rename(session.file)
             except (UserError, OSError, KeyError, ValueError, Refused) as problem:
-                logger.warning("the session in {} cannot be read and is left there: {}", file, problem)
+                logger.warning("the recorded session {} cannot be read; the file stays where it is: {}", file, problem)
                 continue
             count += 1
             older, newer = sorted((self._open.get(session.name, session), session), key=lambda each: each.began)

@@ -11,7 +11,8 @@ class ProofKeys(PluginKeys):
 
     proof_sample: int = key(
         2,
-        "Episodes of each training step proven as by `ajet prove`, as metrics `proof/…`. 0 disables the proof.",
+        "Number of episodes of each training step that are checked as by `ajet prove`; results are the metrics "
+        "`proof/…`. 0: none.",
         training=False,
         ge=0,
     )

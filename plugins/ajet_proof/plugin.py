@@ -11,12 +11,12 @@ PLUGIN = Plugin(
     commands={
         "prove": Command(
             "ajet_proof.cli.prove:prove",
-            "Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution.",
+            "Derive recorded episodes again, token by token. Exit code 1 if a token or log-probability is wrong.",
             panel=RECORDS_PANEL,
         ),
         "audit": Command(
             "ajet_proof.cli.audit:audit",
-            "Compare a run with what it committed; trace an update back, an episode forward.",
+            "Check that a run's files are unchanged; trace an update back to episodes, and an episode to updates.",
             panel=RECORDS_PANEL,
         ),
     },

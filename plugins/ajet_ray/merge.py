@@ -108,9 +108,9 @@ class _Shards:
         split = [dim for dim, each in enumerate(first.placements) if type(each) is Shard]
         if len(split) > 1 or any(type(each) not in (Shard, Replicate) for each in first.placements):
             raise UserError(
-                f"{name} is spread over the processes as {first.placements}.",
+                f"The tensor {name} is distributed over the processes as {first.placements}, which ajet cannot merge.",
                 where=str(self._place),
-                expected="one split dimension, as FSDP makes them",
+                expected="one split dimension, as FSDP writes it",
             )
         if not split:
             return first.to_local()
@@ -128,7 +128,8 @@ class _Shards:
         tensor = torch.cat(parts, dim=placement.dim)
         if tensor.shape != first.shape:
             raise UserError(
-                f"The parts of {name} make {tuple(tensor.shape)}, not {tuple(first.shape)}.",
+                f"The parts of the tensor {name} have together the shape {tuple(tensor.shape)}, not "
+                f"{tuple(first.shape)}.",
                 where=str(self._place),
                 expected="the shards of one checkpoint",
             )
@@ -142,18 +143,16 @@ def _plan_tensors(
     adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
     if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
         raise UserError(
-            "The checkpoint holds adapters, and not what they are added to.",
+            "The checkpoint contains adapters, but not the weights that they belong to.",
             where="verl.actor_rollout_ref.model.lora",
-            expected="a checkpoint of the whole model, with lora_train_meta.json",
+            expected="a checkpoint of the complete model, with lora_train_meta.json",
         )
     tied = _find_tied_head(shards, config)
     for name in shards.names:
         if name == tied or name.endswith((_LORA_A, _LORA_B)):
             continue
         if "lora_" in name:
-            raise UserError(
-                f"{name} is of a kind of adapter that is not merged here.", expected="LoRA on linear layers"
-            )
+            raise UserError(f"ajet cannot merge this kind of adapter: {name}.", expected="LoRA on linear layers")
         known = name.removeprefix(_PREFIX).replace(_BASE, ".")
         module = name.partition(_BASE)[0]
         floating = shards.read_dtype(name).is_floating_point
@@ -175,7 +174,7 @@ def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
         return None
     if not torch.equal(shards.read_tensor(heads[0]), shards.read_tensor(embeddings[0])):
         raise UserError(
-            "Embedding and head differ, and the model's configuration says that they are one.",
+            "Embedding and output head differ, although the model's configuration says that they share their weights.",
             where="config.json: tie_word_embeddings",
         )
     return heads[0]
@@ -234,13 +233,13 @@ def _silence_mesh_warnings() -> Iterator[None]:
         logger.setLevel(before)
 
 
-_OF_MEGATRON = "a checkpoint of Megatron is merged by `python -m verl.model_merger merge --backend megatron`"
+_OF_MEGATRON = "merge a checkpoint of Megatron with `python -m verl.model_merger merge --backend megatron`"
 
 
 def _make_incomplete_error(file: Path, do: str = "") -> UserError:
     return UserError(
-        "The checkpoint is not whole.",
+        "The checkpoint is incomplete.",
         where=str(file),
-        expected="the shards of every process, as verl's FSDP engine saves them",
-        do=do or "export another step: an interrupted save leaves such a folder",
+        expected="the shards of every process, as verl's FSDP engine writes them",
+        do=do or "export another step: this folder was left by an interrupted save",
     )

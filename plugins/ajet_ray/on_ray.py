@@ -45,11 +45,11 @@ def find_address(options: LaunchOptions) -> str | None:
     address = os.environ.get(ADDRESS)
     if "ray-cluster" in options.flags and not address:
         raise ConfigError(
-            "--with-ray-cluster joins a Ray cluster, and none is named.",
+            "--with-ray-cluster joins a Ray cluster, but RAY_ADDRESS names none.",
             where=ADDRESS,
-            expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
-            do="use --with-ray to have one started on this machine; `ajet cluster render` writes what starts one on "
-            "several (MASTER_ADDR and MASTER_PORT are not read)",
+            expected="the address of the cluster's head, such as 10.0.0.1:6379, or auto on one of its nodes",
+            do="use --with-ray to start a cluster on this machine; `ajet cluster render` writes a job that "
+            "starts one on several machines (MASTER_ADDR and MASTER_PORT are not read)",
         )
     return None if "ray" in options.flags else address
 
@@ -87,11 +87,15 @@ def run_on_ray(
             folder=experiment.base,
             environment=environment,
             temporary=leftovers.folder,
-            on_wait=lambda found, wanted: logger.info("waiting for the cluster: {} of {} GPUs", found, wanted),
+            on_wait=lambda found, wanted: logger.info(
+                "waiting for the Ray cluster: {} of {} GPUs are there", found, wanted
+            ),
         ),
         collect_logs(run.path / "logs", run.redact),
     ):
-        logger.info("Ray is there after {:.0f} s; {}'s processes start", time.monotonic() - began, whose)
+        logger.info(
+            "the Ray cluster is ready after {:.0f} s; the processes of {} start", time.monotonic() - began, whose
+        )
         mailbox = open_mailbox()
         if record.tools.tools is not None:
             mailbox.pin.remote(record.tools.tools)
@@ -147,10 +151,10 @@ class RunListener:
             return self.listen()
         except KeyboardInterrupt:
             if self._is_recording:
-                logger.warning("interrupted while it was recorded what was trained: the run goes on as after a kill")
+                logger.warning("interrupted while the results of a step were recorded: the run resumes as after a kill")
                 raise
             self._interrupts.forget_raised()
-            logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+            logger.warning("interrupted: the run ends after the current step, with a checkpoint")
             ray.get(self._mailbox.ask_to_stop.remote())
             self.listen(stopping=True)
             raise
@@ -171,7 +175,7 @@ class RunListener:
                     mailbox.know.remote(due, self._tickets.list_open())
                 if self._record.is_exhausted and not stopping:
                     stopping = True
-                    logger.warning("nothing could be learned for so long that the run ends after its present step")
+                    logger.warning("the run had no training signal for too long: it ends after the current step")
                     ray.get(mailbox.ask_to_stop.remote())
                 ended, _ = ray.wait([self._done], timeout=0)
                 letters = self._take_notices(0.0 if ended else LISTEN_S)
@@ -189,7 +193,7 @@ class RunListener:
                 self._log_start(letters)
             if hurries and self._tickets.missing_groups and not letters and not self._may_fill_step():
                 logger.warning(
-                    "its present step waits for groups: it ends with the step before, which has a checkpoint"
+                    "the current step waits for groups: the run ends with the step before, which has a checkpoint"
                 )
                 return stopping
             if ended and not letters:
@@ -209,8 +213,10 @@ class RunListener:
             return
         self._logged_at = now
         place, line = find_last_line(self._logs)
-        printed = f"; {place} printed last: {line}" if place else f"; no process has printed yet ({self._logs})"
-        logger.info("{} is starting for {:.0f} s{}", self._whose, now - self._started_at, printed)
+        printed = (
+            f"; the process {place} printed last: {line}" if place else f"; no process has printed yet ({self._logs})"
+        )
+        logger.info("{} has been starting for {:.0f} s{}", self._whose, now - self._started_at, printed)
 
     def _take_notices(self, seconds: float) -> list[Any]:
         """Return notices to record: those left by an interrupt, or the next ones."""
@@ -228,7 +234,7 @@ class RunListener:
         left = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
         if left and not self._is_wait_logged:
             self._is_wait_logged = True
-            logger.warning("its present step waits up to {:.0f} s for groups that are being played", left)
+            logger.warning("the current step waits up to {:.0f} s for groups in progress", left)
         return bool(left)
 
 
@@ -237,5 +243,5 @@ def make_run_error(whose: str, what: str, logs: Path) -> RunFailed:
     return RunFailed(
         f"{whose} ended the run: {what}",
         where=str(logs),
-        do="each of its processes has a log there; the same command goes on from the last checkpoint",
+        do="read the logs of its processes there; the same command resumes from the last checkpoint",
     )

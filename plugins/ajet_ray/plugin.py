@@ -6,7 +6,7 @@ from ajet.config.plugin import LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_ray",
-    about="what the backbones `verl` and `trinity` share: cluster, mailbox, tickets, rows, record",
+    about="shared parts of the backbones `verl` and `trinity`: cluster, queues, rows, record",
     packages=("ray",),
     extra="verl",
     launch_flags={

@@ -143,10 +143,10 @@ class RayRecord:
             refuse_if_all_failed(list_episodes(self._failed), first.step)
         if len(self._failed) >= HOPELESS * self.settings.data.train_batch_size:
             raise UserError(
-                f"No episode of the last {len(self._failed)} tasks was scored: there is nothing to train on.",
+                f"No episode of the last {len(self._failed)} tasks was scored, so there is nothing to train on.",
                 where=f"step {first.step}",
-                expected="rewards, from the workflow or the judge",
-                do="run the same YAML with --backbone debug: it shows what the judge says of each episode",
+                expected="rewards from the workflow or the judge",
+                do="run the same YAML with --backbone debug: it shows the judge's verdict of each episode",
             )
 
     def _handle_step(self, letter: StepNotice) -> None:
@@ -183,10 +183,10 @@ class RayRecord:
         logger.warning("{}: {}", letter.role, letter.why)
         if self._deaths >= DEATHS:
             raise UserError(
-                f"Processes of the run died {self._deaths} times, the last: {letter.role}: {letter.why}",
+                f"Processes of the run died {self._deaths} times. The last one: {letter.role}: {letter.why}",
                 where=str(self._run.path / "logs"),
-                expected="a workflow that does not take its process down (memory, native crashes, os._exit)",
-                do="look at the logs there; `rollout.isolation: process` keeps such a workflow apart",
+                expected="a workflow that does not kill its process (by memory, native crashes, os._exit)",
+                do="read the logs there; `rollout.isolation: process` runs such a workflow in a separate process",
             )
 
     def _handle_validation(self, letter: ValidationNotice) -> None:

@@ -128,7 +128,9 @@ def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) 
     for index, timeline in enumerate(cut):
         row = np.concatenate([np.asarray(at[index]["prompts"]), np.asarray(at[index]["responses"])])
         if not np.array_equal(row, timeline.ids):
-            raise ValueError(f"episode {episode.uuid}: row {index} holds other tokens than its timeline")
+            raise ValueError(
+                f"episode {episode.uuid}: row {index} contains other tokens than its timeline (token sequence)"
+            )
     return replace(episode, timelines=cut)
 
 

@@ -126,7 +126,7 @@ class StoreTickets(LaunchTickets):
             self._abandoned.add(ticket)
             return
         for order in [order for order, place in self._places.items() if place == ticket]:
-            logger.warning("position {} takes its process down: it is left in the store", order)
+            logger.warning("the task at position {} kills the process that runs it: it stays in the store", order)
             self._given_up.add(order)
             del self._places[order], self.groups[order]
             self._steps.pop(order, None)
@@ -258,8 +258,9 @@ def require_model(checkpoint: Checkpoint) -> None:
     """Raise ConfigError for a checkpoint with verl's shards alone: samplers would wait for its weights forever."""
     if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
         raise ConfigError(
-            "The checkpoint was made without samplers: it holds no model that they could load.",
+            "The checkpoint was made without samplers: it contains no model that samplers could load.",
             where=str(checkpoint.path),
-            expected="one that was made with --from-store",
-            do="begin anew from its weights: `ajet export`, and its folder as ajet.model.path, with --fresh",
+            expected="a checkpoint made with --from-store",
+            do="start a new run from its weights: run `ajet export`, set ajet.model.path to the exported "
+            "folder, and use --fresh",
         )

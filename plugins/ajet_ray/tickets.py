@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROWS, QUEUE = "data.pt", "transfer_queue"
 """Files of verl's checkpoint: the number of taken rows, and the queue of untrained ones."""
-DEADLY = "its group took down each process that played it"
+DEADLY = "each process that ran its group died"
 """The reason for giving up a position."""
 AHEAD = 2
 """Batches of positions leased ahead, so that players never wait for the record."""

@@ -123,7 +123,7 @@ def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
     """
     code = seccomp_filter(namespaces=True)
     if as_root and not code:
-        raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
+        raise SandboxFailure("ajet has no filter of system calls for this processor", retryable=False)
     argv = ["--new-session", "--clearenv"]
     argv += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if as_root:

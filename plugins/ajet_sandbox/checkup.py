@@ -46,11 +46,14 @@ def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Fi
         for each in trials
     ]
     if wanted == "none":
-        text = "environment.sandbox is none: code that the model writes runs as this user"
+        text = "environment.sandbox is none: model-written code runs as the current user"
         return [*found, Finding("none", "warning", text, "environment.sandbox: auto")]
     usable = [each for each in trials if each.works and wanted in ("auto", each.mechanism)]
     if not usable:
-        return [*found, Finding("sandbox", "note", "none here for code that a model writes", advise_setup())]
+        return [
+            *found,
+            Finding("sandbox", "note", "no sandbox for model-written code works on this machine", advise_setup()),
+        ]
     return [*found, *(probe_walls(usable[0].mechanism, image) if probed else [])]
 
 
@@ -62,10 +65,10 @@ def _describe_trial(trial: Trial, *, needed: bool) -> Finding:
     if not trial.works:
         return Finding(trial.mechanism, "problem" if needed else "note", trial.why, advise_setup() if needed else "")
     own = os.geteuid() == 0 or trial.mechanism in ENGINES
-    who = "each sandbox a user of its own" if own else "in a user namespace or confined, as this user"
-    text = f"works; memory of a tree is held by {trial.memory_held_by}; {who}"
+    who = "each sandbox has its own user" if own else "in a user namespace or confined, as the current user"
+    text = f"works; {trial.memory_held_by} limits the memory of a process tree; {who}"
     if trial.mechanism == "bubblewrap" and read_landlock_version() < LEAST_ABI:
-        text += "; a .env file that changes while code runs can be read there (no Landlock of Linux 5.19)"
+        text += "; code can read a .env file that changes while it runs (no Landlock of Linux 5.19)"
     return Finding(trial.mechanism, "ok", text)
 
 
@@ -94,9 +97,9 @@ def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
             finally:
                 box.close()
     except (SandboxFailure, OSError) as error:
-        return [Finding("walls", "warning", f"they could not be tried: {error}")]
+        return [Finding("walls", "warning", f"the sandbox could not be tested: {error}")]
     open_walls = [wall for wall, reply in replies.items() if REACHED.encode() in reply.stdout]
     if not open_walls:
-        return [Finding("walls", "ok", f"{mechanism}: no file, network or process of this machine is reached")]
+        return [Finding("walls", "ok", f"{mechanism}: code inside reaches no file, network or process of this machine")]
     text = f"{mechanism}: code inside reaches this machine: {', '.join(open_walls)}"
-    return [Finding("walls", "warning", text, "do not run code here that you have not read")]
+    return [Finding("walls", "warning", text, "do not run code on this machine that you have not read")]

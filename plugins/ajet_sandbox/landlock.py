@@ -72,7 +72,7 @@ def _find_temp_folder(user: int | None) -> str:
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if user is None or is_reachable(place):
             return place
-    raise SandboxFailure("no folder for temporary files can be reached by another user", retryable=False)
+    raise SandboxFailure("another user can reach no folder for temporary files", retryable=False)
 
 
 class LandlockSandbox(HostFolderSandbox):
@@ -88,7 +88,7 @@ class LandlockSandbox(HostFolderSandbox):
             raise SandboxFailure(why, retryable=False)
         code = seccomp_filter(namespaces=False, counted=self._group is None)
         if not code:
-            raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
+            raise SandboxFailure("ajet has no filter of system calls for this processor", retryable=False)
         return self._plan_in_folder(line, user, code, confined=True)
 
 

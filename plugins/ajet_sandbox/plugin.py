@@ -7,7 +7,7 @@ from ajet.config.plugin import ConfigKeys, Plugin, PluginPart
 _MECHANISMS = ("auto", "bubblewrap", "landlock", "podman", "docker", "none")
 PLUGIN = Plugin(
     name="ajet_sandbox",
-    about="sandboxes for code that a model wrote, the isolation `sandbox`, and the scorer `code`",
+    about="sandboxes for model-written code, the isolation `sandbox`, and the scorer `code`",
     sandboxes=dict.fromkeys(_MECHANISMS, "ajet_sandbox.choose:ExperimentSandboxMaker"),
     isolations={"sandbox": PluginPart("ajet_sandbox.isolation:SandboxIsolation", interactive=False)},
     scorers={"code": "ajet_sandbox.scorers.code:CodeScorer"},

@@ -317,17 +317,17 @@ class WarmSandbox(ABC):
                 return frame
             left = until - time.monotonic()
             if left <= 0 or not poll.poll(1000 * left):
-                raise FrameError("no answer in time")
+                raise FrameError("the sandbox did not answer in time")
             more = self._line.recv(1 << 16)
             if not more:
-                raise FrameError("its line is closed")
+                raise FrameError("the connection to the sandbox is closed")
             frames.feed(more)
 
     def _parse_result(self, head: dict[str, Any], texts: list[bytes]) -> Result:
         reported, code, seconds = head.get("ended"), head.get("code"), head.get("seconds")
         ended: EndReason | None = next((each for each in get_args(EndReason) if each == reported), None)
         if ended is None or type(code) is not int or type(seconds) is not float or len(texts) != 2:
-            raise SandboxFailure(self._mark_lost("its answer has no form"), retryable=False)
+            raise SandboxFailure(self._mark_lost("its answer cannot be read"), retryable=False)
         if ended in ("signal", "exit") and self._killed_for_memory(head.get("killed")):
             ended = "memory"
         return Result(texts[0], texts[1], code, ended, seconds, kept=head.get("kept") is True)

@@ -61,9 +61,9 @@ def compose_trinity_config(
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"The config of Trinity does not compose: {str(error).splitlines()[0]}",
+            f"YAML and overrides of Trinity cannot be combined: {str(error).splitlines()[0]}",
             where=experiment.layers.locate(("trinity",)),
-            expected="values and interpolations of keys that exist",
+            expected="values, and interpolations of existing keys",
         ) from error
     return {name: value for name, value in resolved.items() if name != "ajet" and name not in own}
 
@@ -109,9 +109,9 @@ def count_engines(experiment: Experiment) -> int:
     newer, older = experiment.ajet.rollout.n_vllm_engine, experiment.ajet.trainer_common.trinity_only__n_vllm_engine
     if newer != 1 and older not in (1, newer):
         raise ConfigError(
-            f"ajet.rollout.n_vllm_engine is {newer}, and ajet.trainer_common.trinity_only__n_vllm_engine is {older}.",
+            f"ajet.rollout.n_vllm_engine is {newer}, but ajet.trainer_common.trinity_only__n_vllm_engine is {older}.",
             where=_find_place(experiment, "trainer_common.trinity_only__n_vllm_engine"),
-            expected="one of the two, or the same number",
+            expected="only one of the two, or the same number",
         )
     return newer if newer != 1 else older
 
@@ -164,67 +164,67 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
         (
             choose_mode(experiment) == BOTH and given and engines * parallel >= total,
             "trainer_common.n_gpus_per_node",
-            f"{engines} engines of {parallel} GPUs each leave the trainer none of the {total} there are.",
-            "more GPUs than the engines take",
+            f"{engines} engines of {parallel} GPUs each leave no GPU for the trainer; there are {total}.",
+            "more GPUs than the engines use",
         ),
         (
             ajet.rollout.name == "sglang",
             "rollout.name",
-            "Trinity's engine of SGLang has no method that ajet could hand token ids to.",
+            "Trinity's SGLang engine cannot take token ids, which ajet sends.",
             "vllm, or --backbone verl",
         ),
         (
             device == "cpu" and parallel > 1,
             "rollout.tensor_model_parallel_size",
-            "An engine on a CPU is one process here: new weights reach its first worker only.",
+            "On a CPU, Trinity's engine must be one process: new weights reach only its first worker.",
             "1 with device: cpu",
         ),
         (
             trainer.strategy == "megatron",
             "trainer_common.strategy",
-            "Megatron under Trinity was never run with ajet.",
+            "ajet has not been tested with Megatron under Trinity.",
             "fsdp or fsdp2",
         ),
         (
             trainer.lora.rank > 0,
             "trainer_common.lora.rank",
-            "Trinity hands adapters over by checkpoint alone, which ajet does not do.",
+            "Trinity sends adapters only by checkpoints, which ajet does not support.",
             "0, or --backbone verl",
         ),
         (
             trainer.mini_batch_num != 1,
             "trainer_common.mini_batch_num",
-            "Trinity takes one optimizer step for each batch.",
+            "Trinity makes one optimizer step per batch.",
             "1",
         ),
         (
             trainer.ulysses_sequence_parallel_size != 1,
             "trainer_common.ulysses_sequence_parallel_size",
-            "The loss of split sequences is not weighed right under Trinity.",
+            "Trinity does not weight the loss of split sequences correctly.",
             "1, or --backbone verl",
         ),
         (
             trainer.optim.lr_schedule == "linear",
             "trainer_common.optim.lr_schedule",
-            "Trinity has no linear schedule.",
+            "Trinity has no linear learning-rate schedule.",
             "constant or cosine",
         ),
         (
             algorithm.use_kl_in_reward,
             "trainer_common.algorithm.use_kl_in_reward",
-            "Trinity gives credit before its trainer has seen the reference model.",
-            "false; use_kl_loss is a term of the loss",
+            "Trinity computes advantages before its trainer has the reference model's log-probabilities.",
+            "false; use_kl_loss adds a KL term to the loss instead",
         ),
         (
             by_age,
             "trainer_common.algorithm.out_of_date_decay",
-            "Bounds by age are not kept here: Trinity's rows do not say how old each token is.",
+            "Limits by token age do not work on Trinity: its rows do not contain the age of each token.",
             "null",
         ),
         (
             algorithm.mismatch_alarm not in (None, "auto"),
             "trainer_common.algorithm.mismatch_alarm",
-            "The gap of engine and trainer is not measured on Trinity.",
+            "On Trinity the difference between engine and trainer is not measured.",
             "auto or null",
         ),
     ]

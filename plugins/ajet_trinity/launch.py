@@ -45,9 +45,9 @@ class TrinityRunner(Runner):
 
         if not looking and choose_mode(experiment) == TRAIN and from_store is None:
             raise ConfigError(
-                "On Trinity `mode: async` trains on what samplers put into a store, and none is named.",
+                "On Trinity, `mode: async` trains on episodes that samplers put into a store, and no store is set.",
                 where="ajet.trainer_common.mode: async",
-                expected="--from-store ADDRESS, with `ajet sample` beside it",
+                expected="--from-store ADDRESS, and `ajet sample` running",
             )
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:

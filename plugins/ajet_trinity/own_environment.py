@@ -36,12 +36,12 @@ def continue_in(python: Path) -> None:
     spec, script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
     if not script and (spec is None or spec.name not in MODULES):
         raise UserError(
-            "Trinity lies in an environment of its own, and this program runs in another.",
+            "Trinity is installed in a separate Python environment, but this program runs in another one.",
             where=sys.executable,
             expected=str(python),
             do=f"{python} {shlex.join(sys.argv)}",
         )
-    logger.info("Trinity has an environment of its own: the command goes on with {}", python)
+    logger.info("Trinity has a separate Python environment: the command continues with {}", python)
     sys.stdout.flush()
     sys.stderr.flush()
     there = [str(python.with_name(SCRIPT))] if script else ["-m", "ajet"]

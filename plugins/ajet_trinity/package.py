@@ -34,7 +34,7 @@ def require_trinity() -> Path | None:
             raise UserError(
                 f"trinity-rft {found} is installed.",
                 where=str(place or sys.prefix),
-                expected=f"trinity-rft {VERSION}: its interfaces differ from version to version",
+                expected=f"trinity-rft {VERSION}: its interfaces differ between versions",
                 do=format_extra_install("trinity"),
             )
         return place

@@ -76,7 +76,7 @@ def train_on_trinity(
         return
     if run.resumed is not None:
         counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
-        logger.info("resumes after step {} from {}{}", begun, run.resumed.path, counted)
+        logger.info("resumed after step {} from {}{}", begun, run.resumed.path, counted)
     sink.begin(words, total=steps)
     record = TrinityRecord(experiment, run, sink, tickets)
     _prepare_folder(config, run)
@@ -100,7 +100,7 @@ def train_on_trinity(
     finally:
         shutil.rmtree(run.path / FOLDER, ignore_errors=True)
     if record.step < steps and not stopped:
-        what = f"it took {record.step} steps of the {steps} that it was asked for, and says that all went well"
+        what = f"Trinity reports success, but made only {record.step} of {steps} steps"
         raise make_run_error("Trinity", what, run.path / "logs")
     tickets.finish_run()
 
@@ -108,7 +108,7 @@ def train_on_trinity(
 def _build_needs(demand: Demand, namespace: str, device: str) -> RayNeeds:
     init: dict[str, Any] = {}
     if device == "cpu":  # slots by name only
-        logger.warning("Trinity runs without an accelerator: that is for tests and for trying things out, it is slow")
+        logger.warning("Trinity runs without an accelerator: this is slow, and meant for tests only")
         init = {"num_gpus": demand.accelerators, "num_cpus": max(CPUS, demand.cpus)}
     return RayNeeds(
         demand,
@@ -152,17 +152,17 @@ def prepare_config(
     compose_trinity_config(experiment)  # raises errors of the config before anything is loaded
     if run.resumed is not None and BACKBONE not in run.resumed.state:
         raise ConfigError(
-            "The checkpoint is of another backbone: Trinity cannot go on from it.",
+            "The checkpoint belongs to another backbone, so Trinity cannot resume from it.",
             where=str(run.resumed.path),
-            do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
+            do=f"start a new run from its weights with ajet.model.path: {run.resumed.path}",
         )
     source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
     model = prepare_folder(source)
     if load_image_tokens(model) is not None:
         raise ConfigError(
-            "Images are not shown to models that Trinity trains.",
+            "Trinity cannot train on images.",
             where="ajet.model.path",
-            expected="a model of text, or --backbone verl",
+            expected="a text model, or --backbone verl",
         )
     reader, tokenizer = open_reader(experiment), load_tokenizer(source)
     words = make_renderer(settings, tokenizer, None)

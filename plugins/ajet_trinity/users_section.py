@@ -87,11 +87,16 @@ Keys = Mapping[str, Mapping[str, str]]
 BOTH, TRAIN, EXPLORE = "both", "train", "explore"
 """Trinity's modes with a meaning here."""
 SEPARATE_MODES = {
-    TRAIN: "train with --from-store ADDRESS, and samplers beside it. Without a store of ours Trinity's SQL buffer "
-    "would stand between the sides: it marks rows as used when they are read, not when a checkpoint has them, and "
-    "hands out the newest first, so that a trainer that was killed has lost rows, and a step mixes those of others",
-    EXPLORE: "`ajet sample`, which plays the same episodes into a store. Trinity's own explorer would play into its "
-    "SQL buffer, which marks rows as used when they are read, not when a checkpoint has them",
+    TRAIN: (
+        "train with --from-store ADDRESS, and run samplers. Without ajet's store, Trinity's SQL buffer would "
+        "connect the two sides: it marks rows as used when they are read, not when a checkpoint contains them, "
+        "and returns the newest first, so a killed trainer would lose rows, and a step would mix rows of "
+        "different steps"
+    ),
+    EXPLORE: (
+        "`ajet sample`, which runs the same episodes into a store. Trinity's own explorer would write to its SQL "
+        "buffer, which marks rows as used when they are read, not when a checkpoint contains them"
+    ),
 }
 """Replacements for Trinity's one-sided modes. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
 
@@ -116,16 +121,16 @@ def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigE
             f"trinity.mode is {mode!r}.",
             where=layers.locate(("trinity", "mode"), value=True),
             expected=SEPARATE_MODES.get(str(mode), f"{wanted}, or no such key"),
-            do=f"two commands over one store: {sides}" if mode in SEPARATE_MODES else "",
+            do=f"run two commands that share one store: {sides}" if mode in SEPARATE_MODES else "",
         )
     for key, ours in OWNED.items():
         path = tuple(key.split("."))
         if _has_key(users, path):
             yield ConfigError(
-                f"trinity.{key} is ajet's to say.",
+                f"ajet sets trinity.{key} itself.",
                 where=layers.locate(("trinity", *path)),
                 expected="no such key in your trinity section",
-                do=f"set {ours}" if ours else "",
+                do=f"set {ours} instead" if ours else "",
             )
     known = read_trinity_keys()
     if known:

@@ -60,7 +60,7 @@ class TrlRollout:
         lost = [each for each, row in zip(episodes, rows, strict=True) if each.scored and row is NOTHING]
         if lost:
             logger.warning(
-                "{} of {} episodes train no token: TRL needs exactly one sequence an episode ({} has {})",
+                "{} of {} episodes are not trained: TRL needs exactly one sequence per episode ({} has {})",
                 len(lost), len(episodes), lost[0].uuid, len([each for each in lost[0].timelines if each.sampled]),
             )  # fmt: skip
         return found

@@ -62,4 +62,4 @@ class TrlTrainer(RunProcessor):
             if failure_file.exists():
                 raise UserError(**json.loads(failure_file.read_text()))
         if code:
-            raise RunFailed(f"TRL's process ended with exit code {code}.", do="see its output above")
+            raise RunFailed(f"TRL's process ended with exit code {code}.", do="read its output above")

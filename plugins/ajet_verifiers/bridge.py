@@ -98,7 +98,7 @@ def build_result(episode: Any) -> dict[str, Any]:
     if errors or not episode.ok:
         if not errors:
             stop = next((trace.stop_condition for trace in episode.traces if not trace.ok), None)
-            errors.append(make_error("Episode", f"it did not end well and named no error (stop condition {stop})"))
+            errors.append(make_error("Episode", f"the rollout failed without naming an error (stop condition {stop})"))
         return {"reward": None, "errors": errors}
     if len(trained) != 1:
         message = f"{len(trained)} of its agents are trainable; expected exactly one"

@@ -84,9 +84,9 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
     ]
     version, wanted = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
     if not version:
-        return Finding("engine", bad, f"{engine} is not installed: verl has nothing to sample with", anew)
+        return Finding("engine", bad, f"{engine} is not installed, so verl cannot sample", anew)
     if pins and not all(each.specifier.contains(version, prereleases=True) for each in pins):
-        return Finding("engine", "warning", f"{engine} {version} is installed where verl pins {wanted}", anew)
+        return Finding("engine", "warning", f"{engine} {version} is installed, but verl requires {wanted}", anew)
     return Finding("engine", "ok", f"{engine} {version}" + (" (verl's pin)" if pins else ""))
 
 
@@ -98,8 +98,17 @@ def _check_trl(bad: State) -> list[Finding]:
     places = [folder / "__init__.py", folder / "experimental" / "ppo" / "__init__.py"]
     if any(_VALUE_HEAD in place.read_text(encoding="utf-8") for place in places if place.is_file()):
         return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
-    text = f"trl {version} lacks a class that verl patches in every trl it finds: a run would fail in its first minutes"
-    return [Finding("trl", bad, text, f"uninstall trl (nothing here needs it), or {format_install('trl==0.27.0')}")]
+    text = (
+        f"trl {version} lacks a class that verl patches in every installed trl: a run would fail in its first minutes"
+    )
+    return [
+        Finding(
+            "trl",
+            bad,
+            text,
+            f"uninstall trl (nothing in this environment needs it), or {format_install('trl==0.27.0')}",
+        )
+    ]
 
 
 def _check_flash_attention() -> list[Finding]:

@@ -75,10 +75,12 @@ def train_on_verl(
         tickets.finish_run()
         return
     announce_staleness(config)
-    logger.info("Memory check skipped: not available on verl; its first step shows whether the settings fit.")
+    logger.info(
+        "The memory check before step 1 is not available on verl; verl's first step shows whether the settings fit."
+    )
     if run.resumed is not None:
         counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
-        logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
+        logger.info("resumed after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
     sink.begin(words, total=steps)
     record = RayRecord(experiment, run, sink, tickets)
     run.status.set(phase="starting Ray", steps=steps)
@@ -127,25 +129,26 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
     mode = config["trainer"]["v1"]["trainer_mode"]
     if mode == DECOUPLED and address is None:
         raise ConfigError(
-            "On verl `mode: async` trains on episodes of samplers in a store, and no store is given.",
+            "On verl, `mode: async` trains on episodes that samplers put into a store, and no store is set.",
             where="ajet.trainer_common.mode: async",
-            expected="--from-store ADDRESS, and `ajet sample` running; colocate_async and separate_async need none",
+            expected="--from-store ADDRESS, and `ajet sample` running; colocate_async and separate_async need no store",
         )
     if mode != DECOUPLED and address is not None:
         raise ConfigError(
-            f"--from-store trains on episodes of samplers, and verl's trainer {mode} samples with its own servers.",
+            f"--from-store trains on episodes of samplers, but verl's trainer {mode} samples with its own servers.",
             where="verl.trainer.v1.trainer_mode",
-            do="leave that key out",
+            do="delete that key",
         )
     if address is not None and config["algorithm"]["filter_groups"]["enable"]:
         raise ConfigError(
-            "verl's group filter can request more groups in a step than remote samplers may generate in advance.",
+            "verl's group filter may request more groups in a step than samplers may run in advance.",
             where="verl.algorithm.filter_groups.enable",
             expected="false with --from-store; ajet.trainer_common.algorithm.dynamic_sampling leaves such groups out",
         )
     if address is not None and config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
         raise ConfigError(
-            "Samplers load a checkpoint in Hugging Face layout, and Megatron's are not merged by the run.",
+            "Samplers load a checkpoint in Hugging Face layout, but a run does not merge Megatron's checkpoints "
+            "into it.",
             where="ajet.trainer_common.strategy: megatron",
             expected="fsdp or fsdp2 with --from-store",
         )
@@ -164,9 +167,9 @@ def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> Non
     for ours, verls in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("num_repeat", "n")):
         if (found := getattr(effective, ours)) != getattr(settings.rollout, ours):
             raise ConfigError(
-                f"verl would train with {verls} {found}, and samplers play with {getattr(settings.rollout, ours)}.",
+                f"verl would train with {verls} {found}, but samplers use {getattr(settings.rollout, ours)}.",
                 where=f"verl.actor_rollout_ref.rollout.{verls}",
-                do=f"set ajet.rollout.{ours} instead, read by both sides",
+                do=f"set only ajet.rollout.{ours}, which both sides read",
             )
 
 
@@ -217,7 +220,7 @@ def _prepare_config(
     if run.resumed is not None:
         if "verl" not in run.resumed.state:
             raise ConfigError(
-                "The checkpoint is of another backbone: verl cannot go on from it.",
+                "The checkpoint belongs to another backbone, so verl cannot resume from it.",
                 where=str(run.resumed.path),
                 do=f"start a new run from its weights with ajet.model.path: {run.resumed.path}",
             )

@@ -20,9 +20,9 @@ _REWARD = "task_judge.judge_protocol: reward.py->reward, or task_judge.scorer"
 HERE: dict[str, str] = {
     "data.train_files": _FILES,
     "data.val_files": _FILES,
-    "data.return_raw_chat": "needless: it is so in any case",
+    "data.return_raw_chat": "not needed: ajet always behaves so",
     "data.filter_overlong_prompts": "data.on_overlong: filter",
-    "data.truncation": "data.on_overlong; nothing is ever cut",
+    "data.truncation": "data.on_overlong; ajet never cuts a text",
     "custom_reward_function.path": _REWARD,
     "custom_reward_function.name": _REWARD,
     "reward.custom_reward_function.path": _REWARD,
@@ -43,12 +43,12 @@ LIKE: dict[str, str] = {
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _TURNS = "rollout.multi_turn.max_steps, for `mcp_agent` rollout.mcp_agent.max_steps"
-_TOOLS = "environment.use, with rollout.user_workflow: mcp_agent (docs/mcp.md), or tools of your own workflow"
-_AS_SAMPLED = "needless: tokens are trained as they were sampled"
-_BY_TOKENS = "trainer_common.micro_batch_tokens: passes are counted in tokens while use_dynamic_bsz is true"
+_TOOLS = "environment.use, with rollout.user_workflow: mcp_agent (docs/mcp.md), or your workflow's own tools"
+_AS_SAMPLED = "not needed: ajet trains on the tokens exactly as sampled"
+_BY_TOKENS = "trainer_common.micro_batch_tokens: passes count tokens while use_dynamic_bsz is true"
 
 UNREAD: dict[str, str] = {
-    f"{_ROLLOUT}.multi_turn.enable": "needless: the workflow decides how many turns there are",
+    f"{_ROLLOUT}.multi_turn.enable": "not needed: the workflow decides the number of turns",
     f"{_ROLLOUT}.multi_turn.tool_config_path": _TOOLS,
     f"{_ROLLOUT}.multi_turn.function_tool_path": _TOOLS,
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": _TURNS,
@@ -58,11 +58,11 @@ UNREAD: dict[str, str] = {
     f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": "rollout.mcp_agent.max_result_tokens; the end is cut",
     f"{_ROLLOUT}.multi_turn.use_inference_chat_template": _AS_SAMPLED,
     f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode": _AS_SAMPLED,
-    f"{_ROLLOUT}.multi_turn.format": "needless: it is read from the model's chat template (`ajet doctor MODEL`)",
+    f"{_ROLLOUT}.multi_turn.format": "not needed: ajet reads it from the model's chat template (`ajet doctor MODEL`)",
     f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": "rollout.num_repeat",
     f"{_ACTOR}.clip_ratio": "clip_ratio_low and clip_ratio_high, or trainer_common.algorithm.clip_low and clip_high",
-    "trainer.logger": "trainer_common.logger names the trackers of the run; this one is verl's alone",
-    "trainer.experiment_name": "experiment_name names the run's folder; this name is verl's alone",
+    "trainer.logger": "trainer_common.logger sets the trackers of the run; this key sets verl's only",
+    "trainer.experiment_name": "experiment_name names the run folder; this key is verl's only",
 }
 """Keys in sections read by verl without effect in a run of ajet, with the effective setting."""
 ROWS: dict[str, str] = dict.fromkeys(

@@ -178,7 +178,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
     def admitted(request: Request) -> Response | None:
         if hosts and request.headers.get("host", "") not in hosts:
-            return _make_error(403, "This viewer answers only at its own address.")
+            return _make_error(403, "The viewer answers only at its own address.")
         if key is not None:
             given = request.query_params.get("token") or request.cookies.get(_name_cookie(request)) or ""
             if not secrets.compare_digest(given.encode("utf-8", "surrogatepass"), key.encode()):
@@ -198,7 +198,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 return Response(body, media_type="application/json", headers=HEADERS)
             except (MissingError, OSError) as error:
                 return _make_error(
-                    404, str(error) if isinstance(error, MissingError) else "This was removed meanwhile."
+                    404, str(error) if isinstance(error, MissingError) else "This run was deleted meanwhile."
                 )
             except (FilterError, NoteError) as error:
                 return _make_error(400, str(error))

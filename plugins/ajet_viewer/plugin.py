@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     about="recorded runs in a browser, as tables in a terminal, and as a bundle for an issue",
     commands={
         "view": Command(
-            "ajet_viewer.cli.view:view", "Look at runs in a browser: curves, episodes, tokens.", panel=MAIN_PANEL
+            "ajet_viewer.cli.view:view", "Show runs in a browser: curves, episodes, tokens.", panel=MAIN_PANEL
         ),
         "runs": Command("ajet_viewer.cli.runs:runs", "List the runs: state, step, reward, age.", panel=RECORDS_PANEL),
         "episodes": Command(
@@ -21,5 +21,5 @@ PLUGIN = Plugin(
             panel=RECORDS_PANEL,
         ),
     },
-    launch_flags={"logview": LaunchFlag("Serve the viewer while it runs.", around="ajet_viewer.view:view_run")},
+    launch_flags={"logview": LaunchFlag("Serve the viewer during the run.", around="ajet_viewer.view:view_run")},
 )

@@ -39,7 +39,7 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
     rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
         start = format_command("--conf", "FILE.yaml", "--backbone", "local")
-        console.print(f"No runs in {root}. Start one: {start}", markup=False, soft_wrap=True)
+        console.print(f"There are no runs in {root}. To start one: {start}", markup=False, soft_wrap=True)
         return 0
     narrow = console.width < NARROW
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if narrow else (0, 1))
@@ -76,7 +76,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
         raise UserError(
             f"There are no episodes of a run named {run}.",
             where=str(folder / "episodes"),
-            expected="a run directory",
+            expected="a run folder",
             do=suggest_run(run, root),
         )
     if split and split not in get_args(Split):
@@ -92,7 +92,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
     found = [(row, place) for row, place in table.rows() if wanted.admits(row) and uuid in ("", row["uuid"])]
     if uuid and not found:
         raise UserError(
-            f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of a recorded episode"
+            f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the id of a recorded episode"
         )
     scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
     chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
@@ -100,7 +100,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
         try:
             show_episode(read_episode(place)[0])
         except (UserError, OSError, ValueError) as error:
-            what = error.what if isinstance(error, UserError) else f"It cannot be read: {error}"
+            what = error.what if isinstance(error, UserError) else f"the episode cannot be read: {error}"
             console.print(f"{place.path.name}: {_escape_text(what)}", soft_wrap=True)
     if found:
         console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")

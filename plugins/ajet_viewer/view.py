@@ -62,9 +62,9 @@ def open_viewer(
     views = Views(Library.of(place), find_speller)
     if views.library.only is None and not views.library.names():
         if file is not None:
-            raise UserError("There is no run in this folder.", where=str(place), expected="a run")
+            raise UserError("This folder contains no run.", where=str(place), expected="a run")
         console.print(
-            f"There is no run in {place} yet; new runs are shown when they start.", markup=False, soft_wrap=True
+            f"{place} contains no run yet; new runs appear here when they start.", markup=False, soft_wrap=True
         )
     if file is None:
         return _serve_views(views, host, port, browser, is_attached)
@@ -72,14 +72,14 @@ def open_viewer(
 
 
 def _make_missing_error(place: Path) -> UserError:
-    expected = "a run directory, or a folder of runs"
+    expected = "a run folder, or a folder of runs"
     if place.exists():
         return UserError(f"{place.name} is a file, not a run.", where=str(place), expected=expected)
     from ajet.config.experiment import DEFAULT_ROOT
 
     begins = f"`{format_command('--conf', 'FILE.yaml')}` starts a run; --exp-dir selects another folder of runs"
     if place.name == DEFAULT_ROOT:
-        what = f"There is no {place.name} here: no run was started in this folder yet."
+        what = f"There is no folder {place.name}: no run was started in this folder yet."
         return UserError(what, where=str(place), expected=expected, do=begins)
     return UserError(
         f"There is no run or folder named {place.name}.",
@@ -101,7 +101,7 @@ def _write_page(views: Views, place: Path, file: Path) -> int:
 
     if views.library.only is None:
         raise UserError(
-            "A file holds one run, but this folder has several.",
+            "One file can contain one run only, but this folder has several.",
             where=str(place),
             expected="a run",
             do=f"name one of: {', '.join(views.library.names()[:8])}",
@@ -129,7 +129,7 @@ def _serve_views(views: Views, host: str, port: int, browser: bool, is_attached:
     address = f"http://{shown}:{port}/?token={token}"
     print(f"Viewer: {address}", flush=True)
     if not is_attached:
-        console.print("Ctrl-C ends it.", style="dim")
+        console.print("Press Ctrl-C to stop the viewer.", style="dim")
     page = open_page(address) if browser and not is_attached else None
     try:
         server = Listener(admitting(build_app(views, hosts=hosts, key=token)))
@@ -219,7 +219,9 @@ def view_run(run: RunDirectory) -> Iterator[None]:
         yield
         if viewer is not None and sys.stdin.isatty():
             run.close("finished")
-            print(f"The run has ended; {viewer.address} stays until you press Enter. ", end="", flush=True)
+            print(
+                f"The run has ended; the viewer at {viewer.address} stays until you press Enter. ", end="", flush=True
+            )
             with suppress(KeyboardInterrupt):
                 # `input` is not used: a Ctrl-C just before its read would have no effect until a line is typed.
                 while not select.select([sys.stdin], [], [], 0.5)[0]:

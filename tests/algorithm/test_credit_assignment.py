@@ -283,7 +283,7 @@ def test_gdpo_learns_where_the_sum_is_equal():
     assert outcomes["a"].advantage > 1 > 0 > outcomes["b"].advantage == outcomes["c"].advantage
     ended = replace(episode_of(-1.0, uuid="d"))  # by a check, without parts: -1 in each
     assert assign_credit([group_of(*group.episodes, ended)], gdpo).outcomes["d"].advantage < outcomes["b"].advantage
-    with pytest.raises(UserError, match="No attempt has the reward write"):
+    with pytest.raises(UserError, match="no reward named write"):
         unlike = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"write": 1.0})
         assign_credit([group, group_of(several("e", right=1.0), several("f", right=0.0))], unlike)
 
@@ -341,7 +341,7 @@ def test_gdpo_counts_length_once_and_by_its_weight():
     [
         ([{"name": "exact"}, {"name": "s.py->words", "weight": 0.0}], {}, "words has the weight 0"),
         ([{"name": "exact"}, {"name": "f1", "weight": -0.5}], {"reward_weights": {"exact": 2.0}}, "weight -0.5"),
-        ([{"name": "exact"}, {"name": "f1"}], {"reward_weights": {"exat": 2.0}}, "No attempt has the reward exat"),
+        ([{"name": "exact"}, {"name": "f1"}], {"reward_weights": {"exat": 2.0}}, "no reward named exat"),
     ],
 )
 def test_gdpo_refuses_before_a_run_what_it_would_read_otherwise(scorers, settings, why):

@@ -115,7 +115,7 @@ def test_what_it_cannot_do_is_refused(changes, why):
 def test_other_backbones_refuse_by_name(backbone):
     settings = config()
     settings.backbone = backbone
-    with pytest.raises(UserError, match=f"asks a teacher about what was sampled, which {backbone} does not"):
+    with pytest.raises(UserError, match=f"use the log-probabilities of a teacher model {backbone} does not"):
         open_algorithm(settings)
 
 
@@ -229,7 +229,7 @@ def test_an_endpoint_is_asked_for_the_very_ids(monkeypatch):
 
 
 def test_an_endpoint_with_other_tokens_is_refused(monkeypatch):
-    with pytest.raises(UserError, match="id 9 is '<end>' to the policy and '<pad>' to the teacher"):
+    with pytest.raises(UserError, match="id 9 is '<end>' in the policy's tokenizer and '<pad>' in the teacher's"):
         told_by(lambda asked: says(asked, lambda token: "<pad>" if token == 9 else chr(97 + token)), monkeypatch)
 
 
@@ -248,7 +248,7 @@ def test_an_endpoint_that_spells_nothing_is_said(monkeypatch):
     [
         ((500, {"error": "no memory"}), 2, "status 500"),
         ((400, {"error": "too long"}), 1, "status 400"),
-        ({"choices": [{"text": "hello"}]}, 1, "did not answer prompt_logprobs"),
+        ({"choices": [{"text": "hello"}]}, 1, "did not return prompt_logprobs"),
     ],
 )
 def test_an_endpoint_that_fails(answer, tries, why, monkeypatch):
@@ -294,7 +294,7 @@ def test_a_teacher_that_is_not_there_is_told_before_the_policy_is_loaded(tmp_pat
 
 TAUGHT = {"adv_estimator": "distillation", "teacher": {"path": "x"}}
 ELSEWHERE = [
-    ({"trainer_common": {"algorithm": TAUGHT}}, "only a launch that"),
+    ({"trainer_common": {"algorithm": TAUGHT}}, "runs the agent itself"),
     ({"data": {"curriculum": {"prefer": "hard"}}}, "remote samplers choose"),
 ]
 
@@ -329,5 +329,5 @@ def test_a_loss_of_ones_own_that_chooses_is_refused_where_there_is_nothing_to_ch
     if backbone == "local":
         assert open_algorithm(settings).name == "grpo"
         return
-    with pytest.raises(UserError, match=f"Choosy needs a backbone that has all tokens .* which {backbone} does not"):
+    with pytest.raises(UserError, match=f"Choosy is not possible on the backbone .* which {backbone} does not"):
         open_algorithm(settings)

@@ -58,15 +58,13 @@ def said_by(function, *arguments) -> str:
 
 
 def test_a_run_says_what_stale_tokens_get():
-    assert "up to 4 steps old are trained on with importance weight min(" in said_by(
+    assert "up to 4 steps old with importance weight min(" in said_by(
         log_staleness, TrainerConfig(mode="colocate_async"), 4
     )
     assert "engine's, 2)" in said_by(log_staleness, TrainerConfig(mode="colocate_async"), 4)
-    assert "by earlier weights are trained on with importance weight 1 (" in said_by(
-        log_staleness, TrainerConfig(), None
-    )
+    assert "by earlier weights with importance weight 1 (" in said_by(log_staleness, TrainerConfig(), None)
     for written, said in (
-        ({"old_policy": "behaviour"}, "the ratio to the policy that sampled them"),
+        ({"old_policy": "behaviour"}, "the ratio to the policy that sampled"),
         ({"is_mode": "geometric_mask"}, "importance weights up to 2, geometric_mask"),
     ):
         found = TrainerConfig.model_validate({"mode": "colocate_async", "algorithm": written})

@@ -72,7 +72,7 @@ def test_two_mismatches_in_a_row_end_the_run(tmp_path):
     with opened(tmp_path) as backbone:
         shift(backbone.engine)
         assert backbone.update(BATCH).metrics["canary_gap"] > 0.01
-        with pytest.raises(UserError, match="do not compute the same model") as said:
+        with pytest.raises(UserError, match="compute different models") as said:
             backbone.update(BATCH)
     assert "policy version 2" in str(said.value) and "docs/models.md" in str(said.value)
 

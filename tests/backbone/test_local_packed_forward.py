@@ -115,12 +115,12 @@ def test_a_head_with_an_adapter_is_read_in_chunks_as_the_whole(monkeypatch):
 @pytest.mark.parametrize(
     ("tied", "lora", "says"),
     [
-        (True, LoraConfig(rank=2, target_modules=["lm_head"]), "are the same weights: an adapter on the head alone"),
+        (True, LoraConfig(rank=2, target_modules=["lm_head"]), "share their weights, so an adapter on the head alone"),
         (True, LoraConfig(rank=2, target_modules=["q_proj", "embed_tokens"]), "an adapter on the embedding alone"),
         (
             False,
             LoraConfig(target_modules=["lm_head"], adapters={"a": AdapterConfig(rank=2)}),
-            "does not see every token of a step",
+            "does not see every token of a batch",
         ),
         (True, LoraConfig(rank=2), ""),
         (False, LoraConfig(rank=2, target_modules=["lm_head", "embed_tokens"]), ""),

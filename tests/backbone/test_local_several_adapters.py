@@ -240,7 +240,7 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
     with pytest.raises(UserError, match="cannot be taken"):
         Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=other), start=tmp_path / "b")
     louder = {"solver": TWO["solver"], "critic": AdapterConfig(rank=2, alpha=8)}
-    with pytest.raises(UserError, match="its alpha is 4"):
+    with pytest.raises(UserError, match="alpha is 4"):
         Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=louder), start=tmp_path / "b")
 
     unnamed = merge_saved_adapters(LoraConfig(adapters={"third": AdapterConfig(rank=3)}), tmp_path / "b")
@@ -253,7 +253,7 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("name", ["train", "model", "0", "q_proj", "weight", "lora_A"])
 def test_a_name_that_the_model_itself_has_is_refused(name):
     """torch takes some as no module's name; with others peft would save all adapters under wrong names."""
-    with pytest.raises(ConfigError, match=f"An adapter cannot be called '{name}'"):
+    with pytest.raises(ConfigError, match=f"the name '{name}'"):
         add_adapters(
             tiny_qwen3(layers=1), LoraConfig(adapters={"solver": AdapterConfig(rank=2), name: AdapterConfig(rank=2)})
         )

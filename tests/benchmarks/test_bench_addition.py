@@ -36,7 +36,7 @@ def test_loading_and_validations_are_no_training(bench):
         ("step    0/2  held out: reward 0.250 ± 0.159 (32 of 32 scored), success 25% (32 tasks, 3.0 s)", 14.0),
         ("step    1/2  reward 0.062 over 64 of 64  grad 0.99  34.5 s (rollout 14.9, update 19.6)", 22.0),
         ("            What is 6 + 2? → 6 + 2 = 8", 22.5),
-        ("step    2/2  no episode was scored  64 failed  nothing to learn from (equal rewards)", 30.0),
+        ("step    2/2  no episode was scored  64 failed  no training signal (equal rewards)", 30.0),
         ("step    2/2  held out: reward 0.812 ± 0.159 (32 of 32 scored), success 81% (32 tasks, 3.0 s)", 35.0),
     ]
     told = [clock.see(line, used, run) for line, used in printed]

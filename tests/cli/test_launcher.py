@@ -176,7 +176,7 @@ def test_the_word_launch_and_quoted_choices(project, run, launched):
 def test_what_is_missing_is_exit_code_2(project, run, launched):
     (project / "x.yaml").write_text("ajet: {project_name: p}")
     code, _, err = run("--conf", "x.yaml")
-    assert code == 2 and "Still missing for a run: ajet.model.path" in err and launched == []
+    assert code == 2 and "The run still needs: ajet.model.path" in err and launched == []
 
 
 @pytest.mark.parametrize(
@@ -372,9 +372,9 @@ def test_config_why(project, run):
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("rollout.user_workflow=nofile.py->X", ["nofile.py, which is not there"]),
-        ("rollout.user_workflow=workflow.py->V", ["names V, which is not there", "one of W"]),
-        ("task_judge.judge_protocol=judge.py->J", ["judge.py, which is not there"]),
+        ("rollout.user_workflow=nofile.py->X", ["nofile.py, which does not exist"]),
+        ("rollout.user_workflow=workflow.py->V", ["refers to V, which the file does not define", "one of W"]),
+        ("task_judge.judge_protocol=judge.py->J", ["judge.py, which does not exist"]),
         ("model.path=/nonexistent/foo", ["There is no model at '/nonexistent/foo'"]),
         ("task_reader={type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: task.jsonl}}}",
          ["task.jsonl does not exist", "training.file_path", "did you mean tasks.jsonl?"]),
@@ -389,10 +389,10 @@ def test_config_validate_looks_for_what_is_named(project, run, setting, expected
 
 def test_config_validate(project, run):
     code, out, _ = run("config", "validate", "--conf", "x.yaml")
-    assert code == 0 and out.startswith("x.yaml is valid. Not looked at: ") and out.count("\n") == 1
+    assert code == 0 and out.startswith("x.yaml is valid. Not checked: ") and out.count("\n") == 1
     assert "ajet.rollout.mode" in run("config", "validate", "--conf", "x.yaml", "rollout.mode=sync")[1]
     code, _, said = run("config", "validate", "--conf", "x.yaml", "trainer_common.algorithm.adv_estimator=own.py->A")
-    assert code == 2 and "names own.py, which is not there" in said and "Traceback" not in said
+    assert code == 2 and "own.py, which does not exist" in said and "Traceback" not in said
     (project / "x.yaml").write_text("ajet: {}")
     assert run("config", "validate", "--conf", "x.yaml")[0] == 2
 
@@ -491,7 +491,7 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path, monkeypatch, capsys)
     (tmp_path / "gone").rmdir()
     with pytest.raises(SystemExit) as ended:
         launcher.main(["runs"])
-    assert ended.value.code == 2 and "The working directory is gone" in capsys.readouterr().err
+    assert ended.value.code == 2 and "The working directory does not exist" in capsys.readouterr().err
 
 
 def test_a_store_to_train_from_needs_a_backbone_that_trains(project, run, launched):

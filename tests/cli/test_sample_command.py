@@ -83,7 +83,7 @@ def test_the_tasks_are_those_of_the_file_that_lies_here(
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (("--tasks", "here.jsonl"), "The reader random_dummy has no file of tasks"),
+        (("--tasks", "here.jsonl"), "random_dummy reads no file of tasks"),
         (("--rate", "0"), "--rate"),
         (("--concurrency", "0"), "--concurrency"),
         (("--lease", "0"), "--lease"),

@@ -40,7 +40,7 @@ def test_a_file_or_a_folder_that_is_no_run_is_called_that(
 ) -> None:
     assert "notes/a.txt is a file, not a run" in said(capsys, verb, "notes/a.txt")
     told = said(capsys, verb, "notes")
-    assert "notes is not a run: it has no " in told and f"where {here}/notes " in told
+    assert "notes is not a run: it contains no " in told and f"where {here}/notes " in told
     told = said(capsys, verb, "nobody")
     assert "There is no run named nobody" in told and f"where {here}/launcher_record/nobody " in told
 
@@ -48,8 +48,10 @@ def test_a_file_or_a_folder_that_is_no_run_is_called_that(
 def test_what_is_viewed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a.txt is a file, not a run" in said(capsys, "view", "notes/a.txt")
     told = said(capsys, "view")
-    assert "There is no launcher_record here: no run was started in this folder yet" in told and "starts a run" in told
-    assert "There is no run in this folder" in said(capsys, "view", "notes", "--html", "x.html")
+    assert (
+        "There is no folder launcher_record: no run was started in this folder yet" in told and "starts a run" in told
+    )
+    assert "This folder contains no run" in said(capsys, "view", "notes", "--html", "x.html")
     told = said(capsys, "view", "no/where")
     assert "There is no run or folder named where" in told and "lists them" not in told, "nothing is in no/"
     assert not (here / "x.html").exists()
@@ -59,11 +61,11 @@ def test_a_cache_that_cannot_be_written_is_said(here: Path, monkeypatch: pytest.
     """As of a home folder that is read-only: a model that is to be kept, and what a model wrote."""
     monkeypatch.setenv("AJET_CACHE", str(here / "notes" / "a.txt" / "cache"))
     made: list[Path] = []
-    with pytest.raises(UserError, match="a model that is kept on this machine could not be written") as refused:
+    with pytest.raises(UserError, match="model could not be written") as refused:
         open_entry("model", made.append)
-    assert "name another folder in the variable AJET_CACHE" in refused.value.do and not made
+    assert "AJET_CACHE" in refused.value.do and not made
     kept = GenerationStore(here / "notes" / "a.txt" / "generated", {})
-    with pytest.raises(UserError, match="what a model writes could not be written") as refused, kept.open():
+    with pytest.raises(UserError, match="the generated tasks could not be written") as refused, kept.open():
         pass
     assert "AJET_CACHE" in refused.value.do and "--exp-dir" not in str(refused.value)
 

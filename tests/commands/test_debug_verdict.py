@@ -31,10 +31,13 @@ def settings(**changes: object) -> AjetConfig:
 @pytest.mark.parametrize(
     ("rewards", "told"),
     [
-        ((0.0, 1.0, 0.0), "1 of 3 above 0 (rewards 0 to 1): training can learn from it"),
-        ((0.0, 0.0), "0 of 2 above 0 (all 0): nothing to prefer"),
-        ((1.0, 1.00001), "2 of 2 above 0 (1 to 1.00001): too similar"),
-        ((1.0, None), "1 of 2 above 0, 1 without a score (all 1): nothing to prefer"),
+        ((0.0, 1.0, 0.0), "1 of 3 rewards above 0 (rewards 0 to 1): training can learn from it"),
+        ((0.0, 0.0), "0 of 2 rewards above 0 (all 0): no difference to learn from"),
+        ((1.0, 1.00001), "2 of 2 rewards above 0 (1 to 1.00001): too similar to learn from"),
+        (
+            (1.0, None),
+            "1 of 2 rewards above 0, 1 without a score (all 1): no difference to learn from",
+        ),
         ((None, None), "0 of 2 scored (0 failed): nothing to learn from"),
     ],
 )
@@ -48,10 +51,10 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     failed = group(None)
     failed.episodes = [replace(each, status="failed", failure=Failure("agent", "E", "m")) for each in failed.episodes]
     half = [failed, group(*[0.0] * len(failed.episodes))]
-    assert advise_on_groups(half, AjetConfig()).endswith("episodes failed: correct the code named by the hints above")
-    assert "name a judge" in advise_on_groups([group(None)], AjetConfig())
+    assert advise_on_groups(half, AjetConfig()).endswith("episodes failed: correct the code that the hints above name")
+    assert "set a judge" in advise_on_groups([group(None)], AjetConfig())
     judged = settings(task_judge__judge_protocol="judge.py->judge")
-    assert "the judge decided none" in advise_on_groups([group(None)], judged)
+    assert "the judge returned None" in advise_on_groups([group(None)], judged)
     never = advise_on_groups([group(0.0, 0.0), group(0.0)], AjetConfig())
     for given in (format_command("sft", "--model", AjetConfig().model.path), "docs/sft.md"):
         assert never.index(given) < never.index("easier tasks")

@@ -84,7 +84,7 @@ def test_with_a_model_it_plays_its_template(run):
     told = json.loads(text)
     assert code == 0 and told["healthy"] is True
     found = {each["topic"]: each for each in told["sections"]["model"]}
-    assert found["vocabulary"]["text"] == "379 tokens, 379 rows (embedding 379)."
+    assert found["vocabulary"]["text"] == "The tokenizer has 379 tokens, the model 379 rows (embedding 379)."
     assert found["stop tokens"]["text"] == "<|im_end|>" and found["context"]["text"] == "1024 tokens"
     assert {each["state"] for each in found.values()} == {"ok"}
 
@@ -105,7 +105,7 @@ def test_a_config_is_looked_at_with_its_port_and_extras(run, tmp_path):
         code, text = run("--conf", str(conf), "--backbone", "local", "--json")
     told = json.loads(text)["sections"]
     assert code == 1 and states_of(told["network"])["ports"] == "problem"
-    assert f"127.0.0.1:{port} cannot be bound" in told["network"][0]["text"]
+    assert f"cannot listen on 127.0.0.1:{port}" in told["network"][0]["text"]
     assert [each["topic"] for each in told["model"]][0] == "model"
     assert told["experiment"][0]["state"] == "ok" and "backbone local" in told["experiment"][0]["text"]
     conf.write_text("ajet: {project_name: p}\n")
@@ -181,7 +181,7 @@ def test_the_engine_is_held_against_what_verl_pins(installed):
     assert "not installed" in {each.topic: each.text for each in verl("sglang")}["engine"]
     installed("sglang", "0.5.0")
     told = {each.topic: each for each in verl("sglang")}["engine"]
-    assert (told.state, told.text) == ("warning", "sglang 0.5.0 is installed where verl pins ==0.5.12")
+    assert (told.state, told.text) == ("warning", "sglang 0.5.0 is installed, but verl requires ==0.5.12")
     installed("sglang", "0.5.12")
     shutil.rmtree(Path(sys.path[0]) / "sglang-0.5.0.dist-info")
     importlib.invalidate_caches()
@@ -260,7 +260,9 @@ def test_keep_thinking_is_the_cure_that_it_names(name):
 def test_costs_are_counted_in_tokens_of_the_episode():
     found = {each.topic: each.text for each in examine(Renderer(family("hermes")))}
     told = found[f"episode of {TURNS} tool calls"]
-    assert told.startswith(f"{TURNS - 1} of {TURNS} turns fork: {TURNS} sequences to train on, ")
+    assert told.startswith(
+        f"{TURNS - 1} of {TURNS} turns do not extend the turn before: {TURNS} sequences to train on, "
+    )
     assert 2 < float(re.search(r"([\d.]+) times the tokens", told)[1]) < TURNS
 
 

@@ -61,7 +61,7 @@ def test_a_section_of_ones_own_reaches_the_workflow(tmp_path):
     for config in (job.config, loaded.config):
         assert config.frozen_lake.to_dict() == {"frozen_lake_size": 4, "is_slippery": True}
     assert AgentJetJob().set_section("mine", name="a key of its own").config.mine.name == "a key of its own"
-    with pytest.raises(UserError, match="no section of your own"):
+    with pytest.raises(UserError, match="name of your own section"):
         job.set_section("ajet", model="x")
 
 
@@ -101,7 +101,7 @@ def test_functions_become_references_that_find_them(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("function", [lambda task, tuner: 1.0, functools.partial(print), print])
 def test_a_function_that_no_reference_can_name_is_refused(function):
-    with pytest.raises(UserError, match="can't be named by a reference"):
+    with pytest.raises(UserError, match="cannot be named by a reference"):
         AgentJetJob().set_workflow(function)
 
 
@@ -118,7 +118,7 @@ def test_a_function_of_a_notebook_is_found_there(monkeypatch):
     assert job.experiment().ajet.rollout.user_workflow == "__main__->agent"
     assert issubclass(load_workflow(job.experiment()), Workflow)
     monkeypatch.delattr(sys.modules["__main__"], "agent")
-    with pytest.raises(UserError, match="can't be named by a reference"):
+    with pytest.raises(UserError, match="cannot be named by a reference"):
         AgentJetJob().set_workflow(agent)
 
 
@@ -131,7 +131,7 @@ def test_a_class_that_no_reference_can_name_is_refused():
     class Local(Workflow):
         async def execute(self, workflow_task, tuner): ...
 
-    with pytest.raises(UserError, match="can't be named by a reference"):
+    with pytest.raises(UserError, match="cannot be named by a reference"):
         AgentJetJob().set_workflow(Local)
 
 

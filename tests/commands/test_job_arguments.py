@@ -89,14 +89,14 @@ def test_those_without_an_effect_are_said_and_those_that_cannot_be_are_refused_i
         key for each in job.experiment().list_idle_keys() for key in each.keys
     }
     assert composed(AgentJetJob(ppo_epochs=1)) == composed(AgentJetJob())
-    with pytest.raises(ConfigError, match="trained on once") as caught:
+    with pytest.raises(ConfigError, match="trains on a batch once") as caught:
         AgentJetJob(ppo_epochs=2).experiment()
     assert "ajet.trainer_common.ppo_epochs, as given in Python" in caught.value.where
 
 
 def test_two_names_of_a_key_must_agree():
     assert AgentJetJob(name="a", experiment_name="a").experiment().name == "a"
-    with pytest.raises(UserError, match="name='a' and experiment_name='b' are the same setting"):
+    with pytest.raises(UserError, match="name='a' and experiment_name='b' set the same key"):
         AgentJetJob(name="a", experiment_name="b")
 
 
@@ -162,7 +162,7 @@ def test_what_stands_in_the_yaml_is_named_there(base):
     with pytest.raises(ConfigError, match="num_repeat") as caught:
         AgentJetJob(base_yaml_config=base)
     assert f"{base}:6:5" in caught.value.where
-    with pytest.raises(ConfigError, match="There is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         AgentJetJob(base_yaml_config="nowhere.yaml")
     with pytest.raises(UserError, match="project_name is 'ajet_job' there"):
         AgentJetJob().set(project_name="ajet_job").set(project_name__deeper=1)
@@ -201,13 +201,13 @@ def test_where_a_reader_has_its_path_and_its_splits(given, told):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("dummy", "rows.jsonl"), "random_dummy has no place for the path 'rows.jsonl'"),
-        (("reader.py->Mine", "rows.jsonl"), "has no place for the path"),
-        (("jsonll", "rows.jsonl"), "jsonll has no place for the path"),
-        (("jsonl", "rows.jsonl", "train[:10]"), "has no place for the split 'train[:10]'"),
-        (("jsonl", "rows.jsonl", "train", "dev"), "has no place for the split 'dev'"),
-        (("tracing", "spans.db", "train", "dev"), "has no place for the split 'dev'"),
-        (("gsm8k", "rows.jsonl", "train", "dev"), "has no place for the split 'dev'"),
+        (("dummy", "rows.jsonl"), "random_dummy has no key for the path 'rows.jsonl'"),
+        (("reader.py->Mine", "rows.jsonl"), "has no key for the path"),
+        (("jsonll", "rows.jsonl"), "jsonll has no key for the path"),
+        (("jsonl", "rows.jsonl", "train[:10]"), "has no key for the split 'train[:10]'"),
+        (("jsonl", "rows.jsonl", "train", "dev"), "has no key for the split 'dev'"),
+        (("tracing", "spans.db", "train", "dev"), "has no key for the split 'dev'"),
+        (("gsm8k", "rows.jsonl", "train", "dev"), "has no key for the split 'dev'"),
     ],
 )
 def test_a_path_or_a_split_without_a_place_is_refused(given, said):

@@ -80,7 +80,7 @@ def progress(tmp_path):
             | {"train/failed/agent": 2, "train/failed/sandbox": 1},  # one by the policy, with a reward
             "reward 0.400 over 6 of 8; 1 agent, 1 sandbox  grad",
         ),
-        (SECONDS | {"train/failed": 4.0}, "no episode was scored  4 failed  nothing to learn from  "),
+        (SECONDS | {"train/failed": 4.0}, "no episode was scored  4 failed  no training signal  "),
         (
             {"validation/tasks": 8, "validation/reward": 0.5, "seconds/validation": 1.0},
             "held out: reward 0.500 (8 tasks",

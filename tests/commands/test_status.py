@@ -65,8 +65,8 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
         assert [(each["name"], each["age"] >= 14) for each in found.samplers] == [(one["name"], True), ("b", True)]
         shown = "\n".join(list_lines(found))
         assert re.search(r"oldest   lease 4\d s, waiting group 1\.\d min", shown)
-        assert 'sampler  a "host": 3 leases, policy 6, 0.5 episodes per second, heard 1' in shown
-        assert "sampler  b: 1 lease, heard 1" in shown
+        assert 'sampler  a "host": 3 leases, policy 6, 0.5 episodes per second, heartbeat 1' in shown
+        assert "sampler  b: 1 lease, heartbeat 1" in shown
         scraped = format_prometheus(found)
         assert 'ajet_sampler_leases{run="demo",sampler="a \\"host\\""} 3\n' in scraped
         assert re.search(r'ajet_oldest_seconds\{run="demo",of="lease"\} 4\d', scraped)
@@ -75,7 +75,7 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
         )
         assert read_live_status(run.path).waits == "the trainer waits for samplers 80% of the time"
         run.status.set(depths={"samplers": 2, "leased": 0, "free": 0, "closed": 4})
-        assert read_live_status(run.path).waits.endswith("; samplers wait for its next step: nothing is free")
+        assert read_live_status(run.path).waits.endswith("; samplers wait for its next step, because no task is free")
     said = capsys.readouterr().out
     assert 'ajet_depth{run="demo",of="leased"} 5\n' in said and 'ajet_running{run="demo"} 1\n' in said
     assert 'ajet_staleness_episodes{run="demo",steps="2"} 2\n' in said

@@ -24,7 +24,7 @@ def test_seconds_of_a_step_are_between_no_speed_up_and_a_full_one() -> None:
     object.__setattr__(eight.rollout, "max_env_worker", 4)
     assert estimate_step_seconds(quick, eight) == (320.0, 320.0)
     assert describe_step_time(quick, eight).startswith(
-        "about 5 min to play 64 episodes (at 20 tokens a second with 4 at once)"
+        "about 5 min to run 64 episodes (at 20 tokens per second with 4 at the same time)"
     )
     assert EpisodePace.from_metrics({"debug/episodes": 16.0, **pace.to_metrics()}) == pace
     assert EpisodePace.from_metrics({"debug/episodes": 16.0}) is None, "no pace was recorded"

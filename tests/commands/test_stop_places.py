@@ -34,4 +34,4 @@ def test_a_run_says_where_its_record_is(root: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out.splitlines()
     assert f"Record: {root / NAME}" in said and f"Checkpoint: {saved}" in said
     assert stop(NAME, root) == 0
-    assert f"{NAME} is not running." in capsys.readouterr().out.splitlines()
+    assert f"The run {NAME} is not in progress." in capsys.readouterr().out.splitlines()

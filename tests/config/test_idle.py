@@ -54,7 +54,10 @@ def test_on_verl_local_engines_do_nothing(tmp_path):
     assert found == {
         "ajet.rollout.engine": ("x.yaml:4", VLLM),
         "ajet.rollout.vllm (2 keys)": ("x.yaml:7", VLLM),
-        "ajet.trainer_common.threads": ("override trainer_common.threads", "Ray says how many verl's processes have"),
+        "ajet.trainer_common.threads": (
+            "override trainer_common.threads",
+            "Ray sets the number of threads of verl's processes",
+        ),
         "ajet.debug.debug_first_n_tasks": ("x.yaml:15", "only the debug backbone reads it"),
         "ajet.gateway.idle_timeout": ("x.yaml:16", "only `ajet serve` reads it"),
         "ajet.rollout.mode": ("x.yaml:5", "requests are always asynchronous"),
@@ -69,7 +72,7 @@ def test_keys_of_a_section_with_one_reason_share_a_line(tmp_path):
     found = idle(tmp_path, "debug")
     assert found["ajet.trainer_common (4 keys)"] == ("x.yaml:11", "debug trains nothing")
     assert found["ajet.rollout.max_env_worker"][1] == "`debug.debug_max_parallel` replaces it"
-    assert found["verl"] == ("x.yaml:17", "it is verl's own")
+    assert found["verl"] == ("x.yaml:17", "it is a key of verl, which ajet does not read here")
     assert "ajet.rollout.vllm (2 keys)" not in found
 
 
@@ -128,11 +131,11 @@ def test_keys_of_verl_say_which_of_ours_is_their_like(tmp_path):
         found = {
             each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).list_idle_keys()
         }
-        own = "it is verl's own; here `ajet."
-        assert found["actor_rollout_ref.model.lora_rank"] == f"{own}trainer_common.lora.rank: 32` is its like"
-        assert found["verl.actor_rollout_ref.actor.optim.lr"] == f"{own}trainer_common.optim.lr: 3e-05` is its like"
+        own = "it is a key of verl; ajet's key for it is `ajet."
+        assert found["actor_rollout_ref.model.lora_rank"] == f"{own}trainer_common.lora.rank: 32`"
+        assert found["verl.actor_rollout_ref.actor.optim.lr"] == f"{own}trainer_common.optim.lr: 3e-05`"
         assert "algorithm.loss_aggregation`" in found["actor_rollout_ref.actor.loss_agg_mode"]
-        assert found["verl"] == found["actor_rollout_ref"] == "it is verl's own"
+        assert found["verl"] == found["actor_rollout_ref"] == "it is a key of verl, which ajet does not read here"
         assert "actor_rollout_ref.actor.kl_loss_coef" not in found, "ours says the same"
     assert "verl" not in " ".join(
         each.name for each in load_experiment(tmp_path / "x.yaml", backbone="verl").list_idle_keys()
@@ -155,7 +158,7 @@ def test_of_a_server_nothing_is_said_that_holds_of_a_launch_alone(tmp_path):
 def test_what_only_a_server_reads_is_idle_in_a_launch_alone(tmp_path):
     launched, served = idle(tmp_path, "local"), idle(tmp_path, "local", serving=True)
     assert launched.keys() - served.keys() == {"ajet.gateway.idle_timeout", "ajet.trainer_common.max_staleness"}
-    new = "ajet.trainer_common.total_epochs", ("x.yaml:11", "it ends after `total_training_steps`, or never")
+    new = "ajet.trainer_common.total_epochs", ("x.yaml:11", "`ajet serve` ends after `total_training_steps`, or never")
     assert dict([new]).items() <= served.items() and new[0] not in launched
 
 
@@ -163,7 +166,7 @@ def test_the_screen_is_one_heading_and_a_line_each(tmp_path):
     idle(tmp_path, "verl")
     experiment = load_experiment(tmp_path / "x.yaml", backbone="verl")
     heading, *rows = format_idle_keys(experiment.list_idle_keys(), "on the backbone verl").splitlines()
-    assert heading == "Set, and without effect on the backbone verl:"
+    assert heading == "Keys that are set but have no effect on the backbone verl:"
     assert all(re.fullmatch(r"  ajet\.\S.* \(\S*x\.yaml:\d+\): \S.*", row) for row in rows), "as the review does"
     assert len(rows) == len(experiment.list_idle_keys()) == 5
     assert format_idle_keys([], "anywhere") == ""

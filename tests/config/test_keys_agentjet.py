@@ -203,7 +203,7 @@ def test_keys_of_older_rubrics_mean_ours_or_are_said(tmp_path):
 
 
 def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
-    with pytest.raises(ConfigError, match="trained on once") as caught:
+    with pytest.raises(ConfigError, match="trains on a batch once") as caught:
         load(tmp_path, "ajet:\n  trainer_common:\n    ppo_epochs: 3\n")
     assert "x.yaml:3:17 (ajet.trainer_common.ppo_epochs: 3)" in caught.value.where
 
@@ -213,8 +213,8 @@ def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
     [
         ("rm_weight: 1", ["config.my_section.rm_weight", "x.yaml:2:3"]),
         ("judge: {model: x}", ["section next to `ajet:`"]),
-        ("rollout.num_repeat: 4", ["one key, with a dot in its name", "`rollout: {num_repeat: …}`"]),
-        ("rollout: {val_kwargs.top_k: 4}", ["one key, with a dot in its name", "`val_kwargs: {top_k: …}`"]),
+        ("rollout.num_repeat: 4", ["whose name contains a dot", "`rollout: {num_repeat: …}`"]),
+        ("rollout: {val_kwargs.top_k: 4}", ["whose name contains a dot", "`val_kwargs: {top_k: …}`"]),
     ],
 )
 def test_keys_that_belong_elsewhere_say_where(tmp_path, text, expected):

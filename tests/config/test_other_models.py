@@ -44,7 +44,7 @@ def test_it_is_named_before_anything_is_sent(who, key, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name in ("K", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, key)
-    with pytest.raises(ConfigError, match="holds a character that no request can carry") as caught:
+    with pytest.raises(ConfigError, match="contains a character that") as caught:
         WHO[who](tmp_path)
     assert "the environment variable" in caught.value.where and key not in str(caught.value)
 

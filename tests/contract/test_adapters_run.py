@@ -88,9 +88,9 @@ def served(run: Path, engine: str, monkeypatch) -> dict[str, list[float]]:
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["trainer_common.lora.adapters={default: {rank: 1}}"], "'default' is no adapter's name"),
+        (["trainer_common.lora.adapters={default: {rank: 1}}"], "'default' is not a valid name"),
         (["trainer_common.lora.adapters={judge: {}}"], "The adapter judge has no rank"),
-        (["trainer_common.mode=async"], "in the process that samples with them"),
+        (["trainer_common.mode=async"], "this run samples in other processes"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, overrides, message):
@@ -104,7 +104,7 @@ def test_other_backbones_refuse_several_adapters(tmp_path, backbone):
     otherwise = TREE["rollout"] | {"deterministic": False}
     yaml = project(tmp_path, rollout=otherwise)
     experiment = load_experiment(yaml, backbone=backbone, exp_dir=tmp_path / "runs")
-    with pytest.raises(ConfigError, match="Several adapters need a backbone that trains several adapters") as refused:
+    with pytest.raises(ConfigError, match="cannot train several adapters") as refused:
         experiment.require_ready()
     assert "--backbone local" in str(refused.value)
 
@@ -137,7 +137,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_is_proven_and_served(tmp_path, mon
     done = ajet("prove", "whole", cwd=tmp_path)
     assert done.returncode == 0 and "Proven: no wrong token" in done.stdout, done.stdout
     done = ajet("export", "whole", "--check", cwd=tmp_path)
-    assert done.returncode == 0 and "The folder does what the run's model did" in done.stdout, done.stdout
+    assert done.returncode == 0 and "behaves as the run's model" in done.stdout, done.stdout
     done = ajet("chat", "whole", "--prompt", "What is 1 + 2?", cwd=tmp_path)
     assert done.returncode == 2 and "ajet chat whole --adapter solver" in done.stdout
     done = ajet("chat", "whole", "--adapter", "critic", "--prompt", "What is 1 + 2?", cwd=tmp_path)
@@ -151,7 +151,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_is_proven_and_served(tmp_path, mon
 def test_an_agent_without_an_adapter_says_so_and_one_begins_with_those_of_a_folder(tmp_path):
     project(tmp_path, lora={"adapters": {"solver": {"rank": 4}}})
     done, _ = trained(tmp_path, "half", "trainer_common.total_training_steps=1")
-    assert done.returncode == 2 and "'critic-1' (target 'critic') is to be trained and has no adapter" in done.stdout
+    assert done.returncode == 2 and "'critic-1' (target 'critic')" in done.stdout
     project(tmp_path)
     done, first = trained(tmp_path, "first", "trainer_common.total_training_steps=1")
     assert done.returncode == 0, done.stdout
@@ -162,4 +162,4 @@ def test_an_agent_without_an_adapter_says_so_and_one_begins_with_those_of_a_fold
     assert done.returncode == 0 and "Proven: no wrong token" in done.stdout, done.stdout
     project(tmp_path, lora={"adapters": {"solver": {"rank": 4}}})
     done, _ = trained(tmp_path, "left", path)
-    assert done.returncode == 2 and "adapters that this training would leave behind: critic" in done.stdout
+    assert done.returncode == 2 and "adapters that this training would not include: critic" in done.stdout

@@ -40,7 +40,7 @@ def test_a_judges_model_at_any_server(nothing_named, brand):
     from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 
     ask = create_external_llm_fn(alien_llm_model="qwen", alien_llm_response_length=32)
-    with pytest.raises(UserError, match="names no server"):
+    with pytest.raises(UserError, match="gives the server's address"):
         ask(messages=ASKED)
     with scene("<Correct>", "again") as played:
         at = played.tuner.as_oai_baseurl_apikey()
@@ -98,13 +98,13 @@ def test_roles_that_are_registered_by_its_earlier_names():
         ("ajet.tuner_lib.experimental.swarm_client", "ajet.client"),
         ("ajet.task_reader.task_reader_base", "reader.py->MyReader"),
         ("ajet.default_config.ajet_default", "AgentJetJob.set_data"),
-        ("ajet.utils.thread_executors", "nothing stands for it"),
+        ("ajet.utils.thread_executors", "ajet does not replace"),
         ("astuner", "its name is ajet"),
     ],
 )
 def test_reference_that_imports_agentjets_module_is_answered(tmp_path, module, words):
     (tmp_path / "w.py").write_text(f"import {module}\nclass W: ...\n")
-    with pytest.raises(UnresolvedReferenceError, match="is AgentJet's and not here") as refused:
+    with pytest.raises(UnresolvedReferenceError, match="belongs to AgentJet") as refused:
         resolve_reference("w.py->W", base=tmp_path)
     assert words in refused.value.do and refused.value.where.endswith("w.py:1")
 
@@ -112,7 +112,7 @@ def test_reference_that_imports_agentjets_module_is_answered(tmp_path, module, w
 @pytest.mark.parametrize("name", ["tokenizer", "llm_inference_fn", "observation_window"])
 def test_a_way_past_the_tuner_is_told_of_it(name):
     task = WorkflowTask(task=Task())
-    with pytest.raises(AttributeError, match=f"has no {name}: the tuner is the one way"):
+    with pytest.raises(AttributeError, match=f"has no attribute {name}: use the tuner"):
         getattr(task, name)
     with pytest.raises(AttributeError, match="no_such"):
         _ = task.no_such
@@ -122,9 +122,9 @@ def test_a_way_past_the_tuner_is_told_of_it(name):
 def test_a_cluster_of_master_addr_is_told_what_starts_one(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    with pytest.raises(ConfigError, match="joins a Ray cluster, and none is named") as caught:
+    with pytest.raises(ConfigError, match="joins a Ray cluster, but RAY_ADDRESS names none") as caught:
         find_address(LaunchOptions(flags=("ray-cluster",)))
-    assert "`ajet cluster render` writes what starts one" in caught.value.do and "MASTER_ADDR" in caught.value.do
+    assert "`ajet cluster render`" in caught.value.do and "MASTER_ADDR" in caught.value.do
 
 
 def test_classes_by_the_modules_that_its_pages_import_them_from():
@@ -136,7 +136,7 @@ def test_classes_by_the_modules_that_its_pages_import_them_from():
         importlib.import_module("ajet.no_such")
 
 
-@pytest.mark.parametrize(("method", "do"), [("agentscope_execute", "call its agentscope_execute `execute`"),
+@pytest.mark.parametrize(("method", "do"), [("agentscope_execute", "rename its method agentscope_execute to `execute`"),
                                             ("play", "write `async def execute")])  # fmt: skip
 def test_a_workflow_without_execute_says_so(method, do):
     async def other(self, workflow_task, tuner): ...

@@ -296,18 +296,18 @@ def test_it_runs_with_model_data_and_token_caps_given(name, tmp_path, monkeypatc
 SHAPES = {
     "older roots": (
         "astuner: {project_name: x, rollout: {num_repeat: 2}}\n",
-        "Still missing for a run", "write `ajet:` for `astuner:`",
+        "The run still needs", "write `ajet:` instead of `astuner:`",
     ),
     "older defaults": (
         "ajet: {}\ndefaults: [ppo_trainer, astune_default, ajet_ts_default, _self_]\n",
-        "`defaults` holds 'astune_default' and 'ajet_ts_default'", "take them out",
+        "`defaults` holds 'astune_default' and 'ajet_ts_default'", "delete them",
     ),
     "older search paths": (
         "ajet: {}\nhydra: {searchpath: ['file://astuner/default_config', 'file://astune/default_config/verl']}\n",
-        "'file://astuner/default_config' and 'file://astune/default_config/verl'", "take them out",
+        "'file://astuner/default_config' and 'file://astune/default_config/verl'", "delete them",
     ),
-    "templates": ("ajet:\n  model: {path: {{MODEL_PATH}}}\n", "a place that a template leaves open", "write the value"),
-    "None": ("ajet: {rollout: {compute_madness_checklist: None}}", "compute_madness_checklist", "[] is an empty list"),
+    "templates": ("ajet:\n  model: {path: {{MODEL_PATH}}}\n", "is a placeholder", "replace the placeholder"),
+    "None": ("ajet: {rollout: {compute_madness_checklist: None}}", "compute_madness_checklist", "[] for an empty list"),
     "keys of its own": (
         "ajet: {judge: {openjudge_llm: qwen-flash}, rm_weight: 0.4}",
         "ajet.rm_weight", "config.my_section.rm_weight",
@@ -319,11 +319,11 @@ SHAPES = {
     "no workflow, for a swarm": (
         "ajet: {model: {path: m}, task_reader: {type: random_dummy}, rollout: {user_workflow: null},"
         " enable_interchange_server: True, enable_swarm_mode: True}",
-        "Still missing for a run: ajet.rollout.user_workflow", "ajet serve --conf FILE.yaml",
+        "The run still needs: ajet.rollout.user_workflow", "ajet serve --conf FILE.yaml",
     ),
     "a section twice": (
         "ajet:\n  task_judge: {judge_protocol: null}\n  task_judge: {judge_type: rubrics_auto_grader}\n",
-        "the key 'task_judge' occurs twice", "keep one of the two",
+        "the key 'task_judge' occurs twice", "delete one of the two",
     ),
 }  # fmt: skip
 """Of its YAMLs, older and newer ones, what is refused: what is said of it, and what to do."""
@@ -343,6 +343,6 @@ def test_keys_of_another_backbone_are_likened_to_keys_that_a_yaml_has(tmp_path):
     (tmp_path / "x.yaml").write_text(MATH + TAIL)
     idle = load_experiment(tmp_path / "x.yaml", backbone="debug").list_idle_keys()
     said = {name: each.why for each in idle for name in each.keys}
-    assert "`ajet.trainer_common.lora.rank: 32` is its like" in said["actor_rollout_ref.model.lora_rank"]
+    assert "`ajet.trainer_common.lora.rank: 32`" in said["actor_rollout_ref.model.lora_rank"]
     assert said["actor_rollout_ref"] == "it is verl's own" and said["trinity"] == "it is trinity's own"
     assert not {"actor_rollout_ref.rollout.load_format", "trinity.synchronizer.sync_method"} & {*said}

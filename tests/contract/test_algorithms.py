@@ -180,12 +180,12 @@ class Rows(Algorithm):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.py->A", "names absent.py, which is not there"),
-        ("wrong.py->Silnt", "names Silnt, which is not there(.|\n)*write wrong.py->Silent"),
+        ("absent.py->A", "absent.py, which does not exist"),
+        ("wrong.py->Silnt", "refers to Silnt, which the file does not define(.|\n)*write wrong.py->Silent"),
         ("wrong.py->Plain", "is the class Plain, which is no Algorithm(.|\n)*a subclass of ajet.Algorithm"),
         ("wrong.py->Silent", "wrong.py->Silent(.|\n)*of_group"),
         ("wrong.py->Pairs", "unknown needs: pairs(.|\n)*group, reference"),
-        ("wrong.py->Refers", "needs the reference model's logprobs(.|\n)*use_kl_in_reward: true"),
+        ("wrong.py->Refers", "needs the reference model's log-probabilities(.|\n)*use_kl_in_reward: true"),
         ("wrong.py->Expects", "needs a critic(.|\n)*of_values"),
         ("wrong.py->Fails", "Fails could not be created: KeyError: 'alpha'"),
     ],

@@ -110,14 +110,16 @@ def test_tools_rewards_and_a_verdict(debug: Callable[..., Any]) -> None:
     assert code == 0, said
     assert said.startswith("Reading x.yaml"), "before anything heavy is imported"
     assert "tools: price(item: string, how)" in said and "reward 1" in said
-    assert "Verdict: 1 of 2 tasks can teach." in said
+    assert "Verdict: training can learn from 1 of 2 tasks." in said
     first, second = re.findall(r"^  (\w+: .*)$", said, re.MULTILINE)[-2:]
     assert first.endswith("2 of 4 above 0 (rewards 0 to 1): training can learn from it"), said
-    assert second.endswith("0 of 4 above 0 (all 0): nothing to prefer"), said
-    assert re.search(r"A step of training here: about .* to play 8 episodes \(at \d+ tokens a second", said), said
-    assert re.search(r"Its memory: about .* GiB at its peak: weights .* GiB are free\.", said), said
+    assert second.endswith("0 of 4 rewards above 0 (all 0): no difference to learn from"), said
+    assert re.search(
+        r"On this machine a training step takes about .* to run 8 episodes \(at \d+ tokens per second", said
+    ), said
+    assert re.search(r"Memory for training: at most about .* GiB: weights .* GiB are free\.", said), said
     given = ("--exp-dir", "record", "rollout.user_workflow=agent.py->asks")
-    assert f"Train it: {format_command('--conf', 'x.yaml', '--backbone', 'local', *given)}" in said
+    assert f"Start training: {format_command('--conf', 'x.yaml', '--backbone', 'local', *given)}" in said
     row = json.loads((folder / "metrics.jsonl").read_text())
     assert row["debug/all_tokens"] == row["debug/sampled_tokens"] > 0 and row["debug/seconds"] > 0
 
@@ -150,7 +152,7 @@ def test_ctrl_c_keeps_what_ended_and_says_where(debug: Callable[..., Any]) -> No
 def test_equal_failures_are_one_with_the_persons_own_lines(debug: Callable[..., Any]) -> None:
     code, said, folder = debug("raises")
     assert code == 2
-    assert said.count("✗ agent: ValueError") == 1 and "is the same in 7 more" in said, said
+    assert said.count("✗ agent: ValueError") == 1 and "is the same as in 7 more" in said, said
     panel = said[said.index("✗ agent") :]
     raised = 1 + next(at for at, line in enumerate(AGENT.splitlines()) if "raise ValueError" in line)
     where = [panel.index(text) for text in (" in raises", " in deeper", f"agent.py:{raised} in broken", "raise Value")]
@@ -158,4 +160,4 @@ def test_equal_failures_are_one_with_the_persons_own_lines(debug: Callable[..., 
     assert "rollout/attempt.py" not in said and "asyncio/" not in said
     assert re.search(rf"^  where +agent.py:{raised} raise ValueError", said, re.MULTILINE), said
     assert len(EpisodeFiles(folder / "episodes").read(0, "debug")) == 8, "all of them are recorded"
-    assert "All 8 episodes failed" in said and "Its memory" not in said and "--backbone debug" in said
+    assert "All 8 episodes failed" in said and "Memory for training" not in said and "--backbone debug" in said

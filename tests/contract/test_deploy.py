@@ -87,7 +87,7 @@ def test_mistakes_have_answers(record, monkeypatch):
     with pytest.raises(UserError, match="no checkpoint of step 9"), start_deployment("tool", record, "step-9"):
         pass
     monkeypatch.setenv("AJET_API_KEY", "short")
-    with pytest.raises(UserError, match="AJET_API_KEY is no key"), start_deployment("tool", record):
+    with pytest.raises(UserError, match="AJET_API_KEY is not a valid key"), start_deployment("tool", record):
         pass
     monkeypatch.delenv("AJET_API_KEY")
     done = ajet("deploy", "nothing", "--exp-dir", str(record), cwd=record)
@@ -120,6 +120,6 @@ def test_a_lora_run_answers_beside_the_model_it_began_with(record, tmp_path, too
         assert post(model.base_url, "/chat/completions", {"messages": ASK},
                     authorization=f"Bearer {KEY}").status_code == 404  # fmt: skip
     assert tuned == pytest.approx(alone, abs=1e-4) and tuned != pytest.approx(base, abs=1e-3)
-    for named, refusal in (({}, "All weights of this run were tuned"), ({"name": "base"}, "is called base")):
+    for named, refusal in (({}, "This run trained all weights"), ({"name": "base"}, "is reserved")):
         with pytest.raises(UserError, match=refusal), start_deployment("tool", record, with_base=True, **named):
             pass

@@ -22,7 +22,7 @@ def test_it_is_given_the_trainers_weights_and_bears_their_name(tmp_path: Path) -
 def require_weights_and_names(url: str, folder: Path) -> None:
     engine, other = require_weights_by_version(Trained(folder), url)
     assert isinstance(engine.engine, RemoteSglang), "it said what it is"
-    with pytest.raises(UserError, match=r"failed a request \(load "):
+    with pytest.raises(UserError, match=r"failed to load "):
         engine._weights.give(folder / "nowhere", "ajet-9")
     for each in (engine, other):
         each.engine.close()

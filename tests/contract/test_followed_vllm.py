@@ -146,7 +146,7 @@ def trained_from(url: str, folder: Path) -> None:
     ]
     versions = {run.low for each in recorded for call in each.calls for run in call.versions}
     assert versions <= {0, 1, 2} and versions & {1, 2}, versions
-    assert re.search("sampling with policy [12]", log.read_text()), log.read_text()
+    assert re.search("uses policy version [12]", log.read_text()), log.read_text()
     report = prove_record(str(folder / "runs" / "sums"), folder / "runs")  # by the weights of each version
     assert report.ok and report.held_steps == 3, (report.wrong_steps, report.proof.wrong[:2])
 
@@ -179,7 +179,7 @@ def led_by_two(url: str, folder: Path) -> None:
         running["second"] = start(*samples, "--name", "second", *settings, cwd=folder, log=logs["second"])
         wait(lambda: len(ledger.members()) == 2)
         running["trainer"] = start(*trains, "--from-store", address, *settings, cwd=folder, log=logs["trainer"])
-        wait(lambda: "sampling with policy" in logs["first"].read_text())
+        wait(lambda: "uses policy version" in logs["first"].read_text())
         leader = running.pop("first")
         leader.kill()
         leader.wait()
@@ -207,7 +207,7 @@ def led_by_two(url: str, folder: Path) -> None:
 
 def _followed(log: Path) -> list[int]:
     """The versions that a sampler had its server have, or found there."""
-    return [int(found) for found in re.findall(r"sampling with policy (\d+)", log.read_text())]
+    return [int(found) for found in re.findall(r"uses policy version (\d+)", log.read_text())]
 
 
 def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
@@ -219,7 +219,7 @@ def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
     with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
         engine = trained.engine(url)
         assert engine.load_weights(None, 0, trained.probe, int) and versions(engine) == {0}
-        with pytest.raises(UserError, match="packs its weights"):
+        with pytest.raises(UserError, match="loads later weights only in part"):
             engine.load_weights(trained.first, 1, trained.probe, int)
         assert engine.version < 0
 

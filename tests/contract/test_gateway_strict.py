@@ -164,7 +164,7 @@ def test_a_strict_tool_without_parameters_takes_any_object_and_the_prompt_is_eve
     ("parameters", "problem"),
     [
         ({"properties": {"a": {"type": "thing"}}}, "'thing'"),
-        ({"properties": {"a": {"$ref": "#/$defs/nowhere"}}}, "leads nowhere"),
+        ({"properties": {"a": {"$ref": "#/$defs/nowhere"}}}, "does not exist in the schema"),
         ({"patternProperties": {"^a": {}}}, "patternProperties"),
     ],
 )

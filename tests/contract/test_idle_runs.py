@@ -75,7 +75,7 @@ def test_a_run_that_never_learned_ends_as_a_mistake(train: Callable[..., str], t
     folder = tmp_path / "record" / "x"
     assert len(metric_rows(folder)) == 2 and (folder / "checkpoints" / "step-2").is_dir()
     assert "This run learned nothing: the attempts at each task had equal rewards in every step" in said
-    assert "The run was ended: it learned nothing in 2 steps." in said and "stop_after_idle_steps" in said
+    assert "no training signal in 2 steps." in said and "stop_after_idle_steps" in said
     assert "Traceback" not in said
     assert format_command("sft", "--model", "embedded:tiny-tools") in said and "docs/sft.md" in said
     status = json.loads((folder / "status.json").read_text())
@@ -99,12 +99,12 @@ def test_a_server_goes_on_and_says_so(tmp_path: Path) -> None:
     logger.remove(sink)
     record.close("finished")
     assert training.idle_steps == 0, "the next warning comes after as many steps again"
-    assert "nothing could be learned in the last 2 steps: no episode had a reward" in told[0]
+    assert "the last 2 steps had no training signal: no episode had a reward" in told[0]
 
 
 @pytest.mark.slow
 def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path: Path) -> None:
     said = train("rollout.user_workflow=agent.py->first", code=0)
     assert len(metric_rows(tmp_path / "record" / "x")) == 3
-    assert "It ended early: the last 2 steps had nothing to learn from (the attempts at each task had equal" in said
-    assert f"Try the tuned model: {format_command('chat', 'record/x')}" in said
+    assert "its last 2 steps had no training signal (the attempts at each task had equal" in said
+    assert f"Try the trained model:  {format_command('chat', 'record/x')}" in said

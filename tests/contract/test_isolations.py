@@ -292,7 +292,7 @@ def test_a_process_of_many_that_is_killed_costs_each_an_attempt_and_no_verdict(
             failure = episode.failure
             assert failure is not None and (failure.boundary, failure.kind) == ("ajet", "process_died")
             assert failure.retryable and not failure.policy
-            assert "code -9" in failure.message and "it played 2 episodes" in failure.message
+            assert "code -9" in failure.message and "it ran 2 episodes" in failure.message
             assert (episode.reward, episode.timelines, len(episode.calls)) == (None, [], 1)
         again = made.play(1)[0].episodes
         assert [(episode.failure, episode.reward) for episode in again] == 2 * [(None, 1.0)]
@@ -307,7 +307,7 @@ def test_a_process_that_speaks_garbage_is_ended_and_never_unpickled(
         episode = made.episode()
         assert until(lambda: made.abandoned == 0)
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "process_died")
-    assert "cannot be read here" in episode.failure.message and len(episode.calls) == 1
+    assert "could not read a message" in episode.failure.message and len(episode.calls) == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -351,7 +351,7 @@ def test_the_watchdog_names_the_line_that_blocks_and_the_loop_is_left_behind() -
     blocked = 0
     source = Path(flows.__file__).read_text().splitlines()
     number = next(n for n, text in enumerate(source, start=1) if "# the line that blocks" in text)
-    where = f"blocks the shared loop for over a second at {Path(flows.__file__)}:{number} in execute"
+    where = f"for over a second at {Path(flows.__file__)}:{number} in execute"
 
     def named() -> bool:
         """One more than when it was asked last."""

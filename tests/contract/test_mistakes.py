@@ -58,9 +58,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("number", "yaml", "expected"),
     [
         (5, TASKS % "task.jsonl", ["task.jsonl does not exist", "training.file_path", "did you mean tasks.jsonl?"]),
-        (7, TASKS % "array.jsonl", ["JSON array", "array.jsonl:1", "one object a line", "jq -c"]),
-        (7, TASKS % "lines.jsonl", ["JSON array", "lines.jsonl:1", "one object a line", "jq -c"]),
-        (11, "rollout.num_repeat: 4", ["a dot in its name", "x.yaml:2:3", "`rollout: {num_repeat: …}`"]),
+        (7, TASKS % "array.jsonl", ["JSON array", "array.jsonl:1", "one object per line", "jq -c"]),
+        (7, TASKS % "lines.jsonl", ["JSON array", "lines.jsonl:1", "one object per line", "jq -c"]),
+        (11, "rollout.num_repeat: 4", ["contains a dot", "x.yaml:2:3", "`rollout: {num_repeat: …}`"]),
         (23, "trainer_common: {algorithm: ppo}", ["is 'ppo'", "x.yaml:2:31", "adv_estimator", "{adv_estimator: ppo}"]),
         (30, "rollout: {user_workflow: flow.py->NoTuner}", ["flow.py->NoTuner.execute", "flow.py:6", "tuner"]),
         (29, "rollout: {user_workflow: flow.py->narrow}", ["(task)", "flow.py:8", "def narrow(task, tuner)"]),
@@ -82,7 +82,7 @@ def test_in_the_files(project, number, yaml, expected):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("late", "late returned a coroutine (an `await` is missing where it was made); expected text, a list"),
+        ("late", "late returned a coroutine: the call that created it needs an `await`; expected text, a list"),
         ("nothing", "nothing returned None; expected text, a list"),
         ("thing", "thing returned an object of the class Good; expected text, a list"),
     ],
@@ -176,8 +176,8 @@ def nothing_forgotten() -> Iterator[None]:
     [
         (NotANumber, ["the workflow's reward is nan", "expected a finite number"]),
         (Good, ["WorkflowOutput(reward='good')", "expected a number, a list of numbers"]),
-        (RunsALoop, ["asyncio.run() cannot be called", "write `await` there"]),
-        (LooksAtNoStatus, ["'choices' (its last call was refused: Invalid value for 'messages[0].content'"]),
+        (RunsALoop, ["asyncio.run() cannot be called", "use `await` there"]),
+        (LooksAtNoStatus, ["'choices' (refused its last model call: Invalid value for 'messages[0].content'"]),
         (OwnField, ["no attribute 'colour' (the columns of a row are in its `metadata`"]),
         (NoTask, ["no attribute 'main_query' (a class gets the task as `workflow_task.task`)"]),
         (ForgetsAwait, ["'coroutine' object has no attribute 'choices'", "an `await` is missing"]),
@@ -259,7 +259,7 @@ def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tm
         failure = made.episode().failure
     line = workflow.go.__code__.co_firstlineno
     assert failure is not None and failure.kind == "timeout"
-    assert any(f"it stood at {__file__}:{line + more} in go" in failure.message for more in (3, 4)), failure.message
+    assert any(f"it was last at {__file__}:{line + more} in go" in failure.message for more in (3, 4)), failure.message
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,13 @@ def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tm
         (
             "./agent.sh",
             "No such file",
-            "each episode runs in a fresh folder: write {base}/… for a file next to the YAML",
+            "each episode runs in a new folder: write {base}/… for a file next to the YAML",
         ),
         ("{base}/agent.sh", "No such file", "No such file; {base} is the folder of the YAML"),
         (
             "{base}/agent.py",
             "PermissionError: no",
-            'make it executable (chmod +x), or name its interpreter: ["{python}", ',
+            'make the file executable (chmod +x), or put its interpreter first: ["{python}", ',
         ),
     ],
 )
@@ -289,14 +289,14 @@ def test_a_command_that_cannot_be_run_names_what_to_change(program, problem, sai
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["agent.py"], ["agent.py is Python", "user_workflow: agent.py->NAME"]),
+        (["agent.py"], ["agent.py is a Python file", "user_workflow: agent.py->NAME"]),
         (["validate", "bare.yaml"], ["ajet.model.path", "move `model` below `ajet:`"]),
-        (["--conf", "x.yaml", "--rollout.num_repeat=4"], ["settings have no dashes", "write rollout.num_repeat=4"]),
+        (["--conf", "x.yaml", "--rollout.num_repeat=4"], ["without dashes", "write rollout.num_repeat=4"]),
         (["plan", "x.yaml", "rollout.num_repeat", "4"], ["write rollout.num_repeat=VALUE, without spaces"]),
         (["plan", "x.yaml", "rollout.user_workflow=flow.Good"], ["write flow->Good"]),
         (["validate", "x.yaml", "rollout.user_workflow=null"], ["user_workflow", "ajet serve --conf FILE.yaml"]),
         (["validate", "x.yaml", "model.path=embedded:smollm-135m"], ["did you mean embedded:smollm2-135m?"]),
-        (["deploy", "played"], ["played was only played by debug, not trained", "--backbone local"]),
+        (["deploy", "played"], ["played exists only as a recording of debug", "--backbone local"]),
     ],
 )
 def test_on_the_command_line(project, typed, expected, capsys):

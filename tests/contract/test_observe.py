@@ -128,7 +128,7 @@ def test_a_client_that_leaves_frees_the_endpoint_and_is_recorded(tmp_path):
         gone.set()
     [episode] = proxy.episodes
     [call] = episode.calls
-    assert call.finish == "aborted" and "client left" in call.error and episode.failure.boundary == "agent"
+    assert call.finish == "aborted" and "client disconnected" in call.error and episode.failure.boundary == "agent"
     assert episode.messages[call.reply]["content"] == "Thr" and episode.verdict.reward == 0.0
 
 

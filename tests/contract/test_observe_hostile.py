@@ -128,7 +128,7 @@ def test_of_a_reply_that_unpacks_without_end_no_more_is_kept(tmp_path, monkeypat
             finally:
                 tracemalloc.stop()
     [call] = observing.episodes[0].calls
-    assert call.finish == "error" and "larger than what is kept" in call.error
+    assert call.finish == "error" and "is larger than" in call.error
     assert peak < 1 << 23, "half of what it unpacks to"
 
 
@@ -231,7 +231,7 @@ def test_left_sessions_behind_links_are_not_taken(tmp_path):
 @pytest.mark.parametrize("key", ["", "short", "with a blank, but long", "hunter2-hunter2-"])
 def test_a_key_that_is_none_opens_no_door(monkeypatch, key):
     monkeypatch.setenv("AJET_ADMIN_KEY", key)
-    with pytest.raises(UserError, match="is no key"):
+    with pytest.raises(UserError, match="is not a valid key"):
         run_observe("http://127.0.0.1:8000/v1", host="0.0.0.0")
 
 
@@ -246,5 +246,5 @@ def test_an_address_that_is_refused_is_not_shown_where_it_may_hold_a_secret(tmp_
             run_observe(refused)
         assert "hunter2" not in str(told.value) + str(vars(told.value)), refused
     for refused in ("here:80/v1", "http://[::1"):
-        with pytest.raises(UserError, match=f"^{re.escape(refused)} is no address"):
+        with pytest.raises(UserError, match=f"^{re.escape(refused)} is not the URL"):
             run_observe(refused)

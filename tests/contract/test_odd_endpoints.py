@@ -60,7 +60,7 @@ def endpoint_engine(server: OddServer) -> EndpointEngine:
 @pytest.mark.parametrize("server", HANGS, indirect=True)
 def test_an_evaluated_endpoint_that_hangs_is_given_up_and_named(server):
     engine = endpoint_engine(server)
-    began = "began its reply and then" if server.way == "sends a token" else "took the request and"
+    began = "began its reply and then" if server.way == "sends a token" else "accepted the request and"
     with warnings_said() as said:
         for _ in range(2):
             with pytest.raises(EngineHangs, match=f"hangs: it {began} sent nothing for 0.8 s") as failure:
@@ -69,7 +69,7 @@ def test_an_evaluated_endpoint_that_hangs_is_given_up_and_named(server):
     [line] = said  # once a minute, however many attempts wait for it
     assert server.url in line and "rollout.endpoint.timeout" in line
     if server.way not in ("sends signs of life", "sends a token"):  # httpx hears those of a whole reply
-        with pytest.raises(EngineHangs, match="took the request and sent nothing for 0.8 s"):
+        with pytest.raises(EngineHangs, match="accepted the request and sent nothing for 0.8 s"):
             asyncio.run(asyncio.wait_for(engine.chat(ASK), 20))
 
 
@@ -147,7 +147,7 @@ def test_no_judge_is_no_verdict_and_ajets_own_failure(server):
     """So that what is measured over all attempts leaves the attempt out, and does not take it for a wrong answer."""
     limits = ModelJudgeConfig(timeout=SECONDS, max_retries=0, cache=False)
     panel = ModelPanel([PanelMember(ChatModel(base_url=server.url, model="m"))], limits, None, "run")
-    with pytest.raises(JudgeFailure, match="no judge answers: m: (it|the answer) ") as failure:
+    with pytest.raises(JudgeFailure, match="none of the judging models answers: m: (it|the answer) ") as failure:
         asyncio.run(panel.ask(JudgeQuestion((), ""), {"type": "object"}, str))
     assert failure.value.own and failure.value.retryable
 
@@ -168,7 +168,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
 @pytest.mark.parametrize("server", ["never answers", "sends headers", "a page", "nothing", "other JSON"], indirect=True)
 def test_the_teacher(server):
     teacher = TeacherEndpoint(TeacherConfig(base_url=server.url, model="m", timeout=SECONDS, max_retries=0))
-    said = r"hangs: it took the request and sent nothing for 0.8 s" if server.way in HANGS else "did not answer"
+    said = r"hangs: it accepted the request and sent nothing for 0.8 s" if server.way in HANGS else "did not answer"
     with pytest.raises(ConfigError, match=f"The teacher cannot be used: (it )?(the teacher )?{said}") as refused:
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
@@ -179,7 +179,7 @@ def test_the_teacher(server):
 
 @pytest.mark.parametrize("server", ["never answers", "a page", "nothing"], indirect=True)
 def test_a_server_that_tokens_are_sampled_from(server):
-    said = "hangs: it took a request and sent nothing for 0.8 s" if server.way in HANGS else "There is no vLLM server"
+    said = "sent nothing for 0.8 s" if server.way in HANGS else "The vLLM server does not answer"
     with pytest.raises(UserError, match=said) as refused:
         RemoteVllm(server.url, vocabulary=9, silence=SECONDS)
     assert server.url.removesuffix("/v1") in refused.value.where
@@ -192,8 +192,8 @@ def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
     with odd_endpoint("a page") as server:
         assert find_model_problem(server.url, "m", None, 5.0, named="") == ""
         monkeypatch.setattr(Odd, "do_GET", lambda self: self._say(PAGE, "text/html"))
-        assert "a page of HTML" in find_model_problem(server.url, "m", None, 5.0, named="")
+        assert "an HTML page" in find_model_problem(server.url, "m", None, 5.0, named="")
         monkeypatch.setattr(Odd, "do_GET", lambda self: server.released.wait())
-        assert "it hangs: it took the request and sent nothing for 0.8 s" in find_model_problem(
+        assert "it hangs: it accepted the request and sent nothing for 0.8 s" in find_model_problem(
             server.url, "m", None, SECONDS, named=""
         )

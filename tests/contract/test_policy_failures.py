@@ -94,7 +94,11 @@ def test_what_the_policy_did_has_the_reward_that_was_set_and_trains(workflow: ty
     with stage(workflow, lambda _: "seven", policy_failure_reward=-0.5) as made:
         episode = made.episode()
     assert (episode.status, episode.reward, episode.scored, episode.succeeded) == ("failed", -0.5, True, False)
-    assert episode.failure is not None and episode.verdict is not None and "own doing" in episode.verdict.reason
+    assert (
+        episode.failure is not None
+        and episode.verdict is not None
+        and "the agent's own code or the model" in episode.verdict.reason
+    )
     assert sum(timeline.sampled for timeline in episode.timelines) == episode.sampled_tokens > 0
     refuse_if_all_failed([episode], 1)
     with stage(workflow, lambda _: "seven") as made:

@@ -133,8 +133,7 @@ def test_an_honest_run_is_proven(run: Path, capsys: pytest.CaptureFixture[str]) 
     text = " ".join(capsys.readouterr().out.split())
     assert "not proven: their episodes were left out" in text and "Proven: no wrong token" not in text
     assert (
-        "Outside a proof's reach: what judges and other models answered, and tools whose uses were not recorded;"
-        in text
+        "Not covered by a proof: what judges and other models answered, and tools whose uses were not recorded;" in text
     )
 
 

@@ -111,7 +111,7 @@ def test_a_run_that_is_not_there_or_has_no_uses_is_said(tmp_path: Path) -> None:
         play(Pays, tmp_path, replay="gone")
     EpisodeFiles(tmp_path / "old" / "episodes").folder.parent.mkdir()
     EpisodeFiles(tmp_path / "old" / "episodes").write(1, "train", [episode(tool_uses=[])])
-    with pytest.raises(UserError, match="has no tool uses"):
+    with pytest.raises(UserError, match="recorded no tool uses"):
         play(Pays, tmp_path, replay="old")
 
 

@@ -150,9 +150,9 @@ def test_what_a_killed_sampler_had_put_of_a_group_is_not_played_again(trained: t
 def test_a_sampler_that_a_person_starts_has_a_log_of_its_own(trained: tuple[Path, Address], project: Path) -> None:
     """In the folder that runs have where it is: the first one was started without --exp-dir."""
     one = (project / "launcher_record" / "sums" / "logs" / "sums_sampler_one.log").read_text()
-    assert "one plays for run" in one and "groups, " not in one, "it was killed"
+    assert "one runs episodes for run" in one and "groups, " not in one, "it was killed"
     two = (trained[0] / "logs" / "sums_sampler_two.log").read_text()
-    assert "two plays for run" in two and re.search(r"two: \d+ groups?, \d+ episodes?", two.splitlines()[-1])
+    assert "two runs episodes for run" in two and re.search(r"two: \d+ groups?, \d+ episodes?", two.splitlines()[-1])
 
 
 def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Address]) -> None:
@@ -246,7 +246,7 @@ def test_a_sampler_with_other_weights_ends_before_it_has_leased_anything(project
     other_weights(shutil.copytree(model_folder("embedded:tiny-tools"), tmp_path / "model"))
     ledger = open_shared(store, rolls=True)
     announce_training(experiment(project), ledger)
-    with pytest.raises(UserError, match="differs from the trainer in: the initial weights"):
+    with pytest.raises(UserError, match="differ from the trainer's in: the initial weights"):
         sample_here(experiment(project, f"model.path={tmp_path}/model"), store, name="other")
     assert (ledger.depths().next, ledger.members()) == (0, [])
 
@@ -276,7 +276,7 @@ def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) 
     assert trained_tasks(run) == STEPS * GROUPS
     assert {path.name for path in (run / "logs").iterdir()} == {"both_trainer_0.log", "both_sampler_0.log"}
     said = (run / "logs" / "both_sampler_0.log").read_text()
-    assert re.search("sampling with policy [1-9]", said), said
+    assert re.search("uses policy version [1-9]", said), said
 
 
 @pytest.mark.extra_slow
@@ -412,7 +412,7 @@ def test_an_episode_that_somebody_changes_while_it_waits_is_trained_on_by_no_ste
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     (why,) = [row["given_up"][str(HELD_FROM)] for row in rows if "given_up" in row]
-    assert why[-1].startswith(f"{ALTERED}: episode ") and f" of position {HELD_FROM}: it is not what was put" in why[-1]
+    assert why[-1].startswith(f"{ALTERED}: episode ") and f" of position {HELD_FROM}: its digest" in why[-1]
     assert HELD_FROM not in {episode.order for episode in recorded(run)}
     audited = audit_run(run)
     assert audited["ok"] and [each.partition(": ")[2] for each in audited["altered"]] == [why[-1]]

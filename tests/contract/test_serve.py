@@ -136,7 +136,7 @@ def test_without_a_reward_the_judge_decides():
             ("completed", None),
             ("failed", None),
         ]
-        assert "did not decide" in rewards[1]["reason"] and rewards[2]["boundary"] == "judge"
+        assert "the judge returned None" in rewards[1]["reason"] and rewards[2]["boundary"] == "judge"
         assert served.take_episode().scored and not served.take_episode().scored
 
 
@@ -182,7 +182,7 @@ def test_a_client_may_say_that_its_agent_failed_or_give_up():
 def test_an_episode_without_a_model_call_is_a_failed_one():
     with start_serving() as served:
         told = served.finish(served.open(task="a"), reward=1).json()
-        assert told["status"] == "failed" and "without calling the model" in told["reason"]
+        assert told["status"] == "failed" and "without a model call" in told["reason"]
 
 
 def test_attempts_at_a_task_make_a_group_and_another_one_begins_the_next():

@@ -60,12 +60,12 @@ def test_it_is_recorded_resumed_and_proven(project):
 
 def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
     refused = (
-        (["ajet.sft.train_files=null"], "the rows to learn from"),
+        (["ajet.sft.train_files=null"], "a file of rows to learn from"),
         (["ajet.sft.from_run=nowhere"], "sft.from_run"),
         (["ajet.sft.train_files=null", "ajet.sft.from_run=nowhere"], "no run named nowhere"),
         (["rollout.max_model_len=16"], "longer than rollout.max_model_len"),
         (["ajet.sft.train_files=none.jsonl"], "The file of rows none.jsonl does not exist"),
-        (["ajet.sft.train_files=wrong.jsonl"], "A row cannot be learned from"),
+        (["ajet.sft.train_files=wrong.jsonl"], "A row cannot be used"),
     )
     (project / "wrong.jsonl").write_text('{"messages": 3}\n')
     for number, (more, why) in enumerate(refused):
@@ -73,9 +73,9 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
         assert refusal.code == 2 and why in refusal.printed, refusal.printed
     assert not list((project / "runs").glob("*")), "no run is listed that never began"
     planned = teach(project, "--dry-run")
-    assert planned.code == 2 and "no plan of learning from given replies" in planned.printed
+    assert planned.code == 2 and "no plan for learning from given replies" in planned.printed
     played = teach(project, backbone="debug")
-    assert played.code == 2 and "trains on replies that are given" in played.printed
+    assert played.code == 2 and "train on given replies" in played.printed
 
 
 @pytest.mark.extra_slow

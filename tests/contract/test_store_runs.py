@@ -75,7 +75,7 @@ def test_a_run_goes_on_over_its_store(tmp_path: Path, monkeypatch: pytest.Monkey
     code, said = run(*conf, "trainer_common.total_training_steps=3")
     assert code == 2 and "was made with another store" in said and "Traceback" not in said, said
     code, said = run(*conf, "store.uri=redis://h")
-    assert code == 2 and "No store is known at redis" in said, said
+    assert code == 2 and "redis:" in said, said
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_run_opens_the_store_that_its_yaml_names(tmp_path: Path, monkeypatch: 
     assert isinstance(opened("two", "local", shared, "store.max_attempts=2"), SqliteStore)
     with pytest.raises(UserError, match="belongs to another run"):
         opened("three", "local", shared)
-    with pytest.raises(UserError, match="no address of sqlite"):
+    with pytest.raises(UserError, match="not an address of a store of type sqlite"):
         opened("four", "local", "store.uri=mongodb://h/db")
 
 

@@ -556,7 +556,7 @@ def test_an_episode_that_was_changed_while_it_waited_is_named_and_given_to_nobod
     saved = store.commit()
     Database(opener).change(what)
     if opener.kind == "run folder":
-        named = f"{ALTERED}: episode a of position {int(what == 'position')}: it is not what was put"
+        named = f"{ALTERED}: episode a of position {int(what == 'position')}: its digest"
         with pytest.raises(UserError, match=named) as told:
             opener(saved)
         assert "step-0.jsonl:1" in told.value.where
@@ -571,7 +571,7 @@ def test_an_episode_that_was_changed_while_it_waited_is_named_and_given_to_nobod
     letters = {letter.order: letter.reasons for letter in again.dead()}
     assert sorted([*letters, *whole]) == [0, 1, 2] and all(len(reasons) == 1 for reasons in letters.values())
     (reason,) = [reasons[0] for reasons in letters.values() if f"{ALTERED}: episode a of position" in reasons[0]]
-    assert "it is not what was put" in reason or (what, opener.kind) == ("position", "mongodb")
+    assert "its digest does not match" in reason or (what, opener.kind) == ("position", "mongodb")
     assert (opener.address or "store.sqlite") in reason
     for order in letters:
         again.revive(order)

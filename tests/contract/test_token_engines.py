@@ -288,7 +288,7 @@ def test_an_sglang_server_breaks_off_what_is_under_way_as_its_weights_get_a_name
 
     tries = (asyncio.run(renamed_under_way()) for _ in range(100))
     failure = next((each for each in tries if each is not None), None)
-    assert failure is not None and failure.retryable and "ended the reply" in str(failure)
+    assert failure is not None and failure.retryable and "ended its reply" in str(failure)
     assert engine.weights().name() == "another"
     engine.close()
 

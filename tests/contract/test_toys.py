@@ -123,10 +123,10 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     assert sections["experiment"][0]["state"] == "ok"
     code, said = run(*CONF, "--dry-run")
     assert code == 0 and "1 task × 2 episodes" in said, "its layer"
-    assert "Nothing was started but a toy beside the run, ended again" in said and noted == ["entered", "left"]
+    assert "No process was started except a toy beside the run" in said and noted == ["entered", "left"]
     code, said = run("plan", *CONF)
     assert code == 0 and "1 task × 2 episodes" in said and "a toy is one process" in said, said
-    assert f"a toy beside the run, ended again. Start it: {find_program()} --conf x.yaml --backbone toy" in said, said
+    assert f"(stopped again). To start the run: {find_program()} --conf x.yaml --backbone toy" in said, said
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 
@@ -157,7 +157,7 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
 
 def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
     code, said = run("config", "validate", *CONF, "rollout.deterministic=true")
-    assert code == 2 and "needs a backbone that repeats a killed run bit for bit, which toy does not" in said
+    assert code == 2 and "is not possible on the backbone toy" in said
     code, said = run("config", "validate", *CONF, "+toy.speed=2")
     assert code == 2 and "A toy has no speed." in said
     code, said = run("config", "validate", "--conf", "x.yaml", "--backbone", "toys")

@@ -193,7 +193,7 @@ def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path:
     metrics = open_metrics(tmp_path / "metrics.jsonl", [Slow(run), *open_trackers(TOY, run)])
     metrics.log(1, {"x": 1})
     metrics.log(2, {"x": 2})
-    assert "Slow failed (TimeoutError: no answer within 0.05 s)" in said[1] and len(said) == 2
+    assert "Slow failed (TimeoutError: the tracker did not answer within 0.05 s)" in said[1] and len(said) == 2
     metrics.trackers.opened.append(Slow(run))
     metrics.close()
     assert len(said) == 3 and READERS[TOY](run.folder)[1] == [("x", 1, 1), ("x", 2, 2)]
@@ -207,7 +207,7 @@ def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.
     with open_run(conf, "local", tmp_path / "runs") as run:
         run.metrics.log(1, {"train/reward": 0.5})
     assert READERS[TOY](run.path)[1] == [("train/reward", 1, 0.5)]
-    assert len(said) == 1 and "logger broken" in said[0] and "nowhere" in said[0]
+    assert len(said) == 1 and "the tracker broken" in said[0] and "nowhere" in said[0]
 
 
 @pytest.mark.parametrize("told", ["tensorboard", ["console", "tensorboard"]])

@@ -150,7 +150,7 @@ def test_a_client_that_another_attempt_made_is_refused_and_what_it_asks_is_nobod
         (group,) = made.play(1)
     good, bad = sorted(group.episodes, key=lambda episode: episode.failure is not None)
     assert good.failure is None and len(good.calls) == 1
-    assert bad.failure is not None and not bad.calls and "the key of another attempt" in bad.failure.message
+    assert bad.failure is not None and not bad.calls and "belongs to another attempt" in bad.failure.message
 
 
 def test_a_client_that_an_attempt_made_which_has_ended_is_told_apart_from_a_wrong_key():
@@ -186,7 +186,7 @@ def test_a_persons_own_server_stays_theirs(nothing_named):
         ambient.close()
         nothing_named.delenv("OPENAI_API_KEY")
         ambient = RunEnvironment(played.gateway.ambient)
-        with pytest.raises(UserError, match="names no server"):
+        with pytest.raises(UserError, match="gives the server's address"):
             find_other_server()
         ambient.close()
     assert not {*VARIABLES} & {*os.environ}
@@ -212,7 +212,7 @@ def test_hints_are_noted_once_and_recorded(path):
             assert answer.status_code == 200, answer.text
         calls = played.session.close().calls
     logger.remove(number)
-    assert len([line for line in said if "reasoning_effort" in line and "changes nothing" in line]) == 1
+    assert len([line for line in said if "reasoning_effort" in line and "they do not change the reply" in line]) == 1
     assert [call.extra["ignored"]["reasoning_effort"] for call in calls] == ["low", "low"]
 
 
@@ -244,7 +244,7 @@ def test_what_asks_nothing_of_the_reply_is_said_once_and_recorded_and_values_wit
             assert answer.status_code == 200, answer.text
         calls = played.session.close().calls
     logger.remove(number)
-    told = [line for line in said if "changes nothing" in line]
+    told = [line for line in said if "they do not change the reply" in line]
     assert len(told) == 1 and all(name in told[0] for name in NOTHING[path])
     assert [call.extra["ignored"] for call in calls] == [NOTHING[path]] * 2
 
@@ -257,7 +257,7 @@ def test_what_would_change_the_distribution_is_refused_with_the_reason(field):
 
     with (
         scene("yes") as played,
-        pytest.raises(openai.BadRequestError, match=f"{field} draws from another distribution"),
+        pytest.raises(openai.BadRequestError, match=f"{field} would sample"),
     ):
         asyncio.run(ask(played.tuner.as_raw_openai_sdk_client()))
 

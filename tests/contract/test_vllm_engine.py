@@ -239,7 +239,7 @@ def test_its_processes_end_with_a_killed_owner(tmp_path: Any) -> None:
 
 def test_what_it_cannot_run_is_refused_before_anything_starts(tmp_path: Any) -> None:
     elsewhere = "cpu" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(UserError, match=f"the trainer on {elsewhere}"):
+    with pytest.raises(UserError, match=f"the trainer runs on {elsewhere}"):
         vllm_engine(device=elsewhere)
     from ajet.engine.vllm import VllmEngine
 
@@ -276,9 +276,9 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
     assert [chunk.logprobs for chunk in chunks] == [[-0.5] * 3, [-0.5] * 2]
     assert [chunk.logprobs_unit for chunk in chunks] == [[-1.0] * 3, [-1.0] * 2]
     assert chunks[0].top[0] == [(21, -1.0), (3, -2.0)]
-    with pytest.raises(EngineFailure, match="streamed 1 tokens and counts 5"):
+    with pytest.raises(EngineFailure, match="streamed 1 tokens, .* 5"):
         OutputReader(0).chunks(output([4], 0, "length"), 0)
-    with pytest.raises(EngineFailure, match="of version 3, the one before of 4"):
+    with pytest.raises(EngineFailure, match="version 3, .* version 4"):
         reading = OutputReader(0)
         reading.chunks(output([4], 4), 0)
         reading.chunks(output([4], 3), 0)
@@ -342,5 +342,5 @@ def teaches(url: str, reply: list[int]) -> None:
         get_added_vocab=tokenizer.get_added_vocab,
         decode=lambda ids: tokenizer.decode([(one + 1) % VOCABULARY for one in ids]),
     )
-    with pytest.raises(UserError, match="another tokenizer than the policy: id"):
+    with pytest.raises(UserError, match="tokenizer differs from the policy's: token id"):
         teacher.require_same_tokenizer(shifted)

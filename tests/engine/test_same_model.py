@@ -158,7 +158,7 @@ def test_loading_freezes_rope_and_takes_what_has_no_fused_attention(tmp_path):
 
 
 def test_an_engine_that_would_compute_another_model_refuses():
-    for family, why in (("LFM 2", "conv"), ("Llama 4 (text)", "chunked"), ("Nemotron 4", "cannot be replaced")):
+    for family, why in (("LFM 2", "conv"), ("Llama 4 (text)", "chunked"), ("Nemotron 4", "cannot replace")):
         with pytest.raises(UserError, match=why):
             TransformersEngine(tiny(family))
 
@@ -176,7 +176,7 @@ def test_rounding_that_one_draw_makes_large_refuses_no_model(monkeypatch, dtype,
         return (found.flip(-1) if len(told) <= bad else found), plain
 
     monkeypatch.setattr(isolated_decoding, "compute_both_logits", first_ones_differ)
-    with pytest.raises(UserError, match="carry state") if refused else nullcontext():
+    with pytest.raises(UserError, match="keep a recurrent state") if refused else nullcontext():
         TransformersEngine(tiny_qwen3().to(dtype)).close()
 
 

@@ -137,7 +137,7 @@ def test_a_server_with_other_weights_is_refused_where_it_keeps_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     engine = followed(Changeable(0.7, dev=False), monkeypatch)
-    with pytest.raises(UserError, match="are not the trainer's"):
+    with pytest.raises(UserError, match="does not have the trainer's weights"):
         engine.load_weights(None, 0, PROBE, nothing)
     assert engine.version == UNKNOWN
     server = Changeable(0.7)
@@ -145,7 +145,7 @@ def test_a_server_with_other_weights_is_refused_where_it_keeps_them(
     engine = followed(server, monkeypatch, tmp_path)
     assert engine.load_weights(None, 0, PROBE, nothing), "with those of an earlier run, it is given those of model.path"
     assert (engine.version, server.loads, server.names[1:]) == (0, 1, ["ajet-0"])
-    with pytest.raises(UserError, match="are not the trainer's"):
+    with pytest.raises(UserError, match="does not have the trainer's weights"):
         followed(Changeable(0.7, packs=True), monkeypatch, tmp_path).load_weights(None, 0, PROBE, nothing)
 
 
@@ -153,7 +153,7 @@ def test_a_server_that_says_it_loaded_and_did_not_is_refused(monkeypatch: pytest
     """As one on a CPU does, which packs its weights."""
     engine = followed(Changeable(packs=True), monkeypatch)
     engine.load_weights(None, 0, PROBE, nothing)
-    with pytest.raises(UserError, match="nats a token from those of policy 2"):
+    with pytest.raises(UserError, match="those of policy version 2"):
         engine.load_weights(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing)
     assert engine.version == UNKNOWN
 
@@ -185,13 +185,13 @@ def test_a_server_that_is_started_again_is_waited_for_and_given_its_weights_anew
 
     for gone in (away, ends_in_the_load):
         down = followed_beside(engine, gone, monkeypatch)
-        with pytest.raises(FileNotFoundError, match="failed a request"):
+        with pytest.raises(FileNotFoundError, match="server failed to"):
             down.load_weights(folder, 1, PROBE, nothing)
     server.name, server.weights = "default", 0.1
     back = followed_beside(engine, answers, monkeypatch)
     assert back.load_weights(folder, 1, PROBE, nothing) and (back.version, server.name) == (1, name_weights(folder, 1))
     monkeypatch.setattr(server_follower, "AWAY", -1.0)
-    with pytest.raises(UserError, match="failed a request"):
+    with pytest.raises(UserError, match="server failed to"):
         followed_beside(engine, away, monkeypatch).load_weights(folder, 2, PROBE, nothing)
 
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_goes_while_it_is_loaded_is_one_that_is_not_there(
             shutil.rmtree(folder, ignore_errors=True)
         return answers(request)
 
-    with pytest.raises(FileNotFoundError, match="disappeared while loading"):
+    with pytest.raises(FileNotFoundError, match="were deleted while they were loaded"):
         followed_beside(engine, late, monkeypatch).load_weights(folder, 1, PROBE, nothing)
     assert engine.version == UNKNOWN
     later = followed_beside(engine, answers, monkeypatch)
@@ -235,7 +235,7 @@ def test_a_server_that_keeps_its_weights_is_the_oldest_version_that_fits(monkeyp
 def test_weights_that_stay_what_they_are_play_while_they_are_young_enough() -> None:
     _require_fresh_weights(0, 2, 2)
     _require_fresh_weights(0, 99, None)
-    with pytest.raises(UserError, match="keeps policy 0, and the trainer is at 3") as refusal:
+    with pytest.raises(UserError, match="policy version 0, .* version 3") as refusal:
         _require_fresh_weights(0, 3, 2)
     assert refusal.value.do and "VLLM_SERVER_DEV_MODE" in refusal.value.do
 

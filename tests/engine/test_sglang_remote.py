@@ -56,14 +56,14 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], increm
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ([event([3], 1)], "broke off after 1 tokens"),
-        ([event([3], 2, STOP)], "counts 2 tokens and sent 1"),
-        ([event([3], 1), event([], 0, STOP)], "streamed 1 tokens and counts"),
-        ([event([3], 1, {"type": "abort", "message": "gone"})], "ended the reply"),
+        ([event([3], 1)], "after 1 tokens"),
+        ([event([3], 2, STOP)], "counts 2 new tokens, but sent 1"),
+        ([event([3], 1), event([], 0, STOP)], "streamed 1 tokens"),
+        ([event([3], 1, {"type": "abort", "message": "gone"})], "ended its reply"),
         ([event([3], 1, {"type": "stop", "matched": "NaN happened"})], "NaN happened"),
-        ([{"meta_info": {}}], "not of this route"),
-        ([{"text": "hello"}], "not of this route"),
-        ([{**event([3], 1), "output_ids": [4]}], "its logprob is of 3"),
+        ([{"meta_info": {}}], "does not belong to this route"),
+        ([{"text": "hello"}], "does not belong to this route"),
+        ([{**event([3], 1), "output_ids": [4]}], "belongs to id 3"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
@@ -86,7 +86,7 @@ def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
     [({"code": 400, "retryable": False}, False), ({"code": 503}, True), ({"code": 429}, True), ("out of memory", True)],
 )
 def test_what_it_refuses_within_a_stream_is_not_asked_for_again(error: Any, again: bool) -> None:
-    with pytest.raises(EngineFailure, match="failed while it answered") as said:
+    with pytest.raises(EngineFailure, match="failed during its reply") as said:
         RemoteServer("http://server", None).parsed(json.dumps({"error": error}))
     assert said.value.retryable is again
 
@@ -97,7 +97,7 @@ def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
 
     assert SglangWire().scored(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
     for wrong in (answer([-0.5, 4, None], [-1.0, 6, None]), answer([None, 5, None]), {}, answer()):
-        with pytest.raises(EngineFailure, match="scored other tokens"):
+        with pytest.raises(EngineFailure, match="of other tokens than it sampled"):
             SglangWire().scored(wrong, [4, 5])
 
 
@@ -178,7 +178,7 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(rollout__vllm=server)
     engine = open_remote(config, vocabulary=99)
     assert (engine.kind, engine.max_model_len, engine.reports_sampled) == ("SGLang", 93, False)
-    with pytest.raises(UserError, match="SGLang server reports logprobs at temperature 1 only") as said:
+    with pytest.raises(UserError, match="SGLang server reports log-probabilities only for temperature 1") as said:
         open_remote(config_of(rollout__vllm=server, rollout__temperature=0.7), vocabulary=99)
     assert said.value.do and "SGLANG_RETURN_ORIGINAL_LOGPROB" in said.value.do
     owner = "vllm"
@@ -187,11 +187,11 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     down = True
     for url in ("http://server/v1", "http://[::1"):
         server.base_url = url
-        with pytest.raises(UserError, match="No server answers"):
+        with pytest.raises(UserError, match="No inference server answers"):
             open_remote(config, vocabulary=99)
 
 
-@pytest.mark.parametrize(("key", "said"), [("", "asks for a key"), ("a wrong one", "does not take this key")])
+@pytest.mark.parametrize(("key", "said"), [("", "requires an API key"), ("a wrong one", "refuses this API key")])
 def test_a_server_that_refuses_who_has_no_key_is_called_neither_vllm_nor_sglang(
     monkeypatch: pytest.MonkeyPatch, key: str, said: str
 ) -> None:

@@ -111,7 +111,7 @@ def test_a_full_disk_is_said_clearly_and_keeps_the_earlier_checkpoint(small_disk
     checkpoints.save(1, lambda folder: write_bytes(folder, 300), {"step": 1})
     with pytest.raises(UserError) as error:
         checkpoints.save(2, lambda folder: write_bytes(folder, 2000), {"step": 2})
-    assert "disk is full" in error.value.what and "safe up to step 1" in error.value.what
+    assert "disk is full" in error.value.what and "last complete checkpoint is of step 1" in error.value.what
     assert os.listdir(small_disk / "checkpoints") == ["step-1"]
     checkpoints.save(2, lambda folder: write_bytes(folder, 300), {"step": 2})
     assert [checkpoint.step for checkpoint in checkpoints.all()] == [1, 2]
@@ -146,7 +146,7 @@ except UserError as error:
     print(error.what)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "may not grow so large" in done.stdout and os.listdir(tmp_path) == []
+    assert "reached the limit on file sizes" in done.stdout and os.listdir(tmp_path) == []
 
 
 def write_bytes(folder: Path, kib: int) -> None:

@@ -49,7 +49,7 @@ def test_sigterm_finishes_what_is_being_answered(record, tmp_path):
     log = tmp_path / "log"
     process = start("deploy", "tool", "--exp-dir", str(record), cwd=tmp_path, log=log, AJET_API_KEY=KEY)
     try:
-        while "Ctrl-C ends it" not in log.read_text():
+        while "Press Ctrl-C" not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.02)  # polls the output; nothing is assumed of how long it takes
         base = next(word for word in log.read_text().split() if word.startswith("http"))

@@ -434,7 +434,7 @@ def test_a_run_is_reached_through_the_users_own_link(where, run, home, recorded)
     moved.symlink_to(disk)
     for name in ("prove", "audit", "episodes", "view", "export"):
         printed = ended(name, run)
-        assert "not opened" not in printed, name
+        assert "does not open" not in printed, name
     assert (run / "proof.json").is_file() and (run / "exports" / "step-2" / "config.json").is_file()
     with RunDirectory.open(experiment(run.parent), root=run.parent) as opened:
         assert opened.resumed is not None and opened.resumed.step == 2

@@ -179,4 +179,4 @@ def test_ajet_stop_ends_a_live_run_as_ctrl_c_would(project, tmp_path):
     assert process.wait(timeout=240) == 130, log.read_text()
     assert list(run.glob("checkpoints/step-*"))
     again = ajet("stop", name, cwd=project)
-    assert again.returncode == 0 and "not running" in again.stdout, again.stdout
+    assert again.returncode == 0 and "not in progress" in again.stdout, again.stdout

@@ -30,7 +30,7 @@ class Observing:
     def __init__(self, folder: Path, url: str, log: str) -> None:
         self.log = folder / log
         self.process = start("observe", "--endpoint", url, "--exp-dir", str(folder), cwd=folder, log=self.log)
-        while "Ctrl-C ends it" not in self.said:
+        while "Press Ctrl-C" not in self.said:
             assert self.process.poll() is None, self.said
             time.sleep(0.02)  # polls the output; nothing is assumed of how long it takes
         self.url = self.said.split("Observing on ")[1].split("/v1 ")[0]
@@ -114,7 +114,7 @@ def test_what_a_killed_one_left_is_gone_on_with(tmp_path):
         [left] = opened(tmp_path)
         server.kind, server.parts = "application/json", [WHOLE]
         with observing(tmp_path, url, "log2") as second:
-            assert "continues 1 session left by an earlier process" in second.said
+            assert "continues 1 of an earlier process" in second.said
             [moved] = opened(tmp_path)
             assert moved.name == left.name and moved.parent != left.parent
             second.ask("s0")
@@ -151,7 +151,7 @@ def test_sigterm_finishes_what_is_being_answered(tmp_path):
         held.after_words()
         [reply] = asked(made, held, others, CHAT)
         made.process.send_signal(signal.SIGTERM)
-        while "stopping: open requests" not in made.said:
+        while "the server stops: open requests" not in made.said:
             time.sleep(0.02)
         held.gone.set()
         assert reply.result().text.endswith("data: [DONE]\n\n")
@@ -166,7 +166,7 @@ def test_one_beside_a_living_one_lets_its_sessions_be(tmp_path):
         assert first.say(reply="chatcmpl-9", liked=True)["known"]
         [file] = opened(tmp_path)
         with observing(tmp_path, url, "log2") as second:
-            assert "goes on with" not in second.said and opened(tmp_path) == [file]
+            assert "continuing the session" not in second.said and opened(tmp_path) == [file]
             second.ask("s0")
             assert second.end(signal.SIGINT) == 130
         first.ask("s0")

@@ -115,7 +115,7 @@ def test_a_worker_that_an_attempt_left_changed_is_replaced(tmp_path: Path) -> No
     assert changes["status"] == looks["status"] == "completed"
     found = {name: looks["metadata"][name] for name in ("folder", "variable", "threads")}
     assert found == {"folder": True, "variable": None, "threads": []}
-    assert "its process is replaced" in said and "LEFT_BEHIND" in said
+    assert "ajet replaces the process" in said and "LEFT_BEHIND" in said
     assert _ended(int((tmp_path / "child").read_text())), "a child in a session of its own outlived its worker"
 
 

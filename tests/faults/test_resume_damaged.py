@@ -130,7 +130,7 @@ def test_nothing_loads_a_damaged_checkpoint(
     assert ajet_in(moved, monkeypatch, *LOADS[command]) == 2
     text = said(capsys)
     assert "model.safetensors" in text and f"step-{step}" in text and "Traceback" not in text
-    assert command == "resume" or f"take one that is sound: step-{other}" in text
+    assert command == "resume" or f"use an undamaged one: step-{other}" in text
 
 
 def test_another_file_of_the_project_is_another_run(
@@ -139,7 +139,7 @@ def test_another_file_of_the_project_is_another_run(
     shutil.copy(moved / "tasks.jsonl", moved / "others.jsonl")
     key = "ajet.task_reader.jsonl_dataset_file.training.file_path"
     assert launched(moved, monkeypatch, f"{key}=others.jsonl") == 2
-    assert "another configuration" in said(capsys)
+    assert "had other settings" in said(capsys)
 
 
 def no_checkpoint_is_sound(run: Path) -> None:
@@ -166,7 +166,7 @@ def run_json_is_damaged(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (no_checkpoint_is_sound, "no sound checkpoint"),
+        (no_checkpoint_is_sound, "No undamaged checkpoint"),
         (the_checkpoint_does_not_load, "another model"),
         (run_json_is_damaged, "run.json"),
     ],

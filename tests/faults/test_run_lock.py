@@ -88,7 +88,7 @@ def stopping() -> tuple[int, str]:
 def test_stop_says_of_a_run_on_another_host_that_it_is_there(project: Path, more: dict[str, str]) -> None:
     status(project, **more)
     code, said = stopping()
-    assert code == 2 and "node7" in said and "not running" not in said
+    assert code == 2 and "node7" in said and "not in progress" not in said
 
 
 def test_stop_of_a_run_on_another_host_that_has_ended_is_no_error(
@@ -96,7 +96,7 @@ def test_stop_of_a_run_on_another_host_that_has_ended_is_no_error(
 ) -> None:
     status(project, host="node7", outcome="finished", processes=[])
     code, said = stopping()
-    assert code == 0 and "not running" in said
+    assert code == 0 and "not in progress" in said
 
 
 def test_stop_reads_a_damaged_status_as_one(project: Path) -> None:

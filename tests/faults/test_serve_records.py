@@ -258,7 +258,7 @@ def test_a_number_that_is_not_finite_in_a_task_file_is_named_by_line_and_field(t
     (tmp_path / "tasks.jsonl").write_text(f'{{"question": "a"}}\n{{"question": "b", "weight": {{"x": {number}}}}}\n')
     reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": {"training": {"file_path": "tasks.jsonl"}}}
     (tmp_path / "x.yaml").write_text(json.dumps({"ajet": {"task_reader": reader}}))
-    with pytest.raises(Exception, match=r"weight\.x: (NaN|-?Infinity) is no JSON") as raised:
+    with pytest.raises(Exception, match=r"weight\.x: (NaN|-?Infinity) is not valid JSON") as raised:
         read_tasks(tmp_path / "x.yaml")
     assert ":2" in str(raised.value)
 

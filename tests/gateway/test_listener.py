@@ -25,11 +25,11 @@ ajet:
 def test_a_port_that_is_taken_and_an_address_that_is_not_of_this_machine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="already in use") as error:
         listen("127.0.0.1", taken.getsockname()[1], name="proxy", where="--host, --port")
-    assert error.value.do.startswith("name another port, or 0")
+    assert error.value.do.startswith("set another port")
     for host in ("192.0.2.1", "256.256.256.256"):
         with pytest.raises(UserError, match="cannot listen") as error:
             listen(host, 0, name="proxy", where="--host, --port")
-        assert error.value.do.startswith("name an address of this machine")
+        assert error.value.do.startswith("set an address of this machine")
 
 
 def test_a_gateway_that_cannot_listen_is_said_before_a_model_is_opened(tmp_path, monkeypatch) -> None:

@@ -63,7 +63,7 @@ MISTAKES = (
     Mistake(
         16, "OPENAI_API_KEY and OPENAI_BASE_URL are set and the agent uses OpenAI()",
         "no model call reached ajet, and what to give the client", (DEBUG,),
-        shows=("without calling the model", "as_oai_baseurl_apikey", "unset OPENAI_BASE_URL"),
+        shows=("without a model call", "as_oai_baseurl_apikey", "unset OPENAI_BASE_URL"),
         hides=("a command finds",),
         files=agent(OWN_CLIENT % "max_retries=0"),
         variables={"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
@@ -86,7 +86,7 @@ MISTAKES = (
     ),
     Mistake(
         19, "the client is cached in the module",
-        "the mistake and its cure", (f"{DEBUG} debug.debug_max_parallel=1",), code=0, shows=("key of another attempt",),
+        "the mistake and its cure", (f"{DEBUG} debug.debug_max_parallel=1",), code=0, shows=("another attempt",),
         files=change(CLIENT, "    global CLIENT\n    CLIENT = CLIENT or tuner.as_raw_openai_sdk_client()\n"
                              "    client = CLIENT\n", before="CLIENT = None\n\n\n"),
     ),

@@ -124,7 +124,7 @@ MISTAKES = (
     Mistake(
         14, "$HOME in a path of the YAML",
         "where it was looked for, and that variables are not expanded", (DRY,),
-        shows=("$HOME/train.jsonl", "file_path", "not expanded"),
+        shows=("$HOME/train.jsonl", "file_path", "does not expand"),
         files={"m.yaml": YAML.replace("file_path: train.jsonl", "file_path: $HOME/train.jsonl")},
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ MISTAKES = (
             files=reward('def reward(output, task):\n'
                          '    return float(task.metadata["answer"] in output.metadata["final_answer"])\n')),
     Mistake(33, "the reward is (correct, 0.5), the order of many libraries", "refused, with the order to write",
-            (DEBUG,), shows=("agent.py:8", "return 0.5, False", "then: "), hides=("call it alone", "Its memory"),
+            (DEBUG,), shows=("agent.py:8", "return 0.5, False", "then: "), hides=("call it alone", "Memory for"),
             files=reward("def reward(task, output):\n    return (False, 0.5)\n")),
     Mistake(34, "rewards are negative", "they are fine", (DEBUG,), code=0, shows=("reward -",),
             files=reward("import random\n\n\ndef reward(task, output):\n    return -1.0 - random.random()\n")),
@@ -57,7 +57,7 @@ MISTAKES = (
             shows=("agent.py", 'output.metadata["final_answer"]'),
             files=reward('def reward(task, output):\n    return float(output.strip() == task.metadata["answer"])\n')),
     Mistake(44, "the reward never ends", "the key that bounds it and the line at which it stood", (DEBUG,),
-            shows=("episode_timeout", "agent.py:", "in reward", "see why"),
+            shows=("episode_timeout", "agent.py:", "in reward", "find out why"),
             files={**reward("def reward(task, output):\n    while True:\n        pass\n"),
                    "m.yaml": YAML.replace("num_repeat: 2", "num_repeat: 2, episode_timeout: 5")}),
 )  # fmt: skip

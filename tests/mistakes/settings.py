@@ -95,7 +95,7 @@ MISTAKES = (
     Mistake(55, "tasks is a DataFrame", "its rows are read", ("python tune.py",), code=0, shows=("Checkpoint",),
             files=script("tasks=TASKS", "tasks=__import__('pandas').DataFrame(TASKS)")),
     Mistake(56, "validation= in ajet.tune", "it is played before and after", ("python tune.py",), code=0,
-            shows=("held out", "2 of 2 validation tasks", "too few to tell"), hides=("6.35",),
+            shows=("held out", "2 of 2 validation tasks", "too few for a conclusion"), hides=("6.35",),
             files=script("tasks=TASKS", "tasks=TASKS, validation=TASKS[:2]")),
     Mistake(75, "verl's YAML as it is", "what to add before it, and that verl's keys are known", (DRY,),
             shows=("ajet.model.path", "actor_rollout_ref"), files={"m.yaml": VERL}),

@@ -95,7 +95,9 @@ def test_one_answer_that_takes_over() -> None:
 
 def test_a_reward_that_is_not_there_held_out() -> None:
     said = signs(run(own, held_out=0.0))
-    assert said.startswith("the reward rises, but held out it went from 0.1 to 0.1 while training rose by 0.")
+    assert said.startswith(
+        "the reward rises, but the held-out number went from 0.1 to 0.1 while the training number rose by 0."
+    )
     assert "tokens" not in said
     assert "replies went from 60 to 360 tokens" in signs(run(own, held_out=0.0, tokens=lambda step: 20 * step))
     longest = detect_gaming(*run(own, held_out=0.0, tokens=lambda step: 20 * step))

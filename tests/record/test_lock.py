@@ -51,7 +51,7 @@ def test_who_waits_is_told_for_whom_until_the_holder_is_killed(tmp_path: Path, m
     monkeypatch.setattr(run_lock, "AGAIN_S", 0.05)
     path, said = tmp_path / "new" / "x.lock", list[str]()
     with held(path) as process:
-        too_long = "makes it, and was waited for longer than 0 s"
+        too_long = "makes it, and ajet has waited longer than 0 s"
         with pytest.raises(UserError, match=too_long) as late, alone(path, "makes it", at_most=0.01):
             raise AssertionError("two at once")
         assert f"Process {process.pid} on " in late.value.what
@@ -97,6 +97,9 @@ def test_a_folder_that_cannot_be_written_is_one_screen(tmp_path: Path, parent: s
         pytest.skip("root may write everywhere")
     else:
         (tmp_path / "x").mkdir(mode=0o500)
-    with pytest.raises(UserError, match="cannot be written") as refused, alone(tmp_path / "x" / "y.lock", "makes it"):
+    with (
+        pytest.raises(UserError, match="cannot write to the folder") as refused,
+        alone(tmp_path / "x" / "y.lock", "makes it"),
+    ):
         raise AssertionError("nothing holds it")
-    assert refused.value.do == "make its folder writable"
+    assert refused.value.do == "give this user permission to write to the folder"

@@ -342,7 +342,7 @@ def test_checkpoints_that_cannot_be_set_aside_leave_the_run_where_it_was(tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", busy)
-        with pytest.raises(UserError, match="cannot be set aside: Device or resource busy"):
+        with pytest.raises(UserError, match="cannot be moved out of the way: Device or resource busy"):
             RunDirectory.open(experiment(root, **more), root=root, fresh=True)
     assert os.listdir(root) == ["demo"] and not list(root.rglob("aside.json"))
     with RunDirectory.open(experiment(root, **more), root=root) as run:
@@ -432,11 +432,11 @@ def test_a_run_that_began_from_anothers_checkpoint_begins_from_it_again_until_it
     first, old = run.run_id, before.rename(tmp_path) / "demo.old-1"
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
         assert run.run_id == first and run.resumed is not None
-        assert run.resumed.path == old / "checkpoints" / "step-1" and "begins again from" in run.notes[0]
+        assert run.resumed.path == old / "checkpoints" / "step-1" and "starts again from" in run.notes[0]
         run.take_up()
         assert run.metrics.rows() == [] and run.episodes.steps() == []
     aside = old.rename(tmp_path / "kept")
-    with pytest.raises(UserError, match="has saved none of its own") as error:
+    with pytest.raises(UserError, match="has saved no checkpoint of its own") as error:
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
     assert str(old) in str(error.value)
     aside.rename(old)
@@ -478,9 +478,9 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_continued_by_its_folder(tmp_pa
     elsewhere = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
     run_id = trained(tmp_path, 1, 2, **elsewhere)
     changed = experiment(tmp_path, own={"size": 9}, **elsewhere)
-    with pytest.raises(UserError, match="another configuration") as error:
+    with pytest.raises(UserError, match="had other settings") as error:
         RunDirectory.open(changed, root=tmp_path)
-    assert f"--resume {tmp_path / 'demo'} continues it" in str(error.value)
+    assert f"--resume {tmp_path / 'demo'} continues the run" in str(error.value)
     with RunDirectory.open(changed, root=tmp_path, resume=str(tmp_path / "demo")) as run:
         assert run.run_id == run_id and run.resumed is not None and run.resumed.step == 2
 
@@ -490,7 +490,7 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_not_begun_anew_over_its_record
     root = tmp_path / "runs"
     first = trained(root, 1, **places[0])
     for other in (places[1], {}):
-        with pytest.raises(UserError, match="and this start looks for them in") as error:
+        with pytest.raises(UserError, match="looks for them in") as error:
             RunDirectory.open(experiment(root, **other), root=root)
         assert str(tmp_path / "a" / "demo") in str(error.value) and "checkpoint_base_dir" in str(error.value)
     os.rename(tmp_path / "a", tmp_path / "b")

@@ -139,5 +139,5 @@ def test_checks_are_chosen_by_name_and_look_at_what_trains() -> None:
     assert inspect(a_call(True), bad) == ["nonsense:loop", "wrong_toolcall:leftover"]
     assert inspect(a_call(False), bad) == []
     assert open_checks([]) is None
-    with pytest.raises(ConfigError, match="no check sense"):
+    with pytest.raises(ConfigError, match="no output check named sense"):
         open_checks(["sense"])

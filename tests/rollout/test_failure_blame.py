@@ -59,4 +59,4 @@ def test_time_that_ran_out_while_a_failing_engine_was_asked_again_says_nothing_o
     capture: Any = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
     failure = classify_timeout(10.0, capture, 0.0, 10.0, shared_loop=False)
     assert (failure.boundary, failure.kind, failure.own) == ("engine", "timeout", own)
-    assert ("its call before had failed: http://h/v1 hangs" in failure.message) == own
+    assert ("the model call before had failed: http://h/v1 hangs" in failure.message) == own

@@ -163,7 +163,7 @@ def test_who_speaks_of_others_attempts_is_ended(puppet: Puppet) -> None:
     _, future = puppet.begin()
     puppet.hear("setup")
     puppet.channel.send(2, "printed", encode_value(["x", 0]))
-    with pytest.raises(EpisodeError, match="does not play") as problem:
+    with pytest.raises(EpisodeError, match="does not run") as problem:
         future.result(60)
     assert problem.value.failure.kind == "process_died" and problem.value.failure.retryable
 
@@ -180,7 +180,7 @@ def test_a_task_that_cannot_be_told_fails_alone(puppet: Puppet, held: Any, monke
     if "much" in held:
         monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 10)
     _, refused = puppet.begin(**held)
-    with pytest.raises(EpisodeError, match="cannot be handed to another process") as problem:
+    with pytest.raises(EpisodeError, match="cannot be sent to the workflow's process") as problem:
         refused.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.kind) == ("ajet", "no_data")
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", MAX_MESSAGE_BYTES)
@@ -201,4 +201,6 @@ def test_a_warning_in_a_process_is_said_once_in_the_runs_log(puppet: Puppet) -> 
         future.result(60)
     finally:
         logger.remove(handler)
-    assert [line.strip() for line in said] == ["WARNING a process of rollout.isolation loops: it blocks"]
+    assert [line.strip() for line in said] == [
+        "WARNING a worker process (rollout.isolation: loops) printed a warning: it blocks"
+    ]

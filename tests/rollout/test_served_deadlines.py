@@ -30,7 +30,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def lost(*given: Any) -> None:
-    raise LeaseLostError("position 0 is another's by now, or over")
+    raise LeaseLostError("position 0 is leased by another process, or finished")
 
 
 def ends_the_idle(served: RunningServer) -> None:
@@ -72,7 +72,7 @@ def test_a_position_that_is_anothers_by_now_ends_no_time_limits(ended: bool, mon
             assert time.monotonic() < until
         served.looked()
         assert not served.desk.deadlines.watching.done()
-    assert sum("is another's by now" in each for each in said) == 1, said
+    assert sum("leased by another process" in each for each in said) == 1, said
 
 
 class Elsewhere:
@@ -109,7 +109,7 @@ def test_a_store_that_is_away_is_said_once_until_it_is_back(monkeypatch: pytest.
         while len(asked) < 6:
             assert time.monotonic() < until
             served.looked()
-        assert sum("is not given back yet" in each for each in said) == 1
+        assert sum("could not be returned to the store yet" in each for each in said) == 1
         monkeypatch.setattr(served.store, "give_back", plain)
         while served.client.get("/episodes").json()["open_groups"]:
             assert time.monotonic() < until

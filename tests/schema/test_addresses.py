@@ -46,10 +46,10 @@ def test_nobody_listens_for_other_machines_without_a_key(host, monkeypatch):
         lambda: lifetime.run_in_foreground("none.yaml", host=host, token=False),
         lambda: serving.serve_world("none", host=host, port=0, instances=1, idle_s=1.0, tasks=1, data=None),
     ):
-        with pytest.raises(UserError, match="^Other machines could reach this .* without a key") as error:
+        with pytest.raises(UserError, match="^Other machines could reach the .* without a key") as error:
             listens()
         told.append((error.value.where, error.value.expected))
-        assert error.value.do.endswith("or drop --host")
+        assert error.value.do.endswith("or omit --host")
     assert len(set(told)) == 1
 
 

@@ -133,8 +133,8 @@ def test_what_init_prints_runs_as_pasted(tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     shell = {"cwd": tmp_path, "env": {**clean, "PATH": "/usr/bin:/bin"}, "capture_output": True, "text": True}
     made = subprocess.run([".venv/bin/ajet", "init", "my agent", "--template", "tool"], **shell)
-    (line,) = (line for line in made.stdout.splitlines() if line.startswith("Look at it:"))
-    pasted = line.removeprefix("Look at it:").strip()
+    (line,) = (line for line in made.stdout.splitlines() if line.startswith("Try the agent:"))
+    pasted = line.removeprefix("Try the agent:").strip()
     assert shlex.split(pasted)[0] == ".venv/bin/ajet"
     done = subprocess.run(["sh", "-c", f"{pasted} --help"], **shell)
     assert done.returncode == 0 and "--backbone" in done.stdout, done.stderr

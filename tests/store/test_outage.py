@@ -87,7 +87,7 @@ def test_trainer_and_sampler_outlast_a_server(server: Mongod, tmp_path: Path) ->
         server.kill()
         time.sleep(LEASE + 2)
         server.start()
-        until(lambda: log.read_text().count("is back after") >= 2, log)
+        until(lambda: log.read_text().count("can be reached again after") >= 2, log)
         time.sleep(2)
         assert all(process.poll() is None for process in processes), log.read_text()
         store = open_shared(address)

@@ -67,7 +67,7 @@ def test_without_judge_and_reward_there_is_no_score():
 @pytest.mark.parametrize("result", [None, (None, None), Verdict(None), (None, False)])
 def test_a_judge_that_does_not_decide_gives_no_score(result):
     found = verdict(judging(result))
-    assert found.reward is None and "did not decide" in found.reason
+    assert found.reward is None and "the judge returned None" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_judge_that_exits_the_program_does_not():
         def compute_reward(self, workflow_task, workflow_output):
             raise SystemExit(3)
 
-    with pytest.raises(JudgeFailure, match="ended the program"):
+    with pytest.raises(JudgeFailure, match="tried to end the program"):
         verdict(Exits(None))
 
 
@@ -256,7 +256,11 @@ def test_without_any_judge(tmp_path):
         ("judge.py->Nobody", UnresolvedReferenceError, "Nobody"),
         ("judge.py->Broken", ConfigError, "missing"),
         ("judge.py->NoJudge", ConfigError, "is not a judge"),
-        ("judge.py->three", ConfigError, r"(?s)called with \(task, output\).*judge.py:\d+.*def three\(task, output\):"),
+        (
+            "judge.py->three",
+            ConfigError,
+            r"(?s)with the arguments \(task, output\).*judge.py:\d+.*def three\(task, output\):",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_judge_is_said_before_the_run(tmp_path, protocol, error, message):

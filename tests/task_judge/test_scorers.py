@@ -320,7 +320,7 @@ def test_agentrls_rows(tmp_path):
     assert "agentcpm" not in str(open_judge(judged))
     judge.require_for([one, other])
     for name in ("exakt", "own_scorers.py->two"):
-        with pytest.raises(TaskError, match="cannot name code"):
+        with pytest.raises(TaskError, match="cannot refer to code"):
             judge.require_for([one.model_copy(update={"metadata": {"scorer": name}})])
     for bad in ({"answer_schema": "latex"}, {"scorer": 3}):
         (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0] | bad) + "\n")

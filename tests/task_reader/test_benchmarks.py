@@ -134,7 +134,7 @@ def test_gaia_names_its_file_where_the_environment_has_it(tmp_path):
     (folder / "a.csv").unlink()
     there, _ = tasks(tmp_path, "gaia", "gaia/2023/validation", **elsewhere)
     assert there.main_query.endswith(": /root/workspace/gaia/a.csv")
-    with pytest.raises(TaskError, match=r"its file a.csv is not beside it.*files_at") as caught:
+    with pytest.raises(TaskError, match=r"its file a.csv is not in the folder.*files_at") as caught:
         tasks(tmp_path, "gaia", "gaia/2023/validation")
     assert caught.value.where == f"{folder / 'metadata.jsonl'}:1"
 
@@ -170,11 +170,11 @@ def test_hotpotqa_alone_and_with_its_paragraphs_in_both_shapes(tmp_path):
 
 @pytest.mark.parametrize("kind, name, text, said, where", [
     ("gsm8k", "a.jsonl", json.dumps(SOLVED) + '\n{"question": "q", "answer": "8"}\n', "no ####", "a.jsonl:2"),
-    ("gsm8k", "a.jsonl", '{"question": "q", "answer"\n', "no JSON", "a.jsonl:1"),
+    ("gsm8k", "a.jsonl", '{"question": "q", "answer"\n', "not valid JSON", "a.jsonl:1"),
     ("math", "a.jsonl", '{"problem": "p", "solution": "8"}', "no \\boxed", "a.jsonl:1"),
-    ("gaia", "a.jsonl", '{"query": "q"}', "no Question; there is query", "a.jsonl:1"),
+    ("gaia", "a.jsonl", '{"query": "q"}', "no Question; its keys are query", "a.jsonl:1"),
     ("hotpotqa", "a.json", '[{"question": "q"}, {"question": 3}]', "its question is int", "a.json, row 1"),
-    ("hotpotqa", "a.json", '[{"question": "q"},\n]', "The file is no JSON", "a.json:2"),
+    ("hotpotqa", "a.json", '[{"question": "q"},\n]', "The file is not valid JSON", "a.json:2"),
 ])  # fmt: skip
 def test_what_is_of_another_shape_is_named_by_its_line(tmp_path, kind, name, text, said, where):
     (tmp_path / name).write_text(text)

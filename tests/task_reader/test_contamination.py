@@ -18,7 +18,7 @@ def test_each_kind_once_by_the_strongest():
     found = find_overlap(trained, held_out)
     assert (found.same, found.mirrored, found.in_part) == (("t1",), ("t0",), ("t2",))
     assert found.found == 3 and found.words() == (
-        "3 of 5 validation tasks are also trained on: 1 as they are (such as t1), 1 in another order (such as t0), "
+        "3 of 5 validation tasks are also training tasks: 1 as they are (such as t1), 1 in another order (such as t0), "
         "1 in part (such as t2)"
     )
 

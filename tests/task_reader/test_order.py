@@ -70,7 +70,7 @@ def test_the_same_ids_with_another_content_are_refused() -> None:
     for change in ({"main_query": "another"}, {"metadata": {"answer": 7}}, {"init_messages": [{"role": "user"}]}):
         others = tasks(5)
         others[2] = others[2].model_copy(update=change)
-        with pytest.raises(TaskError, match="what the tasks say changed"):
+        with pytest.raises(TaskError, match="the content of the tasks changed"):
             TaskOrder(others, 0).require_same(order.identity())
 
 

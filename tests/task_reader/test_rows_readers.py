@@ -61,7 +61,7 @@ def test_columns_can_be_named() -> None:
     row = {"text": "q", "nr": 7, "reward_model": {"ground_truth": "42"}}
     task = task_of(row, ColumnNames("text", "nr", "reward_model.ground_truth"))
     assert (task.main_query, task.task_id, task.metadata["answer"]) == ("q", "7", "42")
-    with pytest.raises(BadRowError, match="no column missing; there are text, nr, reward_model"):
+    with pytest.raises(BadRowError, match="no column missing; the columns are text, nr, reward_model"):
         task_of(row, ColumnNames("missing"))
     for empty in (None, " "):
         with pytest.raises(BadRowError, match="no question: text is empty"):
@@ -79,9 +79,9 @@ def test_a_prompt_of_messages_opens_the_dialogue() -> None:
         ({}, "no question"),
         ({"question": "  "}, "no question"),
         ({"question": 5}, "the question is int"),
-        ({"question": "q", "init_messages": "hello"}, "no list of objects with a role"),
+        ({"question": "q", "init_messages": "hello"}, "not a list of objects with a role"),
         ({"question": "q", "env_type": 3}, "env_type is int"),
-        ({"question": "q", "task_id": ["a"]}, "the task id is list"),
+        ({"question": "q", "task_id": ["a"]}, "its task id is list"),
     ],
 )
 def test_bad_rows_say_why(row: dict[str, Any], why: str) -> None:
@@ -138,13 +138,13 @@ def test_jsonl_reads_tasks_and_question_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"question": "x",}', "no JSON"),
+        ('{"question": "x",}', "not valid JSON"),
         ("[1, 2]", "a JSON list, not an object"),
         ('{"question": " "}', "no question: its text is empty"),
-        ("{}", "no question, nor anything else"),
-        ('{"question": "x", "score": NaN}', "NaN is no JSON"),
+        ("{}", "no question and no other value"),
+        ('{"question": "x", "score": NaN}', "NaN is not valid JSON"),
         ('{"question": "\\ud800"}', "surrogate"),
-        ("[" * 100_000, "nested too deeply|no JSON"),
+        ("[" * 100_000, "nested too deeply|not valid JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, why: str) -> None:
@@ -166,8 +166,8 @@ def test_bad_bytes_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "what", "do"),
     [
-        ("t.csv", b"question,answer\nq,1\n", "is csv", "{dataset_path: t.csv}"),
-        ("t.parquet", b"PAR1\x15\xff", "is parquet", "{dataset_path: t.parquet}"),
+        ("t.csv", b"question,answer\nq,1\n", "format csv", "{dataset_path: t.csv}"),
+        ("t.parquet", b"PAR1\x15\xff", "format parquet", "{dataset_path: t.parquet}"),
         ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "utf-16", "iconv -f utf-16"),
         ("t.json", b'[{"question": "q"}]', "is a JSON array", "jq -c"),
     ],
@@ -192,15 +192,15 @@ def test_bad_lines_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
         assert len(open_reader(made).tasks("train")) == 2
     finally:
         logger.remove(handler)
-    assert "2 of 4 rows left out; the first, line 2" in said[0]
+    assert "left out 2 of 4 rows; the first, line 2" in said[0]
 
 
 def test_missing_files_and_empty_sets_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="holds no task"):
+    with pytest.raises(TaskError, match="contains no task"):
         open_reader(jsonl(tmp_path, "")).tasks("train")
     reader = open_reader(jsonl(tmp_path, {"question": "q"}))
     assert reader.has("train") and not reader.has("validation")
-    with pytest.raises(TaskError, match="No file is named for the validation tasks"):
+    with pytest.raises(TaskError, match="No file is set for the validation tasks"):
         reader.tasks("validation")
     gone = experiment(tmp_path, "jsonl_dataset_file", jsonl_dataset_file={"training": {"file_path": "gone.jsonl"}})
     with pytest.raises(TaskError, match="gone.jsonl does not exist") as caught:
@@ -434,7 +434,7 @@ def test_images_that_cannot_be_read_are_named_and_addresses_are_kept(tmp_path: P
     rows = [{"bytes": b"no image", "path": None}, {"bytes": None, "path": str(tmp_path / "gone.png")}]
     away = {"bytes": None, "path": "https://example.org/a.png"}
     image_set(tmp_path / "set.parquet", {"image": [away, *rows]}, image=datasets.Image())
-    with pytest.raises(TaskError, match="damaged, or of an unknown format") as caught:
+    with pytest.raises(TaskError, match="damaged, or its format is unknown") as caught:
         hub(tmp_path, "set.parquet").tasks("train")
     assert "row 1" in caught.value.where
     with pytest.raises(TaskError, match=r"gone\.png cannot be read: No such file"):
@@ -598,5 +598,5 @@ def test_a_users_reader_by_reference(tmp_path: Path) -> None:
     assert [task.main_query for task in tasks] == ["hello", "train"] and tasks[0].task_id != tasks[1].task_id
     with pytest.raises(TaskError, match="a str instead of a Task"):
         made("Wrong").tasks("train")
-    with pytest.raises(ConfigError, match="is no task reader"):
+    with pytest.raises(ConfigError, match="is not a task reader"):
         made("NoReader")

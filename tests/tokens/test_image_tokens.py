@@ -69,10 +69,10 @@ def test_for_a_model_of_text_nothing_is_imported(monkeypatch):
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"role": "user", "content": f"a {TOKEN} of mine"}, "1 places for images, and there are 0 images"),
-        (question("data:image/png;base64,aGVsbG8=", "?"), "damaged, or of an unknown format"),
-        (question("data:image/png;base64,!!", "?"), "damaged, or of an unknown format"),
-        (question("https://example.org/a.png", "?"), "nothing is fetched here"),
+        ({"role": "user", "content": f"a {TOKEN} of mine"}, "1 places for images, but there are 0 images"),
+        (question("data:image/png;base64,aGVsbG8=", "?"), "damaged, or its format is unknown"),
+        (question("data:image/png;base64,!!", "?"), "damaged, or its format is unknown"),
+        (question("https://example.org/a.png", "?"), "downloads no images"),
     ],
 )
 def test_what_is_no_image_is_refused(message, why):
@@ -87,5 +87,5 @@ def test_places_without_images_are_refused_in_raw_prompts_too():
 
 
 def test_a_processor_without_an_image_token_is_named():
-    with pytest.raises(UserError, match="not known to ajet"):
+    with pytest.raises(UserError, match="ajet does not know"):
         ImageTokens(processor().tokenizer)

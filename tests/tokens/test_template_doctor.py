@@ -253,7 +253,7 @@ def test_calls_that_cannot_be_read_are_refused_not_lost():
     strange = "{% for message in messages %}{{ message.content }}{% endfor %}{% if tools %}<calls>{% endif %}"
     render = Renderer(made(strange, ("<|end|>",), "<|end|>"))
     assert render.render(ASK).text == "Be brief.What is it?"
-    with pytest.raises(TemplateRefused, match="writes tool calls in a way that ajet cannot read"):
+    with pytest.raises(TemplateRefused, match="ajet cannot read the form"):
         render.render(ASK, [TOOL])
 
 

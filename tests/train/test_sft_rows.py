@@ -48,7 +48,7 @@ def learned(episode, words):
 def test_each_family_is_exact_or_refused(tmp_path, kind, name):
     words = Renderer(family(name))
     if (kind, name) in REFUSED:
-        with pytest.raises(TaskError, match="learned exactly"):
+        with pytest.raises(TaskError, match="exactly in tokens"):
             lessons(tmp_path, words, TALKS[kind])
         return
     (lesson,) = lessons(tmp_path, words, TALKS[kind])
@@ -99,7 +99,9 @@ BAD = {
     "has the role 'robot'": {"messages": [USER, {"role": "robot", "content": "x"}]},
     "neither content nor tool calls": {"messages": [USER, {"role": "assistant", "content": None}]},
     "no reply of the assistant": {"messages": [USER]},
-    "names no function": {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+    "contains no function name": {
+        "messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]
+    },
     "has the weight": {"messages": [USER, {**ANSWER, "weight": 0.5}]},
     "tool_calls is a number": {"messages": [USER, {**ANSWER, "tool_calls": 5}]},
     "tool_calls[0].id is a number": {"messages": [USER, {**ANSWER, "tool_calls": [{**CALL, "id": 5}]}]},
@@ -107,7 +109,7 @@ BAD = {
         "messages": [USER, {"role": "tool", "content": "x", "tool_call_id": {"a": 1}}, ANSWER]
     },
     "reasoning_content is a list": {"messages": [USER, {**ANSWER, "reasoning_content": ["Hm."]}]},
-    "`tools` is no list": {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
+    "`tools` is not a list": {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
 }
 
 

@@ -223,7 +223,7 @@ def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(traine
     assert (first["groups"], second["groups"]) == ([1], [2])
     assert list(first["given_up"]) == [0] and second["given_up"] == {} and first["dead"] == second["dead"] == 1
     assert [len(why) for why in first["given_up"][0]] == [LONGEST_REASON] * 2
-    assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
+    assert ["(position 0 of the training order) is given up after 2 attempts" in each for each in said] == [True]
 
 
 def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_of_it(
@@ -242,10 +242,10 @@ def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_o
         step = made.step()
     finally:
         announcer.logger.remove(sink)
-    assert [f"task-0 (position 0) is given up: {ALTERED}" in each for each in said].count(True) == 1
+    assert [f"(position 0 of the training order) is given up: {ALTERED}" in each for each in said].count(True) == 1
     assert step["groups"] == [1] and list(step["given_up"]) == [0]
     (why,) = step["given_up"][0]
-    assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: it is not what was put")
+    assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: its digest")
     assert made.store.closed() == []
 
 
@@ -392,9 +392,9 @@ def test_a_trainer_that_waits_says_so_at_once_and_how_to_start_a_sampler(trainer
         logger.remove(sink)
     first, later = (line.strip() for line in said)
     assert first.endswith(
-        "0 of 8 groups are there, 0 too old; 0 samplers are at work: start some with `ajet sample --store s.db`"
+        "0 of 8 are complete, 0 too old; 0 samplers are running: start samplers with `ajet sample --store s.db`"
     )
-    assert later == "step 1 waits: 3 of 8 groups are there, 0 too old; 1 sampler is at work"
+    assert later == "step 1 waits for groups: 3 of 8 are complete, 0 too old; 1 sampler is running"
 
 
 def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(

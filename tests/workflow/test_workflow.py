@@ -92,9 +92,7 @@ def test_a_workflow_that_needs_arguments_is_refused_before_the_run():
     class Sized(Mine):
         size: int
 
-    with pytest.raises(
-        ConfigError, match=r"__init__ takes \(self, config\), and an object of it is made without"
-    ) as told:
+    with pytest.raises(ConfigError, match=r"__init__ is \(self, config\), but ajet creates the object without") as told:
         as_workflow(Configured, "w.py->Configured")
     assert "tuner.config" in told.value.do and told.value.where.startswith(__file__)
     with pytest.raises(ConfigError, match=r"has no default for size"):
@@ -157,7 +155,7 @@ def test_a_function_that_cannot_be_called_so_is_refused_when_it_is_resolved(tmp_
     with pytest.raises(ConfigError) as refused:
         load_workflow(experiment)
     screen = str(refused.value)
-    assert "agent.py->agent is a function of (task), and is called with (task, tuner)" in screen
+    assert "agent.py->agent with the arguments (task, tuner)" in screen
     assert f"{tmp_path / 'agent.py'}:1" in screen and "def agent(task, tuner):" in screen
 
 

@@ -214,11 +214,11 @@ class Announcer:
             return
         self.last_wait_log = time.monotonic()
         samplers = len(self._list_samplers())
-        who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} at work"
-        who += f": start some with `{self._starts}`" if self._starts and not samplers else ""
+        who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} running"
+        who += f": start samplers with `{self._starts}`" if self._starts and not samplers else ""
         refused = sum(self.quarantined.values())
         old = f"{stale} too old" + (f", {refused} quarantined" if refused else "")
-        logger.info("step {} waits: {} of {} groups are there, {}; {}", step, there, size, old, who)
+        logger.info("step {} waits for groups: {} of {} are complete, {}; {}", step, there, size, old, who)
 
     def take_newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Return positions given up and not yet reported, with the error of each try."""
@@ -234,7 +234,7 @@ def open_for_training(
         UserError: the store cannot be opened.
     """
     if settings.rollout.enable_oversample:
-        logger.warning("rollout.enable_oversample has no effect: every group that samplers close is used")
+        logger.warning("rollout.enable_oversample has no effect here: ajet uses every group that samplers complete")
     reached = run.resumed.step if run.resumed is not None else 0
     store = open_shared(
         address,

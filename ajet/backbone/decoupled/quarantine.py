@@ -53,14 +53,15 @@ class Quarantine:
         except LeaseLostError as lost:  # another process changed the group meanwhile; the next read sees the new state
             logger.warning("{}", lost)
             return
-        logger.warning("task {} (position {}) is {}", task_id, order, refused.reason)
+        logger.warning("the group of task {} (position {}) is not trained: it is {}", task_id, order, refused.reason)
         self._in_a_row[refused.kind] += 1
         if (count := self._in_a_row.total()) >= self._report_at:
             self._report_at *= 2
             ((kind, most),) = self._in_a_row.most_common(1)
             logger.error(
-                "{} groups in a row could not be trained on, {} of them for {!r}. The last: {}. Nothing is learned "
-                "until usable groups come: compare the samplers' settings and version with the trainer's",
+                "{} groups in a row had invalid episodes, {} of them of the kind {!r}. The last: {}. The run "
+                "learns nothing until valid groups arrive: compare the samplers' settings and ajet version with "
+                "the trainer's",
                 count,
                 most,
                 kind,

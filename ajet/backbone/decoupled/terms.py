@@ -131,10 +131,10 @@ class SamplingTerms:
         differing = [words for key, words in _NAMES.items() if announced.get(key) != mine[key]]
         if differing:
             raise UserError(
-                f"This sampler differs from the trainer in: {'; '.join(differing)}.",
+                f"The settings of this sampler differ from the trainer's in: {'; '.join(differing)}.",
                 where=f"the policy that the trainer announced in {uri}",
-                expected="the same on both sides",
-                do="start the sampler with the trainer's YAML and the same files",
+                expected="the same settings on both sides",
+                do="start the sampler with the trainer's YAML and the same data files",
             )
 
     def _list_shared_facts(self) -> dict[str, Any]:

@@ -188,10 +188,11 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
     left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
     if left:
         raise ConfigError(
-            f"The model has adapters that this training would leave behind: {', '.join(left)}.",
+            f"The model has adapters that this training would not include: {', '.join(left)}.",
             where="ajet.trainer_common.lora.adapters",
-            expected=f"those of {source.path}: {', '.join(saved.names)}, and optionally more",
-            do="name them there, or remove the model folder's adapters/ to begin without",
+            expected=f"the adapters of {source.path}: {', '.join(saved.names)}, and optionally more",
+            do="add them to trainer_common.lora.adapters, or delete the folder adapters/ of the model to train "
+            "without them",
         )
     return source.folder if saved else None
 
@@ -300,8 +301,8 @@ def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> 
         raise
     sizes = {name: f"{size / 1e6:,.0f} MB" for name, size in engine.memory.items()}
     logger.info(
-        "vLLM's processes hold a copy of the weights ({weights}) and a key-value cache of {cache}; updates use "
-        "{bucket} of shared memory",
+        "vLLM's processes hold a copy of the weights ({weights}) and a key-value cache of {cache}; weight "
+        "updates use {bucket} of shared memory",
         **sizes,
     )
     return engine
@@ -328,13 +329,13 @@ def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device
         if not _lacks_memory(error):
             raise
         raise UserError(
-            f"An update does not fit into the memory: a pass over {sum(lengths):,} tokens, the longest samples that "
-            "the settings allow.",
-            where="the rehearsal before step 1; no episode was run",
-            expected="room for a forward and backward pass in addition to weights, optimizer and engine",
-            do="lower data.max_response_length, data.max_prompt_length or rollout.max_model_len (the longest sample) "
-            "and trainer_common.micro_batch_tokens; gradient_checkpointing: true; lora.rank: 8; a smaller model. "
-            "--no-rehearsal starts without this test",
+            "The memory is too small for an update of the longest samples that the settings allow: a pass over "
+            f"{sum(lengths):,} tokens.",
+            where="the trial update before step 1; no episode was run",
+            expected="memory for a forward and backward pass in addition to weights, optimizer and engine",
+            do="lower data.max_response_length, data.max_prompt_length or rollout.max_model_len (the longest "
+            "sample) and trainer_common.micro_batch_tokens; set gradient_checkpointing: true or lora.rank: "
+            "8; or use a smaller model. --no-rehearsal starts without the trial update",
         ) from error
     return Rehearsal(sum(lengths), time.monotonic() - began, _measure_peak(device))
 

@@ -87,10 +87,10 @@ def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, cri
     about = _read_matching_state(folder, policy)
     if critic is not None and "critic_steps" not in about:
         raise UserError(
-            f"The checkpoint in {folder} holds no value head, which this run's algorithm needs.",
+            f"The checkpoint in {folder} contains no value head, which this run's algorithm needs.",
             where=str(folder / "trainer" / "state.json"),
-            expected="the trainer_common.algorithm.adv_estimator that it was written with",
-            do="use it as model.path to start a new run with its weights",
+            expected="the trainer_common.algorithm.adv_estimator that the checkpoint was written with",
+            do="to start a new run with its weights, set model.path to the checkpoint",
         )
     state = _list_tensors(policy, optimizer, critic)
     _read_into(_state_path(folder), state)
@@ -143,13 +143,13 @@ def _read_state_json(folder: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = read_json(place)
         if not (isinstance(about["version"], int) and isinstance(about["format"], int) and about["layout"][0]):
-            raise ValueError("its version, format or layout is of another kind")
+            raise ValueError("its version, format or layout is unknown")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
-            f"{folder} holds no trainer state: training cannot resume from it.",
+            f"The checkpoint in {folder} contains no trainer state, so training cannot resume from it.",
             where=str(place),
             expected="a checkpoint that the local backbone wrote",
-            do="use it as model.path to start a new run with its weights",
+            do="to start a new run with its weights, set model.path to the checkpoint",
         ) from error
     return about
 
@@ -160,7 +160,7 @@ def _read_matching_state(folder: Path, policy: LocalPolicy) -> dict[str, Any]:
         raise UserError(
             f"The checkpoint in {folder} belongs to another model, dtype or LoRA setting.",
             where=str(folder / "trainer" / "state.json"),
-            expected="the model.path, model.dtype and trainer_common.lora that it was written with",
+            expected="the model.path, model.dtype and trainer_common.lora that the checkpoint was written with",
         )
     return about
 
@@ -175,7 +175,7 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     with io.FileIO(open_record_descriptor(file, os.O_RDONLY)) as handle:
         length = int.from_bytes(handle.read(8), "little")
         if length > os.fstat(handle.fileno()).st_size:
-            raise UserError(f"{file} is no safetensors file.", where=str(file))
+            raise UserError(f"{file} is not a safetensors file.", where=str(file))
         header = json.loads(handle.read(length))
         for name, tensor in tensors.items():
             start, stop = header[name]["data_offsets"]
@@ -184,7 +184,9 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
             for part in into.split(BUFFER_BYTES):
                 if handle.readinto(window[: part.numel()]) != part.numel():
                     raise UserError(
-                        f"{file} is cut short.", where=str(file), expected=f"{stop - start} bytes of {name}"
+                        f"The file {file} is incomplete.",
+                        where=str(file),
+                        expected=f"{stop - start} bytes for the tensor {name}",
                     )
                 part.copy_(torch.frombuffer(buffer, dtype=torch.uint8, count=part.numel()))
 

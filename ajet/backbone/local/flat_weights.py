@@ -168,7 +168,7 @@ class FlatWeights:
 
     def _make_collector(self, place: Slot):  # type: ignore[no-untyped-def]
         def collect(parameter: Tensor) -> None:
-            assert self.gradients is not None, "a backward pass outside of an update"
+            assert self.gradients is not None, "a backward pass began outside of an update"
             assert parameter.grad is not None
             total = self.gradients[place.start : place.stop]
             add_sliced(total, parameter.grad.reshape(-1), first=place.start not in self._begun)

@@ -59,7 +59,7 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
             adapted.add_adapter(name, configs[name], autocast_adapter_dtype=False)
     except ValueError as error:
         raise ConfigError(
-            f"No adapters can be added to {type(model).__name__}: {error}",
+            f"The model {type(model).__name__} cannot get adapters: {error}",
             where="ajet.trainer_common.lora.target_modules",
             expected="all-linear, or names of the model's linear modules",
         ) from error
@@ -86,14 +86,15 @@ def _refuse_end_adapters(model: Any, *, several: bool) -> None:
     where, expected = "ajet.trainer_common.lora.target_modules", "all-linear, or names of layers between these two"
     if adapted and weights[0] is weights[1]:
         raise ConfigError(
-            f"The embedding and the head of {type(model).__name__} are the same weights: an adapter on the "
-            f"{' and the '.join(adapted)} alone could not be added in.",
+            f"The embedding and the output head of {type(model).__name__} share their weights, so an adapter on "
+            f"the {' and the '.join(adapted)} alone could not be merged.",
             where=where,
             expected=expected,
         )
     if "head" in adapted and several:
         raise ConfigError(
-            f"The head of {type(model).__name__} does not see every token of a step: several adapters cannot share it.",
+            f"The output head of {type(model).__name__} does not see every token of a batch, so several adapters "
+            "cannot share it.",
             where=where,
             expected=expected,
         )
@@ -115,10 +116,10 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
     for name in names:
         if name in own or name.startswith("lora_") or hasattr(torch.nn.ModuleDict(), name):
             raise ConfigError(
-                f"An adapter cannot be called {name!r}: a part of {type(model).__name__} is.",
+                f"An adapter cannot have the name {name!r}, because a module of {type(model).__name__} has it.",
                 where=f"ajet.trainer_common.lora.adapters.{name}",
                 expected="another name",
-                do=f"`{name}-1: {{agents: [{name}]}}` is that agent's, too",
+                do=f"`{name}-1: {{agents: [{name}]}}` assigns an adapter of another name to that agent",
             )
 
 

@@ -135,7 +135,7 @@ class StepLoss:
             ValueError: `old` is missing.
         """
         if self._old is None:
-            raise ValueError("a loss of whole replies needs the policy's logprobs before the update")
+            raise ValueError("a loss over complete replies needs the policy's log-probabilities before the update")
         mask = torch.from_numpy(np.concatenate([sample.timeline.mask for sample in self.samples]))
         mask_S = [torch.from_numpy(sample.timeline.mask) for sample in self.samples]
         counts = np.cumsum([0] + [sample.timeline.mask.size for sample in self.samples])
@@ -160,7 +160,7 @@ class StepLoss:
             ValueError: `old` is missing.
         """
         if self._old is None:
-            raise ValueError("a loss that chooses among tokens needs the policy's logprobs before the update")
+            raise ValueError("a loss that chooses among tokens needs the policy's log-probabilities before the update")
         chosen = np.concatenate([sample.timeline.mask for sample in self.samples])
         inputs = self._old[chosen].astype(np.float64), self._advantages[chosen].astype(np.float64)
         chosen[chosen] = self.tokens.policy.choose(*inputs, np.random.default_rng([self.version, chosen.size]))

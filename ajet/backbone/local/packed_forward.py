@@ -230,7 +230,7 @@ def probe_packing(forward: PackedForward) -> bool:
             alone = _compute_alone(forward, samples)
         if not logits_match(alone, torch.cat(plain), dtype):
             raise ConfigError(
-                f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it correctly.",
+                f"ajet cannot train {type(model).__name__} correctly: its logits are not the output of its head.",
                 where="ajet.model.path",
                 expected="a causal language model whose logits are lm_head(hidden states), scaled or soft-capped",
             )
@@ -241,13 +241,17 @@ def probe_packing(forward: PackedForward) -> bool:
             why = explain_unseen_masks(model, windows)
             if not why and logits_match(found, _arrange_rows(plain), dtype):
                 return True
-            why = why or "its layers carry state along a row, or attend in a way of their own"
+            why = why or "its layers keep a recurrent state, or use an attention of their own"
         except (TypeError, ValueError) as error:
             why = str(error)
         set_attention(model, before)
         if before != EAGER and not logits_match(_compute_alone(forward, samples), torch.cat(plain), dtype):
             set_attention(model, EAGER)
-    logger.warning("{} does not support packed rows: samples run one at a time ({})", type(model).__name__, why)
+    logger.warning(
+        "{} does not support several samples in one pass, so they are computed one at a time ({})",
+        type(model).__name__,
+        why,
+    )
     return False
 
 

@@ -122,7 +122,7 @@ class LocalPolicy:
         elif self._frozen is not None:
             yield self._frozen
         else:
-            raise ValueError("this policy keeps no reference model: no KL term asked for one")
+            raise ValueError("this policy has no reference model, because no KL term needs one")
 
 
 def _checkpoint_layers(model: Any) -> None:

@@ -29,30 +29,35 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
     """
     trainer, rollout = config.trainer_common, config.rollout
     if config.model.path is None:
-        raise ConfigError("No model is configured.", where="ajet.model.path", do="try embedded:smollm2-135m")
+        raise ConfigError(
+            "model.path is not set, so there is no model to train.",
+            where="ajet.model.path",
+            do="try embedded:smollm2-135m",
+        )
     if rollout.engine == "endpoint":
         raise ConfigError(
-            "The local backbone cannot train what an endpoint samples.",
+            "The local backbone cannot train on replies of an endpoint, which returns no token ids.",
             where="ajet.rollout.engine",
-            expected="auto or transformers, whose model shares the trainer's weights, or vllm, which gets a copy",
+            expected="auto or transformers, which sample with the trainer's own weights, or vllm, which gets a copy",
         )
     if rollout.engine == "vllm" and rollout.vllm.base_url is not None and not looking:
         raise ConfigError(
             "The local backbone cannot change the weights of a vLLM server.",
             where="ajet.rollout.vllm.base_url",
-            expected="null: ajet then starts vLLM itself",
-            do="use --backbone debug with a server",
+            expected="null, so that ajet starts vLLM itself",
+            do="to use a running server, use --backbone debug",
         )
     if rollout.engine == "vllm" and trainer.lora.adapters:
         raise ConfigError(
-            "Only the transformers engine samples with several adapters: the local backbone sends vLLM merged weights.",
+            "Only the transformers engine can sample with several adapters on the local backbone: vLLM gets "
+            "merged weights.",
             where="ajet.rollout.engine",
             expected="auto or transformers, with lora.adapters",
             do="remove rollout.engine; vLLM can serve the adapters after training (docs/deploy.md)",
         )
     if rollout.temperature <= 0:
         raise ConfigError(
-            "With a temperature of 0 every attempt at a task is the same: there is nothing to learn from.",
+            "At temperature 0 all attempts at a task are the same, so training cannot learn from their differences.",
             where="ajet.rollout.temperature",
             expected="a number above 0, such as 1.0",
         )

@@ -84,7 +84,7 @@ class LocalScorer(ForwardScorer):
 
         config = experiment.ajet
         if config.model.path is None:
-            raise UserError("This run names no model.", where="ajet.model.path")
+            raise UserError("The run's model.path is not set.", where="ajet.model.path")
         device = choose_device(config.trainer_common.device)
         bound_kernel_caches()
         choose_threads(config.trainer_common.threads, device, deterministic=config.rollout.deterministic)

@@ -73,4 +73,6 @@ def require_same_vocabulary(policy: Any, teacher: Any) -> None:
     for token in sorted(own.keys() | other.keys()):
         if own.get(token) != other.get(token):
             here, there = own.get(token), other.get(token)
-            raise build_tokenizer_error(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
+            raise build_tokenizer_error(
+                f"token id {token} is {here!r} in the policy's tokenizer and {there!r} in the teacher's"
+            )

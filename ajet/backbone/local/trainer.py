@@ -131,7 +131,7 @@ class Trainer:
             ValueError: the algorithm has no critic.
         """
         if self.critic is None:
-            raise ValueError("this policy has no value head: its algorithm needs none")
+            raise ValueError("this policy has no value head, because its algorithm needs none")
         forward = self.policy.forward
         rows = self._pack_rows(samples, forward)
         return placed(samples, rows, [self.critic.compute_values(forward, row) for row in rows])
@@ -202,10 +202,10 @@ class Trainer:
         for sample in samples:
             if sample.timeline.sampled and sample.timeline.adapter not in known:
                 raise UserError(
-                    f"Episode {sample.episode} was sampled by {sample.timeline.adapter or 'no adapter of its own'}, "
-                    "which this trainer does not have.",
+                    f"Episode {sample.episode} was sampled with "
+                    f"{sample.timeline.adapter or 'no adapter of its own'}, which this trainer does not have.",
                     where="ajet.trainer_common.lora.adapters",
-                    expected="the adapters that sampled what is to be trained: the same YAML on both sides",
+                    expected="a trainer with the adapters that sampled the episodes: the same YAML on both sides",
                 )
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
@@ -303,7 +303,9 @@ class Trainer:
         if not math.isfinite(norm):
             if critic is not None and held is not None:
                 critic.head.restore(held)
-            logger.warning("loss {} and gradient norm {}: this optimizer step is skipped", loss.tally.loss, norm)
+            logger.warning(
+                "loss {} and gradient norm {} are not finite: ajet skips this optimizer step", loss.tally.loss, norm
+            )
             return math.nan, own
         return norm, own
 

@@ -156,7 +156,7 @@ def tree_attention(
     """
     refuse_unknown_keywords(NAME, keywords)
     if trees is None:
-        raise TypeError("its layers do not hand keywords on to their attention")
+        raise TypeError("its layers do not pass keyword arguments on to their attention")
     adjust_threads(query)
     how = _AttentionTerms(scaling, softcap, s_aux)
     trees.windows[int(getattr(module, "layer_idx", 0))] = sliding_window

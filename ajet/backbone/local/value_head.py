@@ -130,7 +130,7 @@ class StepValueLoss:
         weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
         pairs = [(sample.values, sample.returns) for sample in self.samples]
         if any(values is None or returns is None for values, returns in pairs):
-            raise ValueError("a critic learns from samples with values and returns")
+            raise ValueError("a critic needs samples with values and returns")
         self._columns = (weights, *(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1)))
 
     def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:

@@ -146,7 +146,7 @@ def print_comparison(found: JudgeComparison) -> None:
     console.print(table)
     for each in found.list_undecided():
         why = f": {printable(each.failure)[:300]}" if each.failure else ""
-        line = f"{printable(each.judge)}: no result: the judge decided no episode (exit code 1){why}"
+        line = f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){why}"
         print_line(line)
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:
@@ -160,7 +160,7 @@ def print_comparison(found: JudgeComparison) -> None:
     for pair in found.pairs:
         if not pair.apart:
             continue
-        title = f"{pair.one} and {pair.other} differ at {counted(len(pair.apart), 'episode')}, most at"
+        title = f"{pair.one} and {pair.other} differ in {counted(len(pair.apart), 'episode')}; the largest differences:"
         print_line(title)
         for seen in pair.apart[:DIFFERENCES_SHOWN]:
             verdicts = (

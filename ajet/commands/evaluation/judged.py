@@ -57,7 +57,7 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
     if reference.endswith(YAML):
         judge = open_judge(load_experiment(Path(reference), backbone="debug"))
         if not judge.judges:
-            raise UserError("There is no judge in this YAML: its workflow sets the rewards.", where=reference)
+            raise UserError("The YAML sets no judge: its workflow sets the rewards itself.", where=reference)
         return judge
     settings = experiment.ajet.model_copy(deep=True)
     key = "judge_protocol" if is_reference(reference) else "scorer"

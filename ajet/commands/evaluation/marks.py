@@ -59,10 +59,13 @@ def write_marked(tasks: Sequence[Task], by: ModelScores, file: Path, *, drop: bo
     try:
         write_atomically(file, "".join(lines))
     except OSError as error:
-        raise UserError(f"The tasks cannot be written: {error.strerror}.", where=f"--mark {file}") from error
-    summary = f"{counts['everybody']} tasks are solved by every attempt, {counts['nobody']} by none"
-    summary += f", {counts['unknown']} have too few attempts with a verdict" if counts["unknown"] else ""
-    return f"{summary}; {counts['teaches']} of {len(tasks)} can teach. {len(lines)} are in {file}"
+        raise UserError(f"The file of tasks cannot be written: {error.strerror}.", where=f"--mark {file}") from error
+    summary = f"every attempt solved {counts['everybody']} tasks, no attempt solved {counts['nobody']}"
+    summary += f", {counts['unknown']} have too few scored attempts" if counts["unknown"] else ""
+    return (
+        f"{summary}; training can learn from {counts['teaches']} of {len(tasks)} tasks. {len(lines)} tasks are "
+        f"in {file}"
+    )
 
 
 def _is_solved(attempt: AttemptRecord) -> bool:

@@ -107,7 +107,7 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
         if (identity := model.make_identity(experiment.base)) in identities:
             raise UserError(
                 f"--model {each} is the same model as {found[identities.index(identity)].label}.",
-                expected="different models; use --repeat to measure the difference between two runs of one model",
+                expected="different models; to measure the noise of one model, use --repeat",
             )
         found.append(model)
         identities.append(identity)
@@ -129,7 +129,7 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
     if named in CHECKPOINT_NAMES or (step and not place.exists()):
         if run is None:
             raise UserError(
-                f"There is no run yet with a checkpoint {named}.",
+                f"No run has a checkpoint {named} yet.",
                 where=str(experiment.root / experiment.name),
                 expected=EXPECTED,
             )
@@ -170,10 +170,10 @@ def _find_tuned_model(run: Path) -> EvaluatedModel:
 def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
     if checkpoint is None:
         raise UserError(
-            "No checkpoint of this run was measured, and the best is not known.",
+            "No validation measured a checkpoint of this run, so the best one is unknown.",
             where=str(run),
             expected="latest, or step-N",
-            do="play it with --model latest; trainer_common.test_freq measures while it trains",
+            do="evaluate it with --model latest; to measure during training, set trainer_common.test_freq",
         )
     return EvaluatedModel(label, path=str(find_model_folder(run, checkpoint).absolute()), step=checkpoint.step)
 
@@ -191,18 +191,22 @@ def find_served_model(url: str, experiment: Experiment) -> str:
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
         if isinstance(error, httpx.ReadTimeout):
-            why = f"it hangs: it took the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
+            why = f"it hangs: it accepted the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
         elif not isinstance(error, httpx.HTTPError):
             kind = reply.headers.get("content-type") or "no content type"
-            why = f"its GET /models answers with no list of models ({kind})"
+            why = f"the answer to GET /models is not a list of models ({kind})"
         raise UserError(
-            f"{url} does not list its models: {why}",
+            f"The server {url} does not list its models: {why}",
             where=f"--model {url}",
             expected=f"NAME@{url}",
         ) from None
     if len(names) != 1:
         listed = ", ".join(names[:8]) or "none"
-        raise UserError(f"{url} has {len(names)} models: {listed}.", where=f"--model {url}", expected=f"NAME@{url}")
+        raise UserError(
+            f"The server {url} has {len(names)} models: {listed}. Choose one.",
+            where=f"--model {url}",
+            expected=f"NAME@{url}",
+        )
     return names[0]
 
 
@@ -233,15 +237,15 @@ def open_target(
         return experiment, choose_models(models, experiment, run)
     if target is None:
         raise UserError(
-            "There is nothing to evaluate.",
+            "The command names no run and no YAML to evaluate.",
             expected=f"{format_command('eval', 'RUN')}, or {format_command('eval', 'FILE.yaml')}",
             do=f"`{format_list_command(Path(exp_dir or DEFAULT_ROOT))}` lists the runs",
         )
     if overrides:
         raise UserError(
-            f"{overrides[0]} changes nothing of a recorded run.",
+            f"The override {overrides[0]} has no effect on a recorded run.",
             where=target,
-            expected="a YAML beside settings",
+            expected="a YAML as the first argument, if there are overrides",
             do=format_command("eval", target, "--conf", "FILE.yaml", *overrides),
         )
     return _open_recorded(target, models, (exp_dir or Path(DEFAULT_ROOT)).absolute(), fetch=fetch)
@@ -274,9 +278,9 @@ def _require_own_project(experiment: Experiment, run: Path, conf: Path) -> None:
     if identity is None or not identity.is_of_other_yaml(yaml, run) or not Path(str(identity.yaml)).exists():
         return
     raise UserError(
-        f'Two projects use the run name "{experiment.name}": the run in {shorten_path(run)} is of '
-        f"{shorten_path(str(identity.yaml))}, and you named {shorten_path(str(yaml))}.",
+        f'Two projects use the run name "{experiment.name}": the recorded run {shorten_path(run)} belongs to '
+        f"{shorten_path(str(identity.yaml))}, but the command names {shorten_path(str(yaml))}.",
         where=shorten_path(run),
-        expected="another ajet.experiment_name for each project",
-        do=f"{format_command('eval', experiment.name, '--conf', str(conf))} evaluates that run by this YAML",
+        expected="a different ajet.experiment_name in each project",
+        do=f"to evaluate that run with this YAML: {format_command('eval', experiment.name, '--conf', str(conf))}",
     )

@@ -170,7 +170,7 @@ def _require_model_server(evaluation: Evaluation) -> None:
         return
     services = list(model_servers(evaluation.experiment))
     if "@" in model.label or "://" in model.label:  # the model comes from --model, not from the YAML
-        do = f"start the server at {model.url}, or name another one (--model NAME@URL)"
+        do = f"start the server at {model.url}, or choose another one (--model NAME@URL)"
         services = [replace(each, key=f"--model {model.label}", do=do) for each in services]
     require_answers(services)
 
@@ -181,7 +181,7 @@ def _find_overlap(reader: OpenedReader, held_out: Sequence[Task]) -> TaskOverlap
     try:
         return find_overlap(reader.tasks("train"), held_out) if reader.has("train") else None
     except UserError as problem:  # the evaluation does not depend on the overlap
-        _print_note(f"overlap with the training tasks is not known: {problem.what}")
+        _print_note(f"ajet cannot tell whether the tasks overlap with the training tasks: {problem.what}")
         return None
 
 
@@ -197,10 +197,14 @@ def prepare_experiment(experiment: Experiment, options: EvaluationOptions) -> Ex
     if options.tasks is not None:
         file = options.tasks.expanduser()
         if file.is_dir():
-            raise UserError(f"{options.tasks} is a folder.", where="--tasks", expected="a file of JSON Lines")
+            raise UserError(
+                f"{options.tasks} is a folder, not a file of tasks.", where="--tasks", expected="a JSON Lines file"
+            )
         if not file.is_file():
             raise UserError(
-                f"There is no file {options.tasks}.", where="--tasks", expected="JSON Lines, one task a line"
+                f"The file {options.tasks} does not exist.",
+                where="--tasks",
+                expected="a JSON Lines file with one task per line",
             )
         if not hasattr(getattr(reader, str(reader.type), None), "validation"):  # its files are of another kind
             reader.type = "jsonl_dataset_file"
@@ -230,10 +234,10 @@ def _make_evaluations(
 ) -> list[Evaluation]:
     if not reader.has("validation"):
         raise UserError(
-            "There are no validation tasks.",
+            "The task reader has no validation tasks.",
             where=str(experiment.yaml_path),
-            expected="tasks that are not trained on",
-            do="name a file with --tasks FILE.jsonl, or set the reader's validation in the YAML",
+            expected="tasks that the run does not train on",
+            do="pass a file with --tasks FILE.jsonl, or set the reader's validation split in the YAML",
         )
     tasks = list(enumerate(reader.tasks("validation")))
     count = len(tasks) if options.at_most is None else min(options.at_most, len(tasks))
@@ -248,7 +252,10 @@ def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
     earlier = None if fresh else record.find_earlier(evaluation)
     if earlier is not None and _is_played(evaluation, earlier):
         then = record.find_episode_file(earlier, evaluation.model.step).stat().st_mtime
-        _print_note(f"{evaluation.model.label}: played {format_age(then)}, read from {earlier}; --fresh plays it again")
+        _print_note(
+            f"{evaluation.model.label}: evaluated {format_age(then)}, results read from {earlier}; --fresh "
+            "evaluates again"
+        )
         return earlier
     run = record.open_record(evaluation, earlier)
     warn_of_unconfined(evaluation.experiment)
@@ -316,7 +323,7 @@ class _AttemptBar:
 
     def begin(self, total: int, done: int) -> None:
         if done:
-            _print_note(f"{self._label}: {done} of {total} attempts are recorded, {total - done} are played")
+            _print_note(f"{self._label}: {done} of {total} attempts are recorded already, {total - done} remain")
         self._bar = self._bars.bar(self._label, total, "attempts", done=done)
 
     def count_end(self, episode: Episode) -> None:

@@ -112,7 +112,9 @@ def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
     try:
         orders = read_json(folder / FILE).get("orders")
     except (OSError, ValueError) as error:
-        raise UserError(f"The identity of the evaluation cannot be read: {error}.", where=str(folder)) from error
+        raise UserError(
+            f"The file with the settings of the recorded evaluation cannot be read: {error}.", where=str(folder)
+        ) from error
     if orders is None:
         return None
     wanted = {(order, repeat) for order in orders if order < evaluation.count for repeat in range(evaluation.repeats)}

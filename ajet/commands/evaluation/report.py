@@ -56,7 +56,7 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
             table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
     console.print(table)
     if keys != TAG_KEYS and not any(each.scores.group_by_tag(keys) for each in result.evaluated):
-        text = f"No task has {' or '.join(keys)} in its metadata to split by."
+        text = f"No task has the key {' or '.join(keys)} in its metadata, by which the scores should be split."
         print_line(printable(text), style="yellow")
     _show_parts(result)
     if (judges := result.compare_by_judge()) is not None:
@@ -66,14 +66,16 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
     for after, compared in result.compare_with_first():
         before = result.evaluated[0].model.label
         style = ("green" if compared.difference > 0 else "red") if compared.is_beyond_noise else ""
-        text = f"{after.model.label} against {before}: {compared.describe_difference()}; {compared.describe_noise()}"
+        text = (
+            f"{after.model.label} compared with {before}: {compared.describe_difference()}; {compared.describe_noise()}"
+        )
         print_line(printable(text), style=style)
         for what, tasks in (("gained", compared.gained), ("lost", compared.lost)):
             if tasks:
                 named = ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")
                 print_line(f"  {what} {counted(len(tasks), 'task')}: {printable(named)}")
         if not compared.gained and not compared.lost:
-            console.print("  no task flipped", soft_wrap=True)
+            console.print("  no task changed between solved and unsolved", soft_wrap=True)
     for each in result.evaluated:
         print_line(f"Record of {printable(each.model.label)}: {each.folder}")
 
@@ -234,7 +236,7 @@ def _format_cells(scores: Scores, columns: Sequence[str]) -> list[str]:
 def _list_remarks(result: EvaluationResult) -> Iterator[str]:
     """Yield remarks on failures, missing attempts and cut replies."""
     if result.known is not None and (text := result.known.words()):
-        yield f"Known from training: {printable(text)}"
+        yield f"Overlap with the training tasks: {printable(text)}"
     for each in result.evaluated:
         scores, label = each.scores, printable(each.model.label)
         if scores.failed or scores.unscored:
@@ -247,24 +249,25 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
             by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
             lost = ", ".join(f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in by.most_common())
             yield (
-                f"{label}: {counted(scores.left_out, 'attempt')} left out, not caused by the model ({lost}); "
-                f"correct the cause, and the same command plays them again; mostly: {printable(why)[:300]}"
+                f"{label}: {counted(scores.left_out, 'attempt')} left out, because something other than the "
+                f"model failed ({lost}); correct the cause, then the same command repeats them; most frequent: "
+                f"{printable(why)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
-            yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
+            yield f"{label}: {counted(dropped, 'task')} not run: longer than data.max_prompt_length"
         if cut := sum(attempt.cut for attempt in scores.attempts):
             replies = sum(attempt.replies for attempt in scores.attempts)
             yield (
-                f"{label}: {cut} of {replies} replies cut by a limit on tokens (max_tokens of the request, "
+                f"{label}: {cut} of {replies} replies cut short by a token limit (max_tokens of the request, "
                 "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
             )
         if not scores.has_success_verdicts and scores.scored:
-            yield f"{label}: no pass rate: neither workflow nor judge reports success"
+            yield f"{label}: no pass rate: neither the workflow nor the judge reports success"
     for unscored in result.list_unscored():
-        yield f"{printable(unscored)}: no result: no attempt got a verdict (exit code 1)"
+        yield f"{printable(unscored)}: no result: no attempt was scored (exit code 1)"
     if any(each.scores.failed == len(each.scores.attempts) for each in result.evaluated if each.scores.attempts):
         worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
-        yield f"All attempts failed; the first: {printable(worst.scores.attempts[0].failure)[:300]}"
+        yield f"All attempts failed; the first one: {printable(worst.scores.attempts[0].failure)[:300]}"
 
 
 def _scores_to_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:

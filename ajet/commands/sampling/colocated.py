@@ -143,7 +143,8 @@ def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
     ]
     if shares and (share := fmean(shares)) < LITTLE:
         logger.warning(
-            "trainer_common.mode: async cannot win here: the agents spend {:.0%} of their time outside of the model, "
-            "so no overlap is possible on one device; sync is as fast, and has no staleness",
+            "trainer_common.mode: async cannot save time here: the agents spend {:.0%} of their time outside of "
+            "the model, so sampling and training cannot overlap on one device; mode: sync is as fast and has no "
+            "stale samples",
             share,
         )

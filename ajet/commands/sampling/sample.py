@@ -71,9 +71,9 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     refuse_untrainable(experiment, remote=True)
     if experiment.ajet.rollout.deterministic:
         raise ConfigError(
-            "Samplers play side by side: their rollout cannot be deterministic.",
+            "rollout.deterministic: true is not possible with samplers, because they run at the same time.",
             where="ajet.rollout.deterministic",
-            expected="false with ajet sample",
+            expected="rollout.deterministic: false with ajet sample",
         )
     warn_of_unconfined(experiment)
     require_gateway(experiment.ajet)
@@ -133,7 +133,7 @@ class SamplerProcess:
                 if not is_waiting:
                     is_waiting = True
                     logger.info(
-                        "no trainer has announced a policy in {} yet: waiting for one", self._options.store.shown
+                        "waiting for the trainer: none has announced weights in {} yet", self._options.store.shown
                     )
                 time.sleep(STORE_POLL_S)
 
@@ -155,7 +155,7 @@ class SamplerProcess:
                 if time.monotonic() - since > AWAY:
                     raise
                 if shown == -math.inf:
-                    logger.warning("{} It is waited for, up to {:g} s ({})", away.what, AWAY, away.where)
+                    logger.warning("{} ajet waits for the server up to {:g} s ({})", away.what, AWAY, away.where)
             with self._interrupts.defer():
                 shown = self._show_life(shown)
                 announced = self._store.announced()
@@ -194,12 +194,12 @@ class SamplerProcess:
                 per_minute=options.per_minute,
                 renew_every=options.lease_seconds / 4,
             )
-            logger.info("{} plays for run {} in {}", self.name, run[:8], options.store.shown)
+            logger.info("the sampler {} runs episodes for run {} in {}", self.name, run[:8], options.store.shown)
             given_back.callback(sampler.release)  # after `drain` there is no group to release
             try:
                 sampler.play(self._interrupts)
             except PolicyWentBackError:
-                logger.warning("the trainer went on from an earlier policy: the engine is opened anew")
+                logger.warning("the trainer resumed from an earlier checkpoint: the sampler opens its engine again")
             except KeyboardInterrupt:
                 self._interrupts.forget_raised()
                 sampler.drain(self._interrupts, options.grace)
@@ -210,10 +210,10 @@ class SamplerProcess:
 
 def describe_counts(name: str, counts: SamplerCounts) -> str:
     """Return the counts of a sampler as a line."""
-    parts = [f"{name}: {counted(counts.groups, 'group')}, {counted(counts.episodes, 'episode')}"]
+    parts = [f"sampler {name}: {counted(counts.groups, 'group')}, {counted(counts.episodes, 'episode')}"]
     parts.append(counted(counts.tokens, "token"))
     parts += [f"{counts.given_back} given back"] if counts.given_back else []
-    parts += [f"{counts.lost} lost to others"] if counts.lost else []
+    parts += [f"{counts.lost} lost to other samplers"] if counts.lost else []
     return ", ".join(parts)
 
 
@@ -235,7 +235,7 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
     try:
         log = LogFile(file, redactor_of(experiment))
     except OSError as error:
-        logger.warning("this sampler writes no log file: {} ({})", error.strerror, file)
+        logger.warning("this sampler cannot write its log file {}: {}", error.strerror, file)
         yield
         return
     try:
@@ -243,7 +243,7 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
     except Exception as error:
         if not isinstance(error, UserError):
             vars(error)["log"] = file  # the command's boundary adds the traceback and shows the path
-        logger.debug("ended by {}: {}", type(error).__name__, error)
+        logger.debug("the sampler was stopped by {}: {}", type(error).__name__, error)
         raise
     finally:
         logger.debug(describe_counts(name, counts))

@@ -148,7 +148,7 @@ class GroupSampler:
         until, follows = time.monotonic() + grace, bool(self.server)
         self._draining = True
         if self.under_way and grace > 0:
-            logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self.under_way), "group"))
+            logger.info("waiting up to {:g} s until {} in progress end", grace, counted(len(self.under_way), "group"))
             if self.server:
                 self._join_store()
         try:
@@ -183,7 +183,9 @@ class GroupSampler:
             try:
                 self._follow_policy(announced.policy, waits)
             except UserError as problem:
-                logger.warning("the server is not followed any more while groups in flight end: {}", problem.what)
+                logger.warning(
+                    "the sampler stops loading weights into the server while its last groups end: {}", problem.what
+                )
                 return False
         return True
 
@@ -195,7 +197,11 @@ class GroupSampler:
         try:
             self._give_back()
         except TRANSIENT_ERRORS as problem:
-            logger.warning("{} not given back, they end with their leases: {}", len(self.under_way), problem)
+            logger.warning(
+                "{} could not be returned to the store; other samplers get them when the leases end: {}",
+                len(self.under_way),
+                problem,
+            )
 
     def _give_back(self) -> None:
         for order in list(self.under_way):
@@ -252,7 +258,9 @@ class GroupSampler:
             with self._renew_while_loading():
                 probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self.is_leader()
                 if probe is None and self.server:
-                    raise FileNotFoundError("the trainer has not announced the probe of these weights yet")
+                    raise FileNotFoundError(
+                        "the trainer has not yet announced the test log-probabilities of these weights"
+                    )
                 taken = self.backbone.load_weights(folder, version, probe, waits or self.renew_leases, is_leader=leads)
         except FileNotFoundError as problem:  # a newer policy is announced by now, or about to be
             now = time.monotonic()
@@ -260,7 +268,7 @@ class GroupSampler:
             if now - self._missed > MISSED:
                 self._missed = now
                 logger.warning(
-                    "the weights of step {} are not available yet, and no group starts before: {}",
+                    "the weights of step {} are not available yet, so no group starts: {}",
                     policy.step,
                     problem,
                 )
@@ -269,7 +277,7 @@ class GroupSampler:
         if not taken:
             _require_fresh_weights(self.backbone.version, version, policy.told.get(MOST))
             return True
-        logger.info("sampling with policy {} (step {})", version, policy.step)
+        logger.info("the sampler uses policy version {} (step {})", version, policy.step)
         return True
 
     def is_leader(self) -> bool:
@@ -321,7 +329,7 @@ class GroupSampler:
             self._join_store()
             self.store.renew(leases)
 
-        silent = f"weights are being loaded for {MAX_LOAD_S:g} s: others play on"
+        silent = f"weights may be loading for {MAX_LOAD_S:g} s: other samplers continue"
         return signs_of_life(renew, self.renew_every, longest=MAX_LOAD_S, silent=silent)
 
     def begin_groups(self) -> None:
@@ -402,7 +410,7 @@ class GroupSampler:
         try:
             yield
         except LeaseLostError as lost:
-            logger.warning("{}: episodes played here are left out", lost)
+            logger.warning("{}: the episodes that this sampler ran for it do not count", lost)
             each = self.under_way.pop(order, None)
             if each is not None and each.playing is not None:
                 self.parts.rollout.stop_group(each.playing)
@@ -413,9 +421,10 @@ def _require_fresh_weights(version: int, announced: int, max_staleness: int | No
     """Raise UserError if the weights cannot be replaced and are too old for training."""
     if max_staleness is not None and announced - version > max_staleness:
         raise UserError(
-            f"The server keeps policy {version}, and the trainer is at {announced}: its samples would be too old.",
+            f"The server stays at policy version {version}, and the trainer is at version {announced}: samples "
+            "of the server would be too old.",
             where="ajet.rollout.vllm.base_url",
-            expected=f"weights of at most {max_staleness} versions ago (trainer_common.max_staleness)",
-            do="start it with VLLM_SERVER_DEV_MODE=1, so that it can load checkpoints, or omit base_url: "
-            "ajet sample then starts vLLM itself",
+            expected=f"weights that are at most {max_staleness} versions old (trainer_common.max_staleness)",
+            do="start the server with VLLM_SERVER_DEV_MODE=1, so that it can load new weights; or remove "
+            "base_url: then ajet sample starts vLLM itself",
         )

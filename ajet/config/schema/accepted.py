@@ -10,36 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_NO_SWITCH = "every client library reaches the gateway without it"
+_NO_SWITCH = "the key is not needed: every client library can reach the gateway"
 _IN_PROCESS = "the debug backbone's engine runs inside this process"
-_OTHERS_TESTS = "it is a switch of another system's own tests"
+_OTHERS_TESTS = "it is a switch for another system's own tests"
 _JUDGES_MODEL = "judges read it from `task_judge`"
 _SERVED = "`ajet serve` serves remote agents"
-_RECORDED = "every episode is stored in the run directory's `episodes/`"
-_ALL_EXAMPLES = "all examples are used, until the stop rules apply"
+_RECORDED = "every episode is recorded in the run folder's `episodes/`"
+_ALL_EXAMPLES = "all examples are used, until a stop rule applies"
 
 _TRACING = "feedback_tracing"
 
 ACCEPTED: Mapping[str, str] = {
     "rollout.mode": "requests are always asynchronous",
-    "rollout.step_skip_action": "failed episodes are counted and left out, whole steps are not skipped",
-    "context_tracker.timeline_merging_policy.timeline_compare_level": "calls are joined by equal ids; requests "
-    "are matched with sampled text before, on arrival",
+    "rollout.step_skip_action": "failed episodes are counted and left out; a step is never skipped as a whole",
+    "context_tracker.timeline_merging_policy.timeline_compare_level": "ajet joins calls whose token ids are equal; it "
+    "first compares a request's text with the sampled text",
     "context_tracker.fix_retokenization_drift": "replies are stored as the exact sampled ids, so no drift occurs",
     "context_tracker.alien_llm_model": _JUDGES_MODEL,
     "context_tracker.alien_llm_response_length": _JUDGES_MODEL,
-    "task_reader.feedback_tracing.train_output_path": "the traces are read anew each time; `ajet traces` writes them",
-    "task_reader.feedback_tracing.filters": "`task_reader.tracing` has other filters: only, agents, models, "
-    "longest; equal requests are always distinguished",
-    "task_reader.feedback_tracing.alien_llm_model": "no model is queried about traces",
-    "task_reader.feedback_tracing.alien_llm_response_length": "no model is queried about traces",
+    "task_reader.feedback_tracing.train_output_path": "each start reads the traces; `ajet traces` writes them",
+    "task_reader.feedback_tracing.filters": (
+        "`task_reader.tracing` has other filters: only, agents, models, longest; identical requests always count "
+        "separately"
+    ),
+    "task_reader.feedback_tracing.alien_llm_model": "ajet asks no model about traces",
+    "task_reader.feedback_tracing.alien_llm_response_length": "ajet asks no model about traces",
     "task_judge.rubrics_auto_grader.sampling_mode": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.num_reference_samples": _ALL_EXAMPLES,
-    "task_judge.rubrics_auto_grader.aggregation_mode": "what the labels agree with is kept",
+    "task_judge.rubrics_auto_grader.aggregation_mode": "ajet keeps the rubrics that agree with the labels",
     "trainer_common.save_trajectory_as_json_file": _RECORDED,
     "trainer_common.val_print_to_markdown_file_path": _RECORDED,
     "trainer_common.train_print_to_markdown_file_path": _RECORDED,
-    "trainer_common.val_max_num_task_clip_method": "all validation tasks are played",
+    "trainer_common.val_max_num_task_clip_method": "every validation runs all validation tasks",
     "trainer_common.optim.optimizer_impl": "it is torch's",
     "trainer_common.optim.zero_indexed_step": "the first step is 1",
     "lora.load_format": "engines get their weights from the trainer",
@@ -68,25 +70,28 @@ class FixedKey(NamedTuple):
     """The sentence for any other value."""
 
 
-_ADAMW = "The optimizer is AdamW, without others to choose from."
-_WARM_UP = "The warm-up is counted in steps: ajet.trainer_common.optim.lr_warmup_steps."
+_ADAMW = "ajet's only optimizer is AdamW."
+_WARM_UP = "ajet counts the warm-up in steps: set ajet.trainer_common.optim.lr_warmup_steps."
 FIXED: Mapping[str, FixedKey] = {
-    "trainer_common.val_only": FixedKey(False, "A training also trains; without a trainer, debug plays the tasks."),
+    "trainer_common.val_only": FixedKey(
+        False, "A training run always trains; to run tasks without training, use --backbone debug."
+    ),
     "trainer_common.val_max_num_task_each_validation": FixedKey(
-        None, "All validation tasks are played: give the reader a smaller validation split."
+        None, "Every validation runs all validation tasks: set a smaller validation split of the reader."
     ),
     "trainer_common.ppo_epochs": FixedKey(
-        1, "A batch is trained on once; ajet.trainer_common.mini_batch_num says in how many optimizer steps."
+        1,
+        "ajet trains on a batch once; ajet.trainer_common.mini_batch_num sets the number of optimizer steps per batch.",
     ),
     "trainer_common.loss_extra_scale_ratio": FixedKey(
-        1.0, "The loss is not scaled: multiply ajet.trainer_common.optim.lr by it instead."
+        1.0, "ajet does not scale the loss: scale ajet.trainer_common.optim.lr instead."
     ),
     "trainer_common.optim.optimizer": FixedKey("AdamW", _ADAMW),
     "trainer_common.optim.total_training_steps": FixedKey(
-        -1, "Schedules follow the run: ajet.trainer_common.total_training_steps."
+        -1, "A schedule ends with the run: set ajet.trainer_common.total_training_steps."
     ),
     "trainer_common.optim.lr_warmup_steps_ratio": FixedKey(0.0, _WARM_UP),
-    "trainer_common.optim.num_cycles": FixedKey(0.5, "The cosine schedule falls once, over half a cycle."),
+    "trainer_common.optim.num_cycles": FixedKey(0.5, "ajet's cosine schedule falls once, over half a cycle."),
 }
 
 MOVED: Mapping[str, str] = {
@@ -153,7 +158,7 @@ def explain_accepted_key(path: Sequence[Any]) -> str | None:
     """Return why the key at `path` below `ajet` has no effect, or None for a key outside of the tables."""
     names = [str(part) for part in path]
     if ".".join(names) in FIXED:
-        return "it is so in any case"
+        return "ajet always behaves as with this value"
     return next((ACCEPTED[name] for n in range(1, len(names) + 1) if (name := ".".join(names[:n])) in ACCEPTED), None)
 
 

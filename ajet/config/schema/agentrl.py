@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SEVERAL = "--backbone verl --with-ray-cluster, with trainer_common.nnodes and trainer_common.n_gpus_per_node"
-_CLUSTER = "--with-ray-cluster, which joins the Ray cluster at RAY_ADDRESS; `ajet cluster render` writes the job"
+_SEVERAL = "set --backbone verl --with-ray-cluster, trainer_common.nnodes and trainer_common.n_gpus_per_node"
+_CLUSTER = "--with-ray-cluster joins the Ray cluster at RAY_ADDRESS; `ajet cluster render` writes the job"
 _STEPS = "trainer_common.total_training_steps"
-_PACKED = "needless: samples are packed into trainer_common.micro_batch_tokens"
-_BATCH = "data.train_batch_size, which counts tasks of a step"
-_LOGITS = "needless: logits exist for trained positions alone, a piece at a time"
+_PACKED = "not needed: ajet packs samples up to trainer_common.micro_batch_tokens"
+_BATCH = "data.train_batch_size, the number of tasks of a step"
+_LOGITS = "not needed: ajet computes logits for trained positions only, in pieces"
 _TOO_FAR = "rollout.mcp_agent.on_overflow"
 _PARALLEL = "trainer_common.strategy: megatron, and trainer_common.megatron"
 
@@ -26,9 +26,9 @@ HERE: Mapping[str, str] = {
     "main_process_ip": _CLUSTER,
     "main_process_port": _CLUSTER,
     "run_name": "experiment_name",
-    "output_dir": "--exp-dir, or trainer_common.checkpoint_base_dir for checkpoints alone",
+    "output_dir": "--exp-dir, or trainer_common.checkpoint_base_dir for checkpoints only",
     "save_steps": "trainer_common.save_freq",
-    "save_only_model": "`ajet export RUN`, which writes weights alone",
+    "save_only_model": "`ajet export RUN`, which writes the weights only",
     "max_steps": _STEPS,
     "num_train_epochs": "trainer_common.total_epochs",
     "eval_strategy": "trainer_common.test_freq",
@@ -53,7 +53,7 @@ HERE: Mapping[str, str] = {
     "shift_labels": _PACKED,
     "per_device_train_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
-    "max_tokens": "rollout.max_model_len; data.on_overlong says what becomes of longer ones",
+    "max_tokens": "rollout.max_model_len; data.on_overlong sets what happens to longer prompts",
     "learning_rate": "trainer_common.optim.lr",
     "weight_decay": "trainer_common.optim.weight_decay",
     "optim_args": "trainer_common.optim.betas",
@@ -71,10 +71,10 @@ HERE: Mapping[str, str] = {
     "out_of_date_decay": "trainer_common.algorithm.out_of_date_decay",
     "adv_scaling": "trainer_common.algorithm.adv_scaling",
     "balance_sample": "trainer_common.algorithm.balance_sample",
-    "drop_zero_advantage": "needless: groups of equal rewards are not computed at all",
+    "drop_zero_advantage": "not needed: ajet does not train on groups of equal rewards",
     "max_trained_count": "trainer_common.algorithm.max_trained_count",
     "retrained_interval": "trainer_common.algorithm.retrained_interval",
-    "log_entropy": "needless: the metric `entropy` is always there",
+    "log_entropy": "not needed: ajet always reports the metric `entropy`",
     "reserve_context_error_count": "rollout.policy_failure_reward",
     "train_file": "task_reader.type: agentrl with task_reader.agentrl.training.file_path",
     "enable_sampling": "`ajet train --from-store ADDRESS`, with `ajet sample` on other machines",
@@ -84,7 +84,7 @@ HERE: Mapping[str, str] = {
     "max_prompt_tokens": "rollout.max_model_len",
     "max_turns": "rollout.multi_turn.max_steps, for `mcp_agent` also rollout.mcp_agent.max_steps",
     "preferred_sampling_params": "rollout.temperature, rollout.top_p and rollout.top_k",
-    "tool_call_parser": "needless: it is read from the model's chat template (`ajet doctor MODEL`)",
+    "tool_call_parser": "not needed: ajet reads it from the model's chat template (`ajet doctor MODEL`)",
     "inf_tp_size": "rollout.tensor_model_parallel_size",
     "inf_mem_ratio": "rollout.gpu_memory_utilization",
     "max_concurrent_samples_per_process": "rollout.max_env_worker",
@@ -139,5 +139,9 @@ NOT_HERE = frozenset(
 def advice(name: str) -> str:
     """Return advice on an AgentRL setting, or "" for an unknown name."""
     if name in HERE:
-        return f"AgentRL's {name} is here {HERE[name]} (docs/agentrl.md)"
-    return f"AgentRL's {name} is not here: leave it out (docs/agentrl.md says why)" if name in NOT_HERE else ""
+        return f"in ajet, AgentRL's {name} is {HERE[name]} (docs/agentrl.md)"
+    return (
+        f"ajet has no key for AgentRL's {name}: delete it (docs/agentrl.md gives the reason)"
+        if name in NOT_HERE
+        else ""
+    )

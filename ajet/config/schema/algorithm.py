@@ -17,26 +17,27 @@ class TeacherConfig(Section):
 
     path: str | None = key(
         None,
-        "A model loaded in addition to the policy, named as in `model.path`, with the policy's tokenizer.",
+        "A second model, loaded next to the policy. It must have the policy's tokenizer. Written like `model.path`.",
         kind="path",
     )
     base_url: str | None = key(
         None,
-        "In its place: an OpenAI-compatible server that answers `prompt_logprobs`, such as vLLM, `http://HOST:PORT/v1`.",
+        "Instead of a loaded model: the URL of an OpenAI-compatible server that returns `prompt_logprobs`, such "
+        "as vLLM, `http://HOST:PORT/v1`.",
         training=False,
     )
-    model: str | None = key(None, "The teacher's name at that server.")
-    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds the server's key.", training=False)
-    weight: float = key(1.0, "Weight of what the teacher says.", gt=0)
+    model: str | None = key(None, "Name of the teacher model on that server.")
+    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that contains the server's API key.", training=False)
+    weight: float = key(1.0, "Weight of the teacher's log-probabilities in the advantage.", gt=0)
     reward_weight: float = key(
-        0.0, "Weight of what the rewards say, as GRPO has it; 0: the teacher alone counts.", ge=0
+        0.0, "Weight of the rewards in the advantage, computed as in GRPO; 0: only the teacher counts.", ge=0
     )
     bound: float | None = key(
-        None, "Most nats that the teacher can say of one token; null: as many as there are.", gt=0
+        None, "Largest difference in nats that the teacher can add for one token; null: no limit.", gt=0
     )
-    timeout: float = key(120.0, "Seconds of one request to the server.", training=False, gt=0)
-    max_retries: int = key(3, "Further requests where the server does not answer.", training=False, ge=0)
-    max_parallel: int = key(16, "Requests to it at once.", training=False, ge=1)
+    timeout: float = key(120.0, "Seconds until a request to the server times out.", training=False, gt=0)
+    max_retries: int = key(3, "Number of retries when the server does not answer.", training=False, ge=0)
+    max_parallel: int = key(16, "Largest number of concurrent requests to the server.", training=False, ge=1)
 
 
 class CriticConfig(Section):
@@ -44,25 +45,25 @@ class CriticConfig(Section):
 
     lr: float = key(
         0.2,
-        "Learning rate of the head's AdamW: the most that a value changes in one of its steps, in units of reward, "
-        "whatever the size of the model.",
+        "Learning rate of the value head's AdamW. It is the largest change of a value in one optimizer step, in "
+        "units of reward, for any model size.",
         gt=0,
     )
     epochs: int = key(
         8,
-        "Optimizer steps of the head for each of the policy's, over the hidden states that are there (ppo_epochs).",
+        "Optimizer steps of the value head for each one of the policy, on the same hidden states (ppo_epochs).",
         ge=1,
     )
     cliprange_value: float | None = key(
-        0.5, "Within a training step a value is believed to move no further than this; null: any.", gt=0
+        0.5, "Largest change of a value that counts within one training step; null: no limit.", gt=0
     )
     warmup: int = key(
-        0, "Training steps at the beginning in which the head learns and the policy does not (critic_warmup).", ge=0
+        0, "Training steps at the beginning in which only the value head is trained (critic_warmup).", ge=0
     )
     vf_coef: float = key(
         0.0,
-        "How much of the value loss the policy's own weights learn from; 0: the head takes the hidden states as they "
-        "are.",
+        "Share of the value loss from which the policy's own weights learn; 0: the value head does not change "
+        "the policy.",
         ge=0,
     )
 
@@ -70,10 +71,10 @@ class CriticConfig(Section):
 class CovarianceConfig(Section):
     """The tokens that reduce entropy most, for `policy_loss: clip_cov` and `kl_cov`."""
 
-    share: float = key(2e-4, "Of all trained tokens, how many are chosen.", gt=0, le=1)
-    low: float = key(1.0, "Clip-Cov: among tokens of a larger covariance,", when=(LOSS, "clip_cov"))
-    high: float = key(5.0, "and of a smaller one.", when=(LOSS, "clip_cov"))
-    beta: float = key(1.0, "KL-Cov: weight of the penalty on the chosen ones.", gt=0, when=(LOSS, "kl_cov"))
+    share: float = key(2e-4, "Share of all trained tokens that is chosen.", gt=0, le=1)
+    low: float = key(1.0, "Clip-Cov: chosen tokens have a covariance above this value,", when=(LOSS, "clip_cov"))
+    high: float = key(5.0, "and below this value.", when=(LOSS, "clip_cov"))
+    beta: float = key(1.0, "KL-Cov: weight of the penalty on the chosen tokens.", gt=0, when=(LOSS, "kl_cov"))
 
 
 class OverlongConfig(Section):
@@ -81,11 +82,15 @@ class OverlongConfig(Section):
 
     length: int | None = key(
         None,
-        "Sampled tokens of an attempt beyond which it loses the whole `penalty`; null: length costs nothing.",
+        "Number of sampled tokens from which an attempt loses the complete `penalty`; null: length costs nothing.",
         ge=1,
     )
-    buffer: int = key(0, "Tokens before that in which the penalty grows from 0; 0: it comes at once.", ge=0)
-    penalty: float = key(1.0, "Most reward that length can cost.", gt=0)
+    buffer: int = key(
+        0,
+        ("Number of tokens before that over which the penalty grows from 0; 0: the complete penalty applies at once."),
+        ge=0,
+    )
+    penalty: float = key(1.0, "Largest reward that length can cost.", gt=0)
 
 
 class AlgorithmConfig(Section):
@@ -93,13 +98,13 @@ class AlgorithmConfig(Section):
 
     adv_estimator: str = key(
         "grpo",
-        "How rewards become advantages: one of {names}, or a reference to an algorithm of your own.",
+        "How rewards become advantages: one of {names}, or a reference to your own algorithm.",
         part="algorithm",
         needs={"distillation": "distils", "gae": "values"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
-        "Settings to lay under the YAML, which wins: AgentRL's recommended ones for MINIRL or GRPO.",
+        "Recommended settings of AgentRL for MINIRL or GRPO. Keys in the YAML override them.",
     )
     norm_adv_by_std: bool = key(
         True,
@@ -110,7 +115,7 @@ class AlgorithmConfig(Section):
     )
     gamma: float = key(
         1.0,
-        "gae: how much of what the next token leads to counts for a token.",
+        "gae: how strongly the rewards and values after a token count for the token (gamma).",
         ge=0,
         le=1,
         when=(ESTIMATOR, "gae"),
@@ -118,8 +123,8 @@ class AlgorithmConfig(Section):
     )
     lam: float = key(
         1.0,
-        "gae: how much is believed of the rewards that came, against the value head; 1: they alone, 0: the head's "
-        "value of the next token.",
+        "gae: weight of the observed rewards against the value head (lambda); 1: rewards only, 0: only the value "
+        "of the next token.",
         ge=0,
         le=1,
         when=(ESTIMATOR, "gae"),
@@ -141,74 +146,82 @@ class AlgorithmConfig(Section):
     )
     policy_loss: str | None = key(
         None,
-        "The loss of a token: one of {names}, or a reference to one of your own; null: the algorithm's own, which is "
-        "clipped for all that come with ajet.",
+        "Loss of a token: one of {names}, or a reference to your own; null: the algorithm's default, which is "
+        "clipped for all algorithms of ajet.",
         part="loss",
         needs={"clip_cov": "chooses", "kl_cov": "chooses"},
     )
     old_policy: Literal["proximal", "behaviour"] = key(
         "proximal",
-        "What the ratio refers to: proximal, the policy before the update, computed again by the trainer (with "
-        "`is_cap` decoupled PPO); behaviour, the one that sampled, as it was recorded (AgentRL): then `is_cap` must "
-        "not be a number.",
+        "Policy that the importance ratio refers to. proximal: the policy before the update, recomputed by the "
+        "trainer (with `is_cap`: decoupled PPO). behaviour: the policy that sampled, as recorded (AgentRL); then "
+        "`is_cap` must not be a number.",
     )
     tau_positive: float = key(
         1.0,
-        "SAPO: how fast the gate closes where the advantage is positive.",
+        "SAPO: how fast the gate closes for positive advantages.",
         gt=0,
         when=(LOSS, "sapo"),
         or_own=True,
     )
-    tau_negative: float = key(1.05, "SAPO: the same where it is negative.", gt=0, when=(LOSS, "sapo"), or_own=True)
+    tau_negative: float = key(
+        1.05, "SAPO: how fast the gate closes for negative advantages.", gt=0, when=(LOSS, "sapo"), or_own=True
+    )
     is_cap: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
         "auto",
-        "Truncate the importance weights against the engine's logprobs at this value; null: no weights. auto: 2.0 "
-        "where earlier weights may have sampled (ajet serve, samplers, verl's asynchronous modes), null elsewhere.",
+        "Truncate the importance weights, computed from the engine's log-probabilities, at this value; null: no "
+        "weights. auto: 2.0 where earlier weights may have sampled (ajet serve, samplers, verl's asynchronous "
+        "modes), null otherwise.",
     )
     is_mode: Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"
     ] = key(
         "token_truncate",
-        "Of what an importance weight is: a token, its whole reply (product), or the reply's geometric mean; truncate "
-        "holds it at `is_cap`, mask does not train tokens beyond it. Read with `is_cap`.",
+        "Unit of an importance weight: a token, its complete reply (product), or the reply's geometric mean. "
+        "truncate limits the weight to `is_cap`; mask leaves tokens beyond it untrained. Has an effect only with "
+        "`is_cap`.",
     )
-    is_floor: float = key(0.0, "With a mask: a lower importance weight is not trained, either.", ge=0)
+    is_floor: float = key(
+        0.0, "With mask: tokens whose importance weight is below this value are left untrained too.", ge=0
+    )
     mismatch_alarm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
         "auto",
-        "Nats between the logprobs of engine and trainer of the same weights, on average: beyond, a run says so and "
-        "brings `is_cap` closer to 1, to (cap - 1) * alarm / gap above it. auto: half of what `trainer_common.canary` "
-        "allows; null: never.",
+        "Average difference in nats between the log-probabilities of engine and trainer, for the same weights, "
+        "above which the run logs a warning and lowers `is_cap` towards 1, to (cap - 1) * alarm / gap above it. "
+        "auto: half of what `trainer_common.canary` allows; null: never.",
     )
     importance_weight_cap_ratio: Annotated[float, Field(gt=0)] | None = key(
         None,
-        "AgentRL: tokens with a ratio above 1 + clip_high * this (positive advantage) or below 1 - clip_low * this "
-        "(negative) are not trained; null: no limit.",
+        "AgentRL: do not train tokens with a ratio above 1 + clip_high * this value (positive advantage) or "
+        "below 1 - clip_low * this value (negative advantage); null: no limit.",
     )
-    strict_in_bound: bool = key(False, "AgentRL: those bounds are 1 + clip_high and 1 - clip_low.")
+    strict_in_bound: bool = key(False, "AgentRL: use 1 + clip_high and 1 - clip_low as the bounds.")
     out_of_date_decay: float | None = key(
         None,
-        "AgentRL: the bounds narrow by exp(-this * age), the age of a token in policy versions; null: no narrowing.",
+        "AgentRL: the bounds narrow by exp(-this value * age), where age is a token's age in policy versions; "
+        "null: no narrowing.",
         ge=0,
     )
     max_trained_count: int = key(
         1,
         "AgentRL: maximum number of steps that train on a group, if new groups do not fill a batch and the group is no "
         "older than `max_staleness` (--from-store, and `mode: async` on local; otherwise 1).",
-        idle={SERVE: "what clients play is trained on once"},
+        idle={SERVE: "ajet trains once on each group of `ajet serve`"},
         unless=("trainer_common.mode", "async"),
         ge=1,
     )
     retrained_interval: int = key(
         1,
         "AgentRL: minimum number of steps between two trainings on the same group.",
-        idle={SERVE: "what clients play is trained on once"},
+        idle={SERVE: "ajet trains once on each group of `ajet serve`"},
         unless=("trainer_common.mode", "async"),
         ge=1,
     )
     balance_sample: bool = key(
         False,
-        "AgentRL: of a group's attempts of reward 0 train at most one more than there are others, of the others at "
-        "most two more than there are of reward 0; all of them are in the baseline.",
+        "AgentRL: limit how many attempts of a group are trained: of those with reward 0 at most one more than "
+        "of the others, of the others at most two more than of those with reward 0. The baseline uses all of "
+        "them.",
     )
     adv_scaling: float = key(1.0, "Factor on all advantages.", gt=0)
     dynamic_sampling: bool = key(
@@ -218,19 +231,19 @@ class AlgorithmConfig(Section):
     )
     equal_rewards: float = key(
         1e-4,
-        "Rewards of a group count as equal up to this difference. Otherwise, divided by the standard deviation, a "
-        "judge's rounding would count as much as right and wrong.",
+        "Rewards of a group count as equal up to this difference. Without it, dividing by the standard deviation "
+        "would turn a judge's rounding into a strong signal.",
         ge=0,
     )
     process_weight: float = key(
         1.0,
-        "Weight of what rewards of parts (steps, agents, uses of tools, texts) add to the advantages of their own "
-        "tokens; 0: only the attempt's reward counts.",
+        "Weight of process rewards (of steps, agents, tool uses or texts) in the advantages of their own tokens; "
+        "0: only the attempt's reward counts.",
         ge=0,
     )
     step_discount: float = key(
         0.95,
-        "GiGPO: how much of a step's reward counts for the step before it.",
+        "GiGPO: how strongly the reward of a step counts for the step before it (discount).",
         ge=0,
         le=1,
         when=(ESTIMATOR, "gigpo"),
@@ -242,14 +255,14 @@ class AlgorithmConfig(Section):
     )
     covariance: CovarianceConfig = section(
         CovarianceConfig,
-        "The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`.",
+        "The tokens that reduce entropy most, for `policy_loss: clip_cov` and `kl_cov`.",
         when=(LOSS, "clip_cov", "kl_cov"),
     )
-    overlong: OverlongConfig = section(OverlongConfig, "DAPO's soft punishment of attempts that grow too long.")
+    overlong: OverlongConfig = section(OverlongConfig, "DAPO's soft penalty for attempts that grow too long.")
     reward_weights: dict[str, float] = key(
         {},
-        "GDPO: the weight of each scorer of `task_judge.scorers`, by its name (1 for the others), or of any number "
-        "that the judge tells; `reward`, `overlong`: of the whole reward, and of what length costs.",
+        "GDPO: weight of each scorer of `task_judge.scorers`, by its name (1 for the others), or of any number "
+        "that the judge returns; `reward`, `overlong`: weight of the total reward, and of the length penalty.",
         when=(ESTIMATOR, "gdpo"),
         or_own=True,
     )

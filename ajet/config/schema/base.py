@@ -30,11 +30,11 @@ SHARED_STORES = "{shared}"
 
 # Why a key has no effect, where several keys have the same reason; those of one backbone are its descriptor's. Each is
 # the end of a line that begins with the key's name and ends without a full stop.
-NO_VALIDATION = "without `rollout.user_workflow` the server plays no held-out tasks"
-OWN_AGENTS = "clients bring their own agents, and without `rollout.user_workflow` the server has none"
-CLIENTS_BEGIN = "clients begin episodes when they like"
+NO_VALIDATION = "without `rollout.user_workflow` the server runs no validation"
+OWN_AGENTS = "clients run their own agents, and without `rollout.user_workflow` the server runs none"
+CLIENTS_BEGIN = "clients decide when episodes begin"
 ONLY_SERVED = "only `ajet serve` reads it"
-ALL_TIMELINES = "a step trains on all timelines of its episodes, however many they are"
+ALL_TIMELINES = "a step trains on all timelines (token sequences) of its episodes"
 OF_CLIENTS = (NO_VALIDATION, OWN_AGENTS)
 """Reasons valid in `ajet serve` without `rollout.user_workflow` (the player of held-out tasks)."""
 
@@ -58,7 +58,7 @@ class Section(BaseModel):
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if not _contains_type(annotation, bool) and annotation is not Any:
-                raise ValueError(f"true/false where {describe_type(annotation)} belongs")
+                raise ValueError(f"{describe_type(annotation)}, not true or false")
         return value
 
     @field_validator("*", mode="after")

@@ -13,20 +13,20 @@ class CurriculumConfig(Section):
 
     prefer: Literal["uncertain", "easy", "hard"] | None = key(
         None,
-        "uncertain: tasks that about half of the attempts solve; easy, hard: those that most or few solve; null: every "
-        "task once an epoch.",
+        "uncertain: tasks that about half of the attempts solve; easy, hard: tasks that most or few attempts "
+        "solve; null: every task once per epoch.",
         needs=dict.fromkeys(("uncertain", "easy", "hard"), "grades"),
     )
     share: float = key(
         0.5,
-        "Of all tasks, how many an epoch draws.",
+        "Share of all tasks that one epoch draws.",
         gt=0,
         le=1,
         when=("data.curriculum.prefer", "uncertain", "easy", "hard"),
     )
     floor: float = key(
         0.1,
-        "Chance of the least preferred task, measured in that of the most preferred one.",
+        "Probability of the least preferred task, relative to the most preferred one.",
         gt=0,
         le=1,
         when=("data.curriculum.prefer", "uncertain", "easy", "hard"),
@@ -40,48 +40,52 @@ class CurriculumConfig(Section):
 class DataConfig(Section):
     """Token limits of samples, and the batch size."""
 
-    max_prompt_length: int = key(3000, "Tokens before the first trained token, at most.", ge=1)
-    max_response_length: int = key(15000, "Tokens of a timeline after its prompt, at most.", ge=1)
+    max_prompt_length: int = key(3000, "Largest number of tokens before the first trained token.", ge=1)
+    max_response_length: int = key(15000, "Largest number of tokens after the prompt.", ge=1)
     train_batch_size: int = key(
         32,
-        "Tasks of one training step; each is played `rollout.num_repeat` times.",
+        "Number of tasks of one training step; each has `rollout.num_repeat` attempts.",
         ge=1,
     )
     shuffle: bool = key(
         True,
-        "Shuffle the training tasks, anew each epoch, by `seed`.",
+        "Shuffle the training tasks anew in each epoch, by `seed`.",
         idle={SERVE: None},
     )
     curriculum: CurriculumConfig = section(
-        CurriculumConfig, "Which training tasks an epoch has, by how often they were solved before."
+        CurriculumConfig, "Which training tasks an epoch contains, by how often they were solved before."
     )
     on_overlong: Literal["filter", "error"] = key(
-        "filter", "A task whose prompt exceeds `max_prompt_length`: left out and counted, or an error."
+        "filter",
+        "What to do with a task whose prompt exceeds `max_prompt_length`: leave it out and count it, or end "
+        "with an error.",
     )
 
 
 class TimelineMergingConfig(Section):
     """Conditions for merging two calls into a timeline."""
 
-    ignore_tools: bool = key(True, "Calls may be merged although their tool lists differ.")
+    ignore_tools: bool = key(True, "Merge calls into one sequence although their tool lists differ.")
 
 
 class ContextTrackerConfig(Section):
     """How model calls become samples to train on."""
 
     timeline_merging_policy: TimelineMergingConfig = section(
-        TimelineMergingConfig, "When two calls belong to one timeline."
+        TimelineMergingConfig, "Rules for joining two calls into one timeline (token sequence)."
     )
     keep_thinking: bool = key(
-        False, "Extend a conversation verbatim where the template would strip earlier thinking, instead of forking."
+        False,
+        "Continue a conversation token by token where the chat template would remove earlier thinking. "
+        "Otherwise the call begins a new sequence.",
     )
     escape_controls: Literal["tool_results", "all", "none"] = key(
         "tool_results",
-        "Whose content is shown to the model as plain text where it spells a control token of the chat template: what "
-        "tools answered; everything that the model did not say; nothing.",
+        "Content in which text that looks like a control token of the chat template is passed to the model as "
+        "plain text: results of tools; everything that the model did not write; nothing.",
     )
-    log_tool_format_check: bool = key(False, "Log every reply whose tool call has the wrong form.", training=False)
-    log_tool_format_error_detail: bool = key(False, "Log those replies in full.", training=False)
+    log_tool_format_check: bool = key(False, "Log every reply whose tool call has an invalid form.", training=False)
+    log_tool_format_error_detail: bool = key(False, "Log those replies completely.", training=False)
     detect_timeline_snap: bool = key(
-        False, "Warn when a conversation breaks off and starts anew within an episode.", training=False
+        False, "Warn if a conversation breaks off and begins anew within an episode.", training=False
     )

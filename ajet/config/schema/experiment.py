@@ -33,36 +33,37 @@ class StoreConfig(Section):
 
     type: str = key(
         "run_directory",
-        "Where it is kept: {names}, or a reference to a store of your own. The folder of the run is for one process, a "
-        "file of SQLite for those of one machine, MongoDB for any number (docs/store.md).",
+        "Kind of store: {names}, or a reference to your own. `run_directory` is the run folder, for one process; "
+        "`sqlite` a file for several processes of one machine; `mongodb` for any number of machines "
+        "(docs/store.md).",
         part="store",
     )
     uri: str | None = key(
         None,
-        "Its address: `sqlite:PATH` (null: `store.sqlite` in the folder of the run), or `mongodb://HOST:PORT/DATABASE` "
-        "(null: this machine, port 27017; without a database it is named as the run). User and password are in the "
-        "environment: `AJET_STORE_USER`, `AJET_STORE_PASSWORD`.",
+        "Address of the store: `sqlite:PATH` (null: `store.sqlite` in the run folder), or "
+        "`mongodb://HOST:PORT/DATABASE` (null: this machine, port 27017; without a database name the run's name "
+        "is used). User and password are in the environment: `AJET_STORE_USER`, `AJET_STORE_PASSWORD`.",
         training=False,
         when=_WHEN_SHARED,
     )
     lease_seconds: float = key(
         120.0,
-        "After so long without a word of the process that plays a task, another may play it. What the trainer plays "
-        "itself is played again when it is started again.",
+        "Seconds without a heartbeat after which another process may run a sampler's tasks. A restarted trainer "
+        "runs its own unfinished tasks again.",
         training=False,
         when=_WHEN_SHARED,
         gt=0,
     )
     unreachable_timeout: float = key(
         600.0,
-        "Seconds to wait for an unreachable store, also with `--from-store` and `ajet sample`. Then the run ends with "
-        "exit code 75, and the same command resumes it.",
+        "Seconds to wait for an unreachable store, also with `--from-store` and `ajet sample`. Then the run ends "
+        "with exit code 75; the same command resumes it.",
         training=False,
         gt=0,
     )
     max_attempts: int = key(
         5,
-        "After so many failed or lost attempts a task is set aside with the reasons.",
+        "Number of failed or lost attempts after which a task is given up, with the reasons.",
         training=False,
         when=_WHEN_SHARED,
         ge=1,
@@ -73,7 +74,7 @@ class DebugConfig(Section):
     """Limits of the debug backbone's runs."""
 
     debug_max_parallel: int = key(4, "Episodes that run at the same time.", ge=1)
-    debug_first_n_tasks: int = key(2, "Tasks to play.", ge=1)
+    debug_first_n_tasks: int = key(2, "Number of tasks to run.", ge=1)
 
 
 class GatewayConfig(Section):
@@ -83,7 +84,7 @@ class GatewayConfig(Section):
     port: int = key(0, "Port; 0 lets the kernel choose a free one.", ge=0, le=65535)
     idle_timeout: float | None = key(
         600.0,
-        "Seconds without a model call after which an episode of `ajet serve` fails; null waits for ever.",
+        "Seconds without a model call after which an episode of `ajet serve` fails; null: no limit.",
         idle={**idle_everywhere(ONLY_SERVED), SERVE: None},
         gt=0,
     )
@@ -102,8 +103,8 @@ class ServeConfig(Section):
     )
     batch_seconds: float | None = key(
         None,
-        "Seconds after the first trainable group until a step is made of the present groups; null waits for the "
-        "complete batch.",
+        "Seconds after the first trainable group after which a step trains on the groups at hand; null: wait for "
+        "the complete batch.",
         gt=0,
     )
     max_per_task: int | None = key(
@@ -118,45 +119,47 @@ class AjetConfig(Section):
     """The settings of an experiment: model, tasks, workflow, judge and training."""
 
     project_name: str = key(
-        "ajet_default_project", "A label of your own, kept in the record and told to trackers.", training=False
+        "ajet_default_project", "A label of your own, written to the record and to trackers.", training=False
     )
     experiment_name: str = key(
         "read_yaml_name",
-        "Name of the run and of its folder below the experiment directory; `read_yaml_name` takes the YAML file's.",
+        "Name of the run and of its folder; `read_yaml_name`: the name of the YAML file.",
         training=False,
     )
     experiment_dir: str = key(
         "auto",
-        "Folder that holds the runs; `auto` is the one given by `--exp-dir` (launcher_record).",
+        "Folder that contains the runs; `auto`: the folder given by `--exp-dir` (launcher_record).",
         training=False,
     )
     base_dir: str | None = key(
         None,
-        "Folder in which relative references and paths are looked up first; null is the YAML file's. The resolved "
-        "YAML in a run directory sets it, so that it repeats the run from there.",
+        "Folder where relative references and paths are looked up first; null: the YAML's folder. The resolved "
+        "YAML in a run folder sets it, so that it repeats the run.",
         training=False,
     )
     backbone: str = key(
         "debug",
-        "Who owns the engine and the optimizer, by name: one that comes with ajet, or one that an installed package "
-        "brings. `--backbone` overrides it.",
+        "System that samples and trains: one that comes with ajet, or one that an installed package adds. "
+        "`--backbone` overrides it.",
         training=False,
     )
     seed: int = key(0, "Seed of task order, sampling and every other random choice.", ge=0)
-    model: ModelConfig = section(ModelConfig, "The model to tune.")
+    model: ModelConfig = section(ModelConfig, "The model to train.")
     data: DataConfig = section(DataConfig, "Lengths and batch size.")
     rollout: RolloutConfig = section(RolloutConfig, "How tasks are turned into episodes.")
-    task_reader: TaskReaderConfig = section(TaskReaderConfig, "Where tasks come from.")
+    task_reader: TaskReaderConfig = section(TaskReaderConfig, "Source of the tasks.")
     environment: EnvironmentConfig = section(
-        EnvironmentConfig, "The tools and worlds that agents act in.", idle={SERVE: OWN_AGENTS}
+        EnvironmentConfig, "Tools and environments of the agents.", idle={SERVE: OWN_AGENTS}
     )
     task_judge: TaskJudgeConfig = section(TaskJudgeConfig, "The source of rewards if the workflow sets none.")
     context_tracker: ContextTrackerConfig = section(ContextTrackerConfig, "How model calls become samples to train on.")
     trainer_common: TrainerConfig = section(TrainerConfig, "How the policy is updated, validated and saved.")
-    sft: SftConfig = section(SftConfig, "Training on given replies: `ajet sft`.")
-    store: StoreConfig = section(StoreConfig, "The store of tasks, episodes and groups.")
+    sft: SftConfig = section(SftConfig, "Training on given replies (`ajet sft`).")
+    store: StoreConfig = section(StoreConfig, "Where tasks, episodes and groups are stored.")
     debug: DebugConfig = section(DebugConfig, "The debug backbone.", training=False)
-    gateway: GatewayConfig = section(GatewayConfig, "Where the workflows' model calls arrive.", training=False)
+    gateway: GatewayConfig = section(
+        GatewayConfig, "The HTTP server that receives the workflows' model calls.", training=False
+    )
     serve: ServeConfig = section(
         ServeConfig,
         "Batches and tasks of `ajet serve`.",

@@ -56,9 +56,9 @@ def _add_keys_at(model: type[Any], path: Sequence[str], added: AddedKeys) -> typ
         taken = sorted(set(model.model_fields) & set(added.model.model_fields))
         if taken:
             raise ConfigError(
-                f"Two plug-ins bring the key {'.'.join(filter(None, ['ajet', added.path, taken[0]]))}.",
+                f"Two plug-ins add the key {'.'.join(filter(None, ['ajet', added.path, taken[0]]))}.",
                 where=f"{_find_owner(model, taken[0])} and {added.plugin}",
-                do="uninstall one of them",
+                do="uninstall one of the two plug-ins",
             )
         return create_model(model.__name__, __base__=(added.model, model), __doc__=model.__doc__)
     name, *rest = path

@@ -16,14 +16,15 @@ class ModelConfig(Section):
         kind="path",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = key(
-        "auto", "Number format of the weights; auto is bfloat16 if the machine computes it well, else float32."
+        "auto", "Number format of the weights; auto: bfloat16 if the machine supports it well, else float32."
     )
     chat_template_kwargs: dict[str, Any] = key(
         {}, "Options of the model's chat template, such as `{enable_thinking: false}` (Qwen3)."
     )
     trust_remote_code: bool = key(
         False,
-        "Run Python code that the model's folder brings. It can do anything that you can; false refuses such a model.",
+        "Run Python code from the model's folder. The code can do anything that you can; false refuses a model "
+        "with such code.",
         training=False,
     )
 
@@ -31,10 +32,10 @@ class ModelConfig(Section):
 class JudgeModelConfig(Section):
     """A model on a remote server."""
 
-    model: str = key("", "Its name at its server.", min_length=1)
+    model: str = key("", "Name of the model on the server.", min_length=1)
     base_url: str | None = key(
-        None, "Its OpenAI-compatible server, `http://HOST:PORT/v1`; null: the one that OPENAI_BASE_URL names."
+        None, "URL of an OpenAI-compatible server, `http://HOST:PORT/v1`; null: the server that OPENAI_BASE_URL names."
     )
-    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds its key.", training=False)
-    price_in: float = key(0.0, "Money for a million tokens of the prompt.", training=False, ge=0)
-    price_out: float = key(0.0, "Money for a million tokens of the reply.", training=False, ge=0)
+    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that contains the API key.", training=False)
+    price_in: float = key(0.0, "Price of a million tokens of prompts.", training=False, ge=0)
+    price_out: float = key(0.0, "Price of a million tokens of replies.", training=False, ge=0)

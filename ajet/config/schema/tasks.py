@@ -18,7 +18,7 @@ class HuggingFaceReaderConfig(Section):
     dataset_path: str | None = key(
         None, "`gsm8k`, `gsm8k/main`, `org/name[/config]`, a local folder, or a parquet, csv or json file.", kind="path"
     )
-    dataset_name: str | None = key(None, "Configuration of the data set, where it has several.")
+    dataset_name: str | None = key(None, "Configuration of the data set, if it has several.")
     training_split: str = key("train", "Split to train on.")
     validation_split: str | None = key("test", "Split to validate on; null: none.", training=False, idle=NOT_HELD_OUT)
 
@@ -26,7 +26,7 @@ class HuggingFaceReaderConfig(Section):
 class TaskFileConfig(Section):
     """A file with a task per line."""
 
-    file_path: str | None = key(None, "A JSON Lines file, one task a line.", kind="path")
+    file_path: str | None = key(None, "A JSON Lines file with one task per line.", kind="path")
 
 
 class ValidationFileConfig(Section):
@@ -54,13 +54,15 @@ class AgentrlReaderConfig(Section):
 class BenchmarkTrainingConfig(Section):
     """A local copy of a benchmark's split."""
 
-    file_path: str | None = key(None, "A file or folder as it is published, or FOLDER/SPLIT.", kind="path")
+    file_path: str | None = key(None, "The published file or folder, or FOLDER/SPLIT.", kind="path")
 
 
 class BenchmarkValidationConfig(Section):
     """A local copy of a split excluded from training."""
 
-    file_path: str | None = key(None, "The same; null: no validation.", kind="path", training=False, idle=NOT_HELD_OUT)
+    file_path: str | None = key(
+        None, "As in training; null: no validation.", kind="path", training=False, idle=NOT_HELD_OUT
+    )
 
 
 class BenchmarkReaderConfig(Section):
@@ -74,7 +76,7 @@ class GaiaReaderConfig(BenchmarkReaderConfig):
     """A local copy of GAIA: metadata.jsonl next to the files of its tasks."""
 
     files_at: str | None = key(
-        None, "Folder in which the environment has the tasks' files; null: where they lie on this machine."
+        None, "Folder where the environment finds the tasks' files; null: their folder on this machine."
     )
 
 
@@ -88,8 +90,8 @@ class EnvServiceReaderConfig(Section):
     """An environment service with its own list of tasks."""
 
     env_type: str = key("appworld", "Kind of environment.")
-    env_url: str = key("http://127.0.0.1:8080", "Where the service listens.", training=False)
-    env_action_preference: Literal["code", "text", "box"] = key("code", "Form of an action.")
+    env_url: str = key("http://127.0.0.1:8080", "Address of the service.", training=False)
+    env_action_preference: Literal["code", "text", "box"] = key("code", "Format of an action.")
     training_split: str = key("train", "Split to train on.")
     validation_split: str | None = key("dev", "Split to validate on.", training=False)
 
@@ -108,43 +110,49 @@ class ReasoningGymReaderConfig(Section):
     size: int = key(1000, "Training tasks.", ge=1)
     validation_size: int = key(
         100,
-        "Validation tasks, with seeds different from training; small families repeat some questions in both.",
+        "Number of validation tasks, with other seeds than in training; small families repeat some questions in both.",
         training=False,
         idle=NOT_HELD_OUT,
         ge=0,
     )
     seed: int = key(42, "Seed of the generator.")
-    params: dict[str, Any] = key({}, "Parameters of the family, as its package documents them.")
+    params: dict[str, Any] = key({}, "Parameters of the task family, as its package documents them.")
 
 
 class ColumnsConfig(Section):
     """The columns of a row by meaning. null finds the usual names, ignoring case and surrounding blanks."""
 
-    main_query: str | None = key(None, "The question; null: main_query, question, query, prompt, problem or messages.")
-    task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
+    main_query: str | None = key(
+        None, "Column of the question; null: main_query, question, query, prompt, problem or messages."
+    )
+    task_id: str | None = key(
+        None, "Column of the task's name; null: task_id or id, else a name made from the content."
+    )
     answer: str | None = key(
         None,
-        "The reference answer, kept as `metadata.answer`; null: answer, ground_truth, final_answer, solution or "
-        "target.",
+        "Column of the reference answer, stored as `metadata.answer`; null: answer, ground_truth, final_answer, "
+        "solution or target.",
     )
 
 
 class TaskReaderConfig(Section):
     """The source of tasks and its options."""
 
-    type: str = key("huggingface_dat_repo", "One of {names}, or a reference to a reader of your own.", part="reader")
+    type: str = key("huggingface_dat_repo", "One of {names}, or a reference to your own reader.", part="reader")
     on_bad_row: Literal["error", "skip"] = key(
-        "error", "A row that is no task: an error that names its line, or left out and counted."
+        "error",
+        "What to do with a row that is not a valid task: end with an error that names its line, or leave it "
+        "out and count it.",
     )
     require_question: bool = key(
         True,
-        "Refuse rows that hold neither a text question nor messages; false: the workflow makes the question of the "
-        "other columns. Tasks of an environment and of a reader of your own need none.",
+        "Refuse rows that contain neither a text question nor messages. false: the workflow builds the question "
+        "from the other columns. Tasks of an environment or of your own reader need no question.",
     )
-    columns: ColumnsConfig = section(ColumnsConfig, "Which columns of a row mean what.")
+    columns: ColumnsConfig = section(ColumnsConfig, "Names of the columns of a row.")
     huggingface_dat_repo: HuggingFaceReaderConfig = section(
         HuggingFaceReaderConfig,
-        "A data set of the hub, a folder or a file.",
+        "A data set of the Hugging Face hub, a folder or a file.",
         when=("task_reader.type", "huggingface_dat_repo"),
     )
     jsonl_dataset_file: JsonlReaderConfig = section(
@@ -152,31 +160,33 @@ class TaskReaderConfig(Section):
     )
     agentrl: AgentrlReaderConfig = section(
         AgentrlReaderConfig,
-        "AgentRL's task files. A row's own `scorer` scores it; without one, the scorers of `task_judge`, or `agentcpm` "
-        "where neither they nor a judge are named.",
+        "AgentRL's task files. A row's own `scorer` scores it; without one, the scorers of `task_judge`, or "
+        "`agentcpm` if neither they nor a judge are set.",
         when=("task_reader.type", "agentrl"),
     )
     gsm8k: BenchmarkReaderConfig = section(
         BenchmarkReaderConfig,
-        "GSM8K; scorer `math` unless `task_judge` names another.",
+        "GSM8K; its scorer is `math`, unless `task_judge` names another.",
         when=("task_reader.type", "gsm8k"),
     )
     math: BenchmarkReaderConfig = section(
         BenchmarkReaderConfig,
-        "MATH; scorer `math` unless `task_judge` names another.",
+        "MATH; its scorer is `math`, unless `task_judge` names another.",
         when=("task_reader.type", "math"),
     )
     gaia: GaiaReaderConfig = section(
-        GaiaReaderConfig, "GAIA; scorer `gaia` unless `task_judge` names another.", when=("task_reader.type", "gaia")
+        GaiaReaderConfig,
+        "GAIA; its scorer is `gaia`, unless `task_judge` names another.",
+        when=("task_reader.type", "gaia"),
     )
     hotpotqa: HotpotQaReaderConfig = section(
         HotpotQaReaderConfig,
-        "HotpotQA; scorer `f1` unless `task_judge` names another.",
+        "HotpotQA; its scorer is `f1`, unless `task_judge` names another.",
         when=("task_reader.type", "hotpotqa"),
     )
     random_dummy: RandomDummyReaderConfig = section(
         RandomDummyReaderConfig,
-        "Tasks that carry nothing but a random number.",
+        "Tasks that contain nothing but a random number.",
         when=("task_reader.type", "random_dummy"),
     )
     reasoning_gym: ReasoningGymReaderConfig = section(
@@ -194,39 +204,39 @@ class EnvironmentConfig(Section):
 
     use: str | None = key(
         None,
-        "Tools: an MCP address (`http://HOST:PORT/mcp`, or `…/sse`), AgentDock's (`…/mcpapi`), the name of an "
-        "environment that runs here (`ajet env up`), a command that speaks MCP over its pipes (`{python}` is this "
-        "Python), or a file with `mcpServers`, as AWorld and Claude write it. Or a world, of which "
-        "each attempt gets an instance (`workflow_task.gym_env`), created with the task's id: `http://HOST:PORT` of an "
-        "environment service, `openenv:ws://HOST:PORT`, `nemo_gym:http://HOST:PORT`, `gymnasium:ID`, `textarena:ID`, "
-        "or a class of your own (env.py->MyEnv).",
+        "Tools: the URL of an MCP server (`http://HOST:PORT/mcp`, or `…/sse`), of AgentDock (`…/mcpapi`), the "
+        "name of an environment on this machine (`ajet env up`), a command that speaks MCP over standard input "
+        "and output (`{python}` is this Python), or a file with `mcpServers`, as AWorld and Claude write it. Or "
+        "an environment of which each attempt gets an instance (`workflow_task.gym_env`), created with the "
+        "task's id: `http://HOST:PORT` of an environment service, `openenv:ws://HOST:PORT`, "
+        "`nemo_gym:http://HOST:PORT`, `gymnasium:ID`, `textarena:ID`, or your own class (env.py->MyEnv).",
         idle={SERVE: OWN_AGENTS},
     )
     agent_config: str | None = key(
         None,
-        "A file as AgentRL's `agent_config.yml`: the models of the browse agent and what they condense "
-        "(`rollout.mcp_agent.browse`); null: the model of BROWSE_LLM_BASE_URL, BROWSE_LLM_MODEL_NAME and "
-        "BROWSE_LLM_API_KEY in the environment.",
+        "A file in the form of AgentRL's `agent_config.yml`: the models of the browse agent and the pages that "
+        "they summarise (`rollout.mcp_agent.browse`); null: the model of BROWSE_LLM_BASE_URL, "
+        "BROWSE_LLM_MODEL_NAME and BROWSE_LLM_API_KEY in the environment.",
         kind="path",
         idle={SERVE: OWN_AGENTS},
     )
     replay: str | None = key(
         None,
-        "A recorded run, by name or folder, whose recorded tool uses replace the tools; null calls the tools.",
+        "A recorded run, by name or folder, whose recorded tool results replace the tools; null: call the tools.",
         kind="path",
         idle={SERVE: OWN_AGENTS},
     )
     replay_miss: Literal["error", "live"] = key(
         "error",
-        "Handling of a use missing from `replay`: error ends the episode as a failure of the environment, live calls "
-        "the tool.",
+        "What to do with a tool use that `replay` does not contain: error ends the episode as a failure of the "
+        "environment, live calls the tool.",
         idle={SERVE: OWN_AGENTS},
     )
     sandbox: str = key(
         "auto",
-        "Sandbox of `tuner.sandbox()`. auto: the first working one of bubblewrap, landlock, podman and docker (a "
-        "container for each episode); none: as the current user, with limits only, logged at each start and recorded "
-        "with each episode; or a reference to a custom class.",
+        "Sandbox of `tuner.sandbox()`. auto: the first of bubblewrap, landlock, podman and docker that works (a "
+        "container for each episode); none: run as the current user, with limits only, logged at each start and "
+        "recorded with each episode; or a reference to your own class.",
         training=False,
         part="sandbox",
     )
@@ -235,18 +245,18 @@ class EnvironmentConfig(Section):
 class WeightedScorerConfig(Section):
     """One of several scorers with its weight."""
 
-    name: str = key("", "A scorer's name, or a reference to a function.", min_length=1)
-    weight: float = key(1.0, "The reward is the sum of weight times score; 0: recorded only.")
-    arguments: dict[str, Any] = key({}, "Arguments in addition to the attempt's.")
+    name: str = key("", "Name of a scorer, or a reference to a function.", min_length=1)
+    weight: float = key(1.0, "Weight of this score: the reward is the sum of weight times score; 0: recorded only.")
+    arguments: dict[str, Any] = key({}, "Further arguments of the function.")
 
 
 class ScorerStageConfig(Section):
     """Another scorer from a step on, or for certain tasks."""
 
-    scorer: str = key("", "Its name, or a reference.", min_length=1)
-    from_step: int = key(0, "First training step of the stage.", ge=0)
-    tag: str | None = key(None, "Only tasks with this tag (`tag` or `tags` of their row); null: all.")
-    arguments: dict[str, Any] = key({}, "Arguments in addition to the attempt's.")
+    scorer: str = key("", "Name of a scorer, or a reference to a function.", min_length=1)
+    from_step: int = key(0, "First training step in which this scorer applies.", ge=0)
+    tag: str | None = key(None, "Only tasks with this tag (`tag` or `tags` of the row); null: all.")
+    arguments: dict[str, Any] = key({}, "Further arguments of the function.")
 
 
 class TaskJudgeConfig(Section):
@@ -254,40 +264,44 @@ class TaskJudgeConfig(Section):
 
     judge_type: str = key(
         "customized_protocol",
-        "One of {names}. customized_protocol calls the class or function named by `judge_protocol`, or the scorers.",
+        "One of {names}. customized_protocol calls the class or function that `judge_protocol` names, or the scorers.",
         named="judge",
     )
     judge_protocol: str | None = key(
         None,
-        "Reference to a BaseJudge or a function `(task, output)`, e.g. `judge.py->MyJudge`; null where the workflow "
+        "Reference to a BaseJudge or a function `(task, output)`, e.g. `judge.py->MyJudge`; null if the workflow "
         "sets the reward itself.",
         kind="reference",
     )
     scorer: str | None = key(
         None,
-        "In place of `judge_protocol`: one of {names}, a name that your code registers, or a reference to a function "
-        "(`scorer.py->mine`). See docs/scorers.md.",
+        "Instead of `judge_protocol`: one of {names}, a name that your code registers, or a reference to a "
+        "function (`scorer.py->mine`). See docs/scorers.md.",
         kind="reference",
         lists="scorer",
     )
     scorers: list[WeightedScorerConfig] = key(
         [],
-        "Several, weighted: `{name, weight, arguments}` each. The reward is the sum of weight times score; each score "
-        "is recorded.",
+        "Several scorers with weights: `{name, weight, arguments}` each. The reward is the sum of weight times "
+        "score; each score is recorded.",
     )
     stages: list[ScorerStageConfig] = key(
         [],
-        "Another scorer from a training step on, or for tasks with a tag: `{from_step, tag, scorer, arguments}` each. "
-        "The last that matches decides; where none does, the scorer of the row or the ones above.",
+        "Another scorer from a training step on, or for tasks with a tag: `{from_step, tag, scorer, arguments}` "
+        "each. The last entry that matches applies; if none does, the row's scorer or the ones above.",
     )
     answer_schema: Literal["answer", "boxed"] | None = key(
         None,
-        "Where the answer stands in a reply, for scorers and the agent `mcp_agent`, unless the task's own "
-        "`answer_schema` says: in `<answer>` tags, or in `\\boxed{}`; null: whichever of these a reply has, or all "
-        "of it.",
+        "Where the answer is in a reply, for scorers and the agent `mcp_agent`, unless the task's own "
+        "`answer_schema` says so: in `<answer>` tags, or in `\\boxed{}`; null: whichever of these a reply "
+        "contains, or all of it.",
     )
-    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", "For judges to read: a model to ask.")
-    alien_llm_response_length: int = key(512, "For judges to read: tokens of its reply.", ge=1)
+    alien_llm_model: str = key(
+        "qwen3-235b-a22b-instruct-2507", "Name of a model for your judge to call; only judges read it."
+    )
+    alien_llm_response_length: int = key(
+        512, "Largest number of tokens of that model's reply; only judges read it.", ge=1
+    )
 
     def list_judges(self) -> list[tuple[tuple[str | int, ...], str]]:
         """Return the deciding judges and scorers, names or references, each with its path below `ajet`."""

@@ -22,15 +22,19 @@ class OptimizerConfig(Section):
     """The AdamW optimizer and its schedule."""
 
     lr: float = key(1e-6, "Learning rate.", ge=0)
-    lr_schedule: Literal["constant", "linear", "cosine"] = key("constant", "After the warm-up.")
-    lr_warmup_steps: int = key(0, "Training steps in which the rate rises from 0; 0 or less: none.", ge=-1)
-    min_lr_ratio: float = key(0.0, "Where linear and cosine end, as a part of `lr`.", ge=0, le=1)
+    lr_schedule: Literal["constant", "linear", "cosine"] = key(
+        "constant", "How the learning rate changes after the warm-up."
+    )
+    lr_warmup_steps: int = key(
+        0, "Number of training steps in which the learning rate rises from 0; 0 or less: none.", ge=-1
+    )
+    min_lr_ratio: float = key(0.0, "Final value of the linear and cosine schedules, as a share of `lr`.", ge=0, le=1)
     weight_decay: float = key(0.0, "Decoupled weight decay.", ge=0)
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = key(
-        [0.9, 0.95], "Decay of the two moments, each from 0 to below 1.", min_length=2, max_length=2
+        [0.9, 0.95], "Decay rates of AdamW's two moments, each at least 0 and below 1.", min_length=2, max_length=2
     )
-    eps: float = key(1e-8, "Added to the denominator.", gt=0)
-    grad_clip: float | None = key(1.0, "Largest norm of the gradient; null does not clip.", gt=0)
+    eps: float = key(1e-8, "Term added to AdamW's denominator (epsilon).", gt=0)
+    grad_clip: float | None = key(1.0, "Largest norm of the gradient; null: no clipping.", gt=0)
 
 
 class AdapterConfig(Section):
@@ -38,22 +42,25 @@ class AdapterConfig(Section):
 
     rank: int | None = key(None, "Rank.", ge=1)
     alpha: float | None = key(None, "Scale: updates are multiplied by alpha / rank.", gt=0)
-    target_modules: str | list[str] | None = key(None, "Modules that get it.")
+    target_modules: str | list[str] | None = key(None, "Modules that get this adapter.")
     agents: list[str] | None = key(
-        None, "Whose it is: target tags or agents' names, with `*` and `?`; null: those of its own name.", min_length=1
+        None,
+        "Agents that use this adapter: target tags or agents' names, with `*` and `?`; null: the agents with "
+        "the adapter's name.",
+        min_length=1,
     )
 
 
 class LoraConfig(Section):
     """Train low-rank adapters instead of all weights."""
 
-    rank: int = key(0, "Rank; 0 trains all weights, unless there are `adapters`.", ge=0)
+    rank: int = key(0, "Rank of the adapter; 0: train all weights, unless there are `adapters`.", ge=0)
     alpha: float = key(16, "Scale: updates are multiplied by alpha / rank.", gt=0)
     target_modules: str | list[str] = key("all-linear", "Modules that get adapters.")
     adapters: dict[str, AdapterConfig] = key(
         {},
-        "Several, each for agents of its own, by name: `{solver: {rank: 8}, critic: {rank: 4, agents: [critic-*]}}`. "
-        "See docs/lora.md.",
+        "Several adapters, by name, each for its own agents: `{solver: {rank: 8}, critic: {rank: 4, agents: "
+        "[critic-*]}}`. See docs/lora.md.",
     )
 
     @property
@@ -80,16 +87,20 @@ class FsdpConfig(Section):
     """Offloading to main memory on the verl backbone, for any `strategy`."""
 
     param_offload: bool = key(True, "Keep parameters in main memory between uses.", training=False)
-    optimizer_offload: bool = key(True, "Keep the optimizer's state there.", training=False)
+    optimizer_offload: bool = key(True, "Keep the optimizer's state in main memory between uses.", training=False)
 
 
 class MegatronConfig(Section):
     """How Megatron splits the model on the verl backbone, with `strategy: megatron`."""
 
-    tensor_model_parallel_size: int = key(1, "GPUs that each layer is split over.", training=False, ge=1)
-    pipeline_model_parallel_size: int = key(1, "GPUs that the layers are dealt out to.", training=False, ge=1)
-    context_parallel_size: int = key(1, "GPUs that one sequence is split over.", training=False, ge=1)
-    expert_model_parallel_size: int = key(1, "GPUs that the experts are dealt out to.", training=False, ge=1)
+    tensor_model_parallel_size: int = key(1, "Number of GPUs over which each layer is split.", training=False, ge=1)
+    pipeline_model_parallel_size: int = key(
+        1, "Number of GPUs over which the layers are distributed.", training=False, ge=1
+    )
+    context_parallel_size: int = key(1, "Number of GPUs over which one sequence is split.", training=False, ge=1)
+    expert_model_parallel_size: int = key(
+        1, "Number of GPUs over which the experts are distributed.", training=False, ge=1
+    )
 
 
 class TrainerConfig(Section):
@@ -97,34 +108,35 @@ class TrainerConfig(Section):
 
     mode: Literal["sync", "async", "colocate_async", "separate_async"] = key(
         "sync",
-        "sync: play a batch, then train on it, in turns. On local also async: samplers play, in processes of their "
-        "own, while it trains; unfinished episodes continue with the new weights (--from-store sets it, on verl too). "
-        "On verl also colocate_async: unfinished episodes continue with the new weights; separate_async: engines and "
-        "trainer at once, on GPUs of their own.",
-        idle={SERVE: "clients play while it trains"},
+        "sync: sample a batch, then train on it. On local also async: samplers in separate processes work while "
+        "the trainer trains; unfinished episodes continue with the new weights (--from-store sets it, also on "
+        "verl). On verl also colocate_async: unfinished episodes continue with the new weights; separate_async: "
+        "engines and trainer work at the same time on separate GPUs.",
+        idle={SERVE: "clients run episodes while the server trains"},
         needs={"async": "decouples", "colocate_async": "streams", "separate_async": "streams"},
     )
     max_staleness: int | None = key(
         4,
-        "Training steps between an episode's first weights and those that it trains, at most; null: any number (in "
-        "the asynchronous modes; ajet serve; on local and there older groups are dropped).",
+        "Largest age of an episode when it is trained, in training steps since the weights that sampled its "
+        "first token; null: no limit (in the asynchronous modes and ajet serve; on local and in ajet serve, "
+        "older groups are dropped).",
         idle={SERVE: None},
         unless=("trainer_common.mode", "async"),
         ge=0,
     )
     max_staleness_strategy: Literal["drop", "wait"] = key(
         "drop",
-        "Handling of a group about to exceed it: drop the group and play another task, or wait for the group before "
-        "training continues (verl, in its asynchronous modes).",
+        "What to do with a group that is about to exceed it: drop the group and run another task, or let "
+        "training wait for the group (verl, in its asynchronous modes).",
     )
-    algorithm: AlgorithmConfig = section(AlgorithmConfig, "The policy gradient.")
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, "Settings of the policy gradient.")
     optim: OptimizerConfig = section(OptimizerConfig, "AdamW.")
     lora: LoraConfig = section(LoraConfig, "Train low-rank adapters instead of all weights.")
     mini_batch_num: int = key(1, "Optimizer steps per training step.", ge=1)
     micro_batch_tokens: int = key(
         4096,
-        "Tokens of one forward and backward pass; bounds the memory. On verl those of one GPU; a longer sequence has a "
-        "pass of its own.",
+        "Largest number of tokens of one forward and backward pass, which limits the memory. On verl per GPU; a "
+        "longer sequence gets its own pass.",
         ge=1,
     )
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass: less memory, slower.")
@@ -135,24 +147,28 @@ class TrainerConfig(Section):
     )
     canary: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
         "auto",
-        "Nats between the logprobs of engine and trainer for the same tokens, on average: two hand-overs of weights "
-        "in a row with more stop the run (local and verl). auto: 0.01 in float32, 0.2 in bfloat16; null: any.",
+        "Largest average difference in nats between the log-probabilities of engine and trainer for the same "
+        "tokens. A larger one after two weight transfers in a row stops the run (local and verl). auto: 0.01 in "
+        "float32, 0.2 in bfloat16; null: no limit.",
         training=False,
     )
     total_epochs: int = key(
         50,
         "Passes over the training tasks.",
         training=False,
-        idle={SERVE: "it ends after `total_training_steps`, or never"},
+        idle={SERVE: "`ajet serve` ends after `total_training_steps`, or never"},
         ge=1,
     )
     total_training_steps: int | None = key(
-        None, "Steps after which to stop, whatever the epochs; null: no limit.", training=False, ge=1
+        None,
+        "Number of training steps after which the run stops, whatever the epochs; null: no limit.",
+        training=False,
+        ge=1,
     )
     stop_after_idle_steps: int = key(
         50,
-        "End the run after so many consecutive steps without a training signal (equal rewards, no reward, a learning "
-        "rate of 0), with a checkpoint and the reason; `ajet serve` continues and warns; 0: never.",
+        "End the run after this many consecutive steps without a training signal (equal rewards, no reward, a "
+        "learning rate of 0), with a checkpoint and the reason; `ajet serve` warns and continues; 0: never.",
         training=False,
         ge=0,
     )
@@ -165,70 +181,74 @@ class TrainerConfig(Section):
     max_checkpoints_to_keep: int = key(2, "Older checkpoints are removed.", training=False, ge=1)
     keep_best: bool = key(
         True,
-        "Keep also the checkpoint with the best validation; a later one is better only by more than chance explains.",
+        "Keep the checkpoint with the best validation too. A later one replaces it only if it is better by more "
+        "than chance explains.",
         training=False,
     )
     keep_episodes: int | None = key(
         None,
-        "Training steps whose episodes stay in the record, besides those after the oldest checkpoint; null: all.",
+        "Number of recent training steps whose episodes stay recorded, in addition to those after the oldest "
+        "checkpoint; null: all.",
         training=False,
         ge=0,
     )
     keep_arrays: int | None = key(
         None,
-        "The same for token arrays alone: without them an episode is shown and counted, and not proven; null: all.",
+        "As `keep_episodes`, for the token arrays only. An episode without them is still shown and counted, but "
+        "cannot be proven; null: all.",
         training=False,
         ge=0,
     )
     resume: str = key(
-        "auto", "auto resumes a run of the same configuration; never; or the path of a checkpoint.", training=False
+        "auto", "auto: resume a run of the same configuration; never; or the path of a checkpoint.", training=False
     )
     grace: float = key(
         60.0,
-        "Seconds after SIGTERM in which the present step may end (in `ajet serve` also episodes of clients), before a "
-        "checkpoint is saved and the run ends with exit code 75, as to be started again; 0: at once.",
+        "Seconds after SIGTERM in which the current step (in `ajet serve` also the clients' episodes) may end "
+        "before a checkpoint is saved and the run ends with exit code 75, so that a scheduler starts it again; "
+        "0: save at once.",
         training=False,
         idle={SERVE: None},
         ge=0,
     )
     checkpoint_base_dir: str | None = key(
-        None, "Folder for checkpoints; null is the run directory's `checkpoints/`.", training=False
+        None, "Folder for checkpoints; null: the run folder's `checkpoints/`.", training=False
     )
     logger: str | list[str] = key(
         "console",
-        "Trackers, one or a list: {names}, one that an installed package brings, or a reference to one of your own. "
-        "metrics.jsonl is always written. One that cannot be opened, or fails, warns and is left out.",
+        "Tracker, or list of trackers: {names}, one that an installed package adds, or a reference to your own. "
+        "metrics.jsonl is always written. A tracker that fails is left out with a warning.",
         training=False,
         part="tracker",
     )
     log_freq: int = key(1, "Report metrics every n steps.", training=False, ge=1)
     device: str = key(
         "auto",
-        "auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).",
+        "Device: auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).",
         training=False,
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
         "auto",
-        "Threads of torch on a CPU. auto: as many as other processes leave cores free, during a run too; with "
+        "Number of threads of torch on a CPU. auto: as many as other processes leave cores free, during a run too; with "
         "`rollout.deterministic` all cores.",
         training=False,
     )
-    nnodes: int = key(1, "Machines (verl and trinity).", training=False, ge=1)
-    n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, ge=0)
+    nnodes: int = key(1, "Number of machines (verl and trinity).", training=False, ge=1)
+    n_gpus_per_node: int = key(8, "Number of GPUs on each machine (verl and trinity).", training=False, ge=0)
     strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
-        "fsdp", "How weights and optimizer are spread over the GPUs (verl)."
+        "fsdp", "How weights and optimizer are distributed over the GPUs (verl)."
     )
     fsdp_config: FsdpConfig = section(
         FsdpConfig,
-        "What the verl backbone keeps in main memory, whatever the `strategy`.",
+        "What the verl backbone keeps in main memory, for every `strategy`.",
         training=False,
     )
     ulysses_sequence_parallel_size: int = key(
-        1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, ge=1
+        1, "Number of GPUs over which one sequence is split (verl, with FSDP).", training=False, ge=1
     )
     megatron: MegatronConfig = section(
         MegatronConfig,
-        "How Megatron splits the model (verl).",
+        "How Megatron distributes the model (verl).",
         training=False,
         when=("trainer_common.strategy", "megatron"),
     )

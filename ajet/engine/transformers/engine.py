@@ -170,7 +170,7 @@ class TransformersEngine:
             ValueError: `version` is older than the current one.
         """
         if version < self.version:
-            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         with self.paused(), self._wake:
             self._flush_chunks()
             if self._source is not None:
@@ -238,9 +238,9 @@ class TransformersEngine:
             why = str(error)
         if why:
             raise UserError(
-                f"{type(_unwrap_model(self._model)).__name__} cannot be sampled by the transformers engine: {why}.",
+                f"The transformers engine cannot sample {type(_unwrap_model(self._model)).__name__}: {why}.",
                 where="model.path",
-                do="use rollout.engine: vllm, or a model that docs/models.md lists",
+                do="set rollout.engine: vllm, or use a model that docs/models.md lists",
             )
         shape = probe.shape()
         if self._mixed_adapters is not None:
@@ -290,11 +290,11 @@ class TransformersEngine:
         try:
             self._run_step()
         except RuntimeError as error:  # all torch errors, including out of memory
-            logger.warning("a step of the engine failed: {}", error)
+            logger.warning("the transformers engine failed while it decoded a batch: {}", error)
             with self._wake:
                 self._fail_all(f"{type(error).__name__}: {error}")
         except BaseException as error:
-            self._failure = f"the engine ended: {type(error).__name__}: {error}"
+            self._failure = f"the transformers engine stopped: {type(error).__name__}: {error}"
             raise
         finally:
             with self._wake:

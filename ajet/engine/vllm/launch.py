@@ -97,7 +97,10 @@ class VllmLaunch:
         ranks = [read_json(adapter_folder(self.folder, name) / "adapter_config.json")["r"] for name in self.adapters]
         largest = next((size for size in LORA_RANKS if size >= max(ranks)), None)
         if largest is None:
-            raise ValueError(f"vLLM serves adapters of rank {LORA_RANKS[-1]} at most, and one here has {max(ranks)}")
+            raise ValueError(
+                f"vLLM serves adapters of rank {LORA_RANKS[-1]} at most, but an adapter of this run has rank "
+                f"{max(ranks)}"
+            )
         return {"enable_lora": True, "max_loras": len(self.adapters), "max_lora_rank": largest}
 
     def lora_request(self, adapter: str | None) -> Any:

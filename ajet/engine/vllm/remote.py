@@ -37,7 +37,7 @@ class VllmWeights(ServerWeights):
     """
 
     kind = "vLLM"
-    expected = f"a server of vLLM 0.28, started with {DEV_MODE} where its weights are to be changed"
+    expected = f"a server of vLLM 0.28; to receive new weights it must be started with {DEV_MODE}"
     cannot = DEV_MODE
 
     def name(self) -> str | None:
@@ -48,7 +48,8 @@ class VllmWeights(ServerWeights):
     def _load_folder(self, folder: Path, name: str) -> str:
         reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._parse_answer(
-            self._send_request("POST", "/collective_rpc", reload), f"load {folder}, which must exist there too"
+            self._send_request("POST", "/collective_rpc", reload),
+            f"load the folder {folder}, which must also exist on the server's machine",
         )
         self._parse_answer(self._send_request("POST", "/reset_prefix_cache"))
         return str(self.name())
@@ -58,8 +59,10 @@ class VllmWire:
     """vLLM's requests and responses, as defined by `Wire`."""
 
     kind = "vLLM"
-    expected = "the URL of `vllm serve MODEL` (0.28 or newer, --enable-scale-out since 0.32), its key in .env"
-    sampled_logprobs_option = "start it with --logprobs-mode processed_logprobs"
+    expected = (
+        "the URL of `vllm serve MODEL` (0.28 or newer; since 0.32 with --enable-scale-out), and its API key in .env"
+    )
+    sampled_logprobs_option = "start the server with --logprobs-mode processed_logprobs"
     reports_truncated = True
     route = ROUTE
     name_route = NAME_ROUTE
@@ -107,13 +110,13 @@ class VllmWire:
         """
         rows = answer.get("prompt_logprobs")
         if not isinstance(rows, list) or len(rows) < len(ids):
-            raise EngineFailure("the server did not score the reply: it sent no prompt_logprobs")
+            raise EngineFailure("the server returned no log-probabilities of the reply: prompt_logprobs is missing")
         try:
             return [
                 min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)
             ]
         except (KeyError, TypeError, ValueError) as problem:
-            raise EngineFailure("the server scored other tokens than it sampled") from problem
+            raise EngineFailure("the server returned log-probabilities of other tokens than it sampled") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the sampled ids and their logprobs from a response."""
@@ -163,7 +166,7 @@ class VllmReply(StreamedReply):
             self._finish = None
         last = super().end()
         if self._usage != self._tokens:
-            raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {self._usage}")
+            raise EngineFailure(f"the server streamed {self._tokens} tokens, but counts {self._usage}")
         return last
 
     def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
@@ -178,7 +181,7 @@ class VllmReply(StreamedReply):
 
     def _build_chunk(self, ids: list[int], content: list[dict[str, Any]]) -> TokenChunk:
         if len(ids) != len(content):
-            raise EngineFailure(f"the server sent {len(ids)} tokens with {len(content)} logprobs")
+            raise EngineFailure(f"the server sent {len(ids)} tokens, but {len(content)} log-probabilities")
         chunk = TokenChunk([], [], [], self._version)
         for token, entry in zip(ids, content, strict=True):
             self._add_token(chunk, token, read_token_id(entry), entry["logprob"])

@@ -77,11 +77,15 @@ class OutputReader:
             start, stop = columns.start_indices[k], columns.end_indices[k]
             if columns.token_ids[start] != token:
                 raise EngineFailure(
-                    f"token {self._tokens} has id {token}, its logprob is of {columns.token_ids[start]}"
+                    f"token {self._tokens} of the reply has the id {token}, but its log-probability belongs to "
+                    f"id {columns.token_ids[start]}"
                 )
             version = VERSIONS - columns.token_ids[start + 1]
             if version < self._version:
-                raise EngineFailure(f"token {self._tokens} is of version {version}, the one before of {self._version}")
+                raise EngineFailure(
+                    f"token {self._tokens} of the reply was sampled by policy version {version}, the token "
+                    f"before by version {self._version}"
+                )
             if not found or found[-1].version != version:
                 found.append(TokenChunk([], [], [], version))
             chunk = found[-1]
@@ -102,7 +106,7 @@ class OutputReader:
             raise EngineFailure(f"vLLM ended the reply after {self._tokens} tokens: {reason}")
         counted = output.metrics.num_generation_tokens if output.metrics is not None else -1
         if counted != self._tokens:
-            raise EngineFailure(f"vLLM streamed {self._tokens} tokens and counts {counted}")
+            raise EngineFailure(f"vLLM streamed {self._tokens} tokens, but counts {counted}")
         if not found:
             found.append(TokenChunk([], [], [], max(self._version, present)))
         found[-1].finish = FINISHES[reason]  # type: ignore[assignment]

@@ -80,19 +80,19 @@ def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
     reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
     if used and reader.type == "env_service":
         raise ConfigError(
-            "Tasks of an environment service are played in that service, but another environment is named.",
+            "The tasks of an environment service run in that service, but environment.use sets another environment.",
             where=KEY,
             expected="null with ajet.task_reader.type: env_service",
         )
     service = env_service_of(experiment)
     if experiment.ajet.environment.replay and (service is not None or is_world(used or "")):
         raise ConfigError(
-            "A replay covers tools only, but these tasks are played in an environment with its own "
-            "state: the record has its observations, not its rewards and scores.",
+            "A replay contains the tools' results only, but these tasks run in an environment with its own "
+            "state, whose rewards and scores it does not contain.",
             where="ajet.environment.replay",
-            expected="null with an environment service (OpenEnv, NeMo Gym, gymnasium and the like among them)",
-            do=f"leave it out; `{format_command('rejudge')}` scores the recorded episodes again "
-            "without the environment",
+            expected="null with an environment service (also OpenEnv, NeMo Gym and gymnasium)",
+            do=f"remove the key; `{format_command('rejudge')}` scores the recorded episodes again without the "
+            "environment",
         )
     if service is not None:
         preference = reader.env_service.env_action_preference if reader.type == "env_service" else None

@@ -110,7 +110,7 @@ class GymEnv:
             if isinstance(score, Mapping):
                 score = score.get("score", score.get("reward"))
             if score is None:
-                raise self.service.wrong("evaluate", f"holds no score: {answer!r:.200}")
+                raise self.service.wrong("evaluate", f"contains no score: {answer!r:.200}")
             number = self._read_number("evaluate", score)
         except EnvironmentFailure as problem:
             self.lost = self.lost or problem
@@ -151,24 +151,24 @@ class GymEnv:
 
     def _request_service(self, request: str, **more: Any) -> dict[str, Any]:
         if self._gone:
-            raise EnvironmentFailure(f"the environment is lost: {self.lost}")
+            raise EnvironmentFailure(f"the connection to the environment is lost: {self.lost}")
         if not self.instance_id:
-            raise EnvironmentFailure("the environment was released: the episode is over")
+            raise EnvironmentFailure("the environment was closed, because the episode has ended")
         return self.service.ask(request, instance_id=self.instance_id, **more)
 
     def _require_data(self, request: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         data = answer.get("data")
         if not isinstance(data, dict):
-            raise self.service.wrong(request, f"holds no data: {answer!r:.200}")
+            raise self.service.wrong(request, f"contains no data: {answer!r:.200}")
         return data
 
     def _read_messages(self, request: str, data: Mapping[str, Any]) -> list[Message]:
         state = data.get("state")
         found = [state] if isinstance(state, dict) else state
         if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
-            raise self.service.wrong(request, f"holds no state, which is a list of messages: {data!r:.200}")
+            raise self.service.wrong(request, f"contains no state, which must be a list of messages: {data!r:.200}")
         if bad := next((each for each in found if "content" not in each), None):
-            raise self.service.wrong(request, f"holds a message without content: {bad!r:.200}")
+            raise self.service.wrong(request, f"contains a message without content: {bad!r:.200}")
         return [{"role": "user", **each} for each in found]
 
     def _read_number(self, request: str, value: Any) -> float:
@@ -176,7 +176,7 @@ class GymEnv:
             return 0.0
         if isinstance(value, (bool, int, float)) and math.isfinite(value):
             return float(value)
-        raise self.service.wrong(request, f"holds {value!r:.100} instead of a finite number")
+        raise self.service.wrong(request, f"contains {value!r:.100} instead of a finite number")
 
     def _record_use(self, message: Message, result: str, began: float, error: ToolError) -> None:
         if self.on_use is None:

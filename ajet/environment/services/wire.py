@@ -53,7 +53,7 @@ class EnvService:
         answer = self.ask("get_env_profile", params={"split": split})
         found = answer.get("data", answer.get("task_ids"))
         if not isinstance(found, list):
-            raise self.wrong("get_env_profile", f"holds no list of tasks: {_shorten_answer(answer)}")
+            raise self.wrong("get_env_profile", f"contains no list of tasks: {_shorten_answer(answer)}")
         return [str(each) for each in found]
 
     def ask(
@@ -130,15 +130,15 @@ class EnvService:
             raise self.wrong(request, f"is too large: {problem}") from None
         except ValueError:
             text = raw[:200].decode(errors="replace")
-            raise self.wrong(request, f"is no JSON (status {status}): {text!r}") from None
+            raise self.wrong(request, f"is not JSON (status {status}): {text!r}") from None
         if status >= 400 or not isinstance(answer, dict) or (answer.get("success") is False and request != "release"):
-            raise self.wrong(request, f"is a refusal (status {status}): {_refusal_reason(answer)}")
+            raise self.wrong(request, f"refuses the request (status {status}): {_refusal_reason(answer)}")
         return answer
 
     def _open_connection(self, seconds: float) -> http.client.HTTPConnection:
         place = parse_address(self.url)
         if place is None or place.hostname is None:
-            raise _NotSentError(f"{self.url} is no address such as http://127.0.0.1:8080")
+            raise _NotSentError(f"{self.url} is not a URL such as http://127.0.0.1:8080")
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname, place.port, timeout=max(0.001, seconds))
         try:
@@ -157,7 +157,7 @@ class EnvService:
 
     def wrong(self, request: str, what: str) -> EnvironmentFailure:
         """Return the failure of a request with an invalid answer. `what`: for example "is no JSON"."""
-        return EnvironmentFailure(f"the environment service at {self.url}, /{request}: the answer {what}")
+        return EnvironmentFailure(f"the environment service at {self.url}, /{request}: its answer {what}")
 
 
 class _NotSentError(AjetError):

@@ -122,7 +122,7 @@ class ChatDialect:
             request.logprobs = options.logprobs = fields.read_boolean(body, "logprobs", False)
             request.top_logprobs = options.top_logprobs = fields.read_integer(body, "top_logprobs", 0, 20) or 0
             if request.top_logprobs and not request.logprobs:
-                raise fields.invalid_value("top_logprobs", "'logprobs' to be true with it")
+                raise fields.invalid_value("top_logprobs", "'logprobs': true in the same request")
         fields.read_seed(body)  # checked only: the effective fields include the seed
         if "stream_options" in body:
             options.include_usage = fields.read_include_usage(body, request.is_streamed)
@@ -318,7 +318,7 @@ def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
         if not isinstance(arguments or "", str):
-            raise fields.invalid_value(f"{where}[{index}].function.arguments", "a string of JSON")
+            raise fields.invalid_value(f"{where}[{index}].function.arguments", "a string that contains JSON")
         checked: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments or ""}}
         if call.get("id") is not None:
             checked["id"] = fields.check_text(call["id"], f"{where}[{index}].id")
@@ -337,7 +337,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         if not isinstance(tool, dict):
             raise fields.invalid_value(where, "an object")
         if tool.get("type") != "function":
-            raise fields.unsupported_value(f"{where}.type", "only tools of type 'function' are known.")
+            raise fields.unsupported_value(f"{where}.type", "this server supports only tools of type 'function'.")
         function = tool.get("function")
         if not isinstance(function, dict):
             raise fields.invalid_value(f"{where}.function", "an object")
@@ -357,13 +357,13 @@ def _read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | Non
     if choice == "none":
         return "none", None
     if not tools:
-        raise fields.invalid_value("tool_choice", "'tools' beside it")
+        raise fields.invalid_value("tool_choice", "'tools' in the same request")
     if choice in ("required", "any"):
         return "required", None
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict):
-        raise fields.invalid_value("tool_choice", "'auto', 'none', 'required' or a function")
+        raise fields.invalid_value("tool_choice", "'auto', 'none', 'required' or the name of a function")
     name = fields.check_text(function.get("name"), "tool_choice.function.name")
     if all(tool["function"]["name"] != name for tool in tools):
-        raise fields.invalid_value("tool_choice.function.name", "the name of one of the tools")
+        raise fields.invalid_value("tool_choice.function.name", "the name of a tool that 'tools' lists")
     return "named", name

@@ -74,14 +74,18 @@ class CompletionsDialect:
         prompts = _read_prompts(body.get("prompt"))
         count = fields.read_integer(body, "n", 1, _MAX_CHOICES) or 1
         if len(prompts) * count > _MAX_CHOICES:
-            raise fields.invalid_value("prompt", f"at most {_MAX_CHOICES} choices over all prompts")
+            raise fields.invalid_value("prompt", f"at most {_MAX_CHOICES} completions over all prompts of the request")
         best_of = fields.read_integer(body, "best_of", 1, _MAX_CHOICES)
         if best_of is not None and best_of != count:
-            raise fields.unsupported_value("best_of", "every reply is given: it can only be equal to 'n'.")
+            raise fields.unsupported_value(
+                "best_of", "this server returns every completion, so 'best_of' must be equal to 'n'."
+            )
         logprobs = fields.read_integer(body, "logprobs", 0, 20)
         echo = fields.read_boolean(body, "echo", False)
         if echo and logprobs is not None:
-            raise fields.unsupported_value("echo", "logprobs of prompts are not at hand.")
+            raise fields.unsupported_value(
+                "echo", "this server cannot return the prompt's log-probabilities; leave out 'echo' or 'logprobs'."
+            )
         fields.read_seed(body)
         is_streamed = fields.read_boolean(body, "stream", False)
         include_usage = fields.read_include_usage(body, is_streamed)
@@ -132,11 +136,13 @@ class CompletionsDialect:
         if isinstance(prompt, str):
             return prompt
         if self._decode is None:
-            raise fields.unsupported_value("echo", "the text of token ids is not at hand.")
+            raise fields.unsupported_value(
+                "echo", "this server cannot decode a prompt of token ids; send the prompt as text, or leave out 'echo'."
+            )
         try:
             return self._decode(prompt)
         except (OverflowError, IndexError, TypeError) as error:
-            raise fields.invalid_value("prompt", "ids of this model's vocabulary") from error
+            raise fields.invalid_value("prompt", "token ids of this model's vocabulary") from error
 
     def build_formatter(self, count: int) -> _LogprobFormatter:
         """Return the formatter of one choice's logprobs, with `count` alternatives per token."""
@@ -225,12 +231,14 @@ def _read_prompts(value: Any) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise fields.invalid_value("prompt", "a text, a list of texts, a list of token ids, or a list of such lists")
+        raise fields.invalid_value(
+            "prompt", "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+        )
     if _are_ids(value):
         return [value]
     for index, prompt in enumerate(value):
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_ids(prompt)):
-            raise fields.invalid_value(f"prompt[{index}]", "a text or a list of token ids")
+            raise fields.invalid_value(f"prompt[{index}]", "a string or a list of token ids")
     return value
 
 

@@ -79,7 +79,7 @@ def read_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     temperature, top_p = read_number(body, "temperature", 0, 2), read_number(body, "top_p", 0, 1)
     if top_p == 0:
-        raise invalid_value("top_p", "a number above 0 and up to 1")
+        raise invalid_value("top_p", "a number above 0 and at most 1")
     top_k = read_integer(body, "top_k", -1, 1 << 31)
     return {"temperature": temperature, "top_p": top_p, "top_k": -1 if top_k == 0 else top_k}
 
@@ -106,7 +106,7 @@ def read_include_usage(body: Mapping[str, Any], is_streamed: bool) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict) or not is_streamed:
-        raise invalid_value("stream_options", "an object, and 'stream' to be true")
+        raise invalid_value("stream_options", "an object, together with 'stream': true")
     return read_boolean(options, "include_usage", False)
 
 
@@ -164,7 +164,7 @@ def read_content(content: Any, where: str, images: list[str] | None = None) -> A
             has_images = True
             continue
         if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise unsupported_value(f"{where}[{index}].type", f"this is a text model, it cannot take {kind!r} blocks.")
+            raise unsupported_value(f"{where}[{index}].type", f"this model takes text only, not {kind!r} blocks.")
         value = block.get("refusal" if kind == "refusal" else "text")
         if not isinstance(value, str):
             raise invalid_value(f"{where}[{index}].text", "a string")
@@ -187,12 +187,14 @@ def read_image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
         where = f"{where}.image_url.url"
     elif kind == "input_image":
         if block.get("file_id") is not None:
-            raise unsupported_value(f"{where}.file_id", "files are not kept here; send the image itself.")
+            raise unsupported_value(
+                f"{where}.file_id", "this server stores no files; send the image itself as a data: URL."
+            )
         url, where = block.get("image_url"), f"{where}.image_url"
     else:
         url, where = _read_image_source(block.get("source"), f"{where}.source")
     if not isinstance(url, str) or not url.startswith(("https://", "http://", "data:image/")):
-        raise invalid_value(where, "the URL of an image, or a data: URL of one")
+        raise invalid_value(where, "the http(s) or data: URL of an image")
     image: dict[str, Any] = {"url": url}
     if detail is not None:
         if detail not in _IMAGE_DETAILS:
@@ -208,7 +210,7 @@ def _read_image_source(source: Any, where: str) -> tuple[Any, str]:
     if source.get("type") == "url":
         return source.get("url"), f"{where}.url"
     if source.get("type") != "base64":
-        raise unsupported_value(f"{where}.type", "only 'base64' and 'url' are known.")
+        raise unsupported_value(f"{where}.type", "this server supports 'base64' and 'url' only.")
     kind, data = source.get("media_type"), source.get("data")
     if not isinstance(kind, str) or not kind.startswith("image/") or not isinstance(data, str):
         raise invalid_value(where, "a media_type such as image/png, and data")
@@ -243,7 +245,7 @@ def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
         raise invalid_value(where, "a JSON schema (an object)")
     problem = find_schema_problem(schema)
     if problem is not None:
-        raise unsupported_value(where, f"no reply can be held to it: {problem}.")
+        raise unsupported_value(where, f"the server cannot check replies against this JSON schema: {problem}.")
     return schema
 
 
@@ -263,7 +265,8 @@ def read_format(value: Any, where: str, *, is_nested: bool) -> Mapping[str, Any]
         return {}
     if kind != "json_schema":
         raise unsupported_value(
-            f"{where}.type" if isinstance(value, dict) else where, "text, json_object, json_schema only."
+            f"{where}.type" if isinstance(value, dict) else where,
+            "this server supports 'text', 'json_object' and 'json_schema' only.",
         )
     if is_nested:
         where = f"{where}.json_schema"

@@ -55,7 +55,9 @@ class Trackers:
                 call_within(patience, partial(call, tracker), what=type(tracker).__name__)
             except Exception as error:  # noqa: BLE001 - the run continues without this tracker
                 name = type(tracker).__name__
-                logger.warning("{} failed ({}: {}) and is dropped from now on", name, type(error).__name__, error)
+                logger.warning(
+                    "the tracker {} failed ({}: {}); it gets no further numbers", name, type(error).__name__, error
+                )
                 self.opened.remove(tracker)
 
 
@@ -79,7 +81,9 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
             reason = error.what
         except Exception as error:  # noqa: BLE001 - a service's client or the user's code
             reason = f"{type(error).__name__}: {str(error).rstrip('.')}."
-        logger.warning("logger {}: {} The numbers go to the console and to metrics.jsonl.", name, reason)
+        logger.warning(
+            "the tracker {} cannot be used: {} The numbers are printed and written to metrics.jsonl.", name, reason
+        )
         if "console" not in opened:
             opened["console"] = load_code(shipped["console"].code)(run)
     return list(opened.values())
@@ -124,5 +128,5 @@ def call_within(seconds: float | None, call: Callable[[], T], *, what: str) -> T
     if errors:
         raise errors[0]
     if not answers:
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise TimeoutError(f"the tracker did not answer within {seconds:g} s")
     return answers[0]

@@ -37,7 +37,7 @@ class SwanlabTracker(Tracker):
         chosen: Any = swanlab.Settings
         given = chosen(interactive=False)
         if given.mode == "online" and not given.api_key:
-            raise UserError("swanlab has no key: set SWANLAB_API_KEY, or SWANLAB_MODE=offline to write files only.")
+            raise UserError("swanlab has no API key: set SWANLAB_API_KEY, or SWANLAB_MODE=offline to write files only.")
         hook = sys.excepthook
         self._run = swanlab.init(
             project=run.project,

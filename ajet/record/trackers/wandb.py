@@ -33,7 +33,7 @@ class WandbTracker(Tracker):
             os.environ.setdefault(name, str(run.folder / "wandb" / name.split("_")[1].lower()))
         settings = wandb.setup(wandb.Settings(silent=True)).settings
         if settings.mode == "online" and not wandb.login(prompt=False, verify=False):
-            raise UserError("wandb has no key: set WANDB_API_KEY, or WANDB_MODE=offline to write files only.")
+            raise UserError("wandb has no API key: set WANDB_API_KEY, or WANDB_MODE=offline to write files only.")
         self._table = wandb.Table
         self._run = wandb.init(
             project=run.project,

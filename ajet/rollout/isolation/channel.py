@@ -87,7 +87,7 @@ def decode_value(text: bytes) -> Any:
     try:
         return _from_json(json.loads(text.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant))
     except (TypeError, OverflowError, RecursionError) as problem:
-        raise ValueError(f"no value: {problem}") from problem
+        raise ValueError(f"not a value that ajet encoded: {problem}") from problem
 
 
 def _to_json(value: Any, depth: int, encode_object: Callable[[Any], str]) -> Any:
@@ -146,7 +146,7 @@ def _from_json(tree: Any) -> Any:
         ((name, inner),) = tree.items()
         if name.startswith("$"):
             if name not in _DECODERS:
-                raise ValueError(f"no kind of value: {name[:40]}")
+                raise ValueError(f"{name[:40]} is not a known kind of value")
             return _DECODERS[name](inner)
     return {key: _from_json(item) for key, item in tree.items()}
 
@@ -158,8 +158,8 @@ def _make_key(tree: Any) -> Any:
 
 
 def _refuse_object(value: Any) -> NoReturn:
-    raise TypeError(f"a {type(value).__qualname__}, which is no data")
+    raise TypeError(f"an object of the class {type(value).__qualname__}, which cannot be encoded as JSON")
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")

@@ -106,16 +106,16 @@ def pack_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes
     try:
         body = encode_attempt(task, config, began)
     except TypeError as problem:
-        raise _refuse_task(f"it holds {problem}") from problem
+        raise _refuse_task(f"it contains {problem}") from problem
     except Exception as problem:  # objects of user code encode themselves, and may raise anything
         raise _refuse_task(read_message(problem) or type(problem).__name__) from problem
     if len(body) > MAX_MESSAGE_BYTES:
-        raise _refuse_task(f"it is {len(body)} bytes long, of at most {MAX_MESSAGE_BYTES}")
+        raise _refuse_task(f"it is {len(body)} bytes long, and the limit is {MAX_MESSAGE_BYTES}")
     return body
 
 
 def _refuse_task(why: str) -> EpisodeError:
-    return make_error("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
+    return make_error("no_data", f"the task cannot be sent to the workflow's process: {why}", boundary="ajet")
 
 
 def decode_attempt(body: Any) -> tuple[WorkflowTask, View | None, float]:
@@ -155,7 +155,9 @@ def encode_request(kind: str, value: Any) -> bytes:
     """Encode the body of a request. Raises TypeError for non-string names."""
     names = value[:1] if kind == "replay" else value or () if kind in ("endpoint", "open") else ()
     if not all(isinstance(name, str) for name in names if name is not None):
-        raise TypeError(f"an agent, its target, its debug model and a tool are named by texts, not by {value!r:.200}")
+        raise TypeError(
+            f"the names of an agent, its target, its debug model and a tool must be strings, not {value!r:.200}"
+        )
     return encode_value(encode_uses([value]) if kind == "tool_used" else value)
 
 
@@ -164,7 +166,7 @@ def decode_request(kind: str, body: Any) -> Any:
     try:
         return _parse_request(kind, body)
     except _PARSE_ERRORS as problem:
-        raise ValueError(f"no {kind[:40]}: {problem}") from problem
+        raise ValueError(f"it is not a valid message of the kind {kind[:40]}: {problem}") from problem
 
 
 def _parse_request(kind: str, body: Any) -> Any:
@@ -182,14 +184,14 @@ def _parse_request(kind: str, body: Any) -> Any:
     if kind == "replay":
         name, arguments = body
         if not isinstance(arguments, dict):
-            raise ValueError("its arguments are no mapping")
+            raise ValueError("its arguments are not a mapping")
         return [*_check_texts([name]), arguments]
     if kind == "replayed_tools":
         return None
     if kind == "pin":
         PinnedTools.of(body)
         return body
-    raise ValueError("no such message")
+    raise ValueError("there is no message of this kind")
 
 
 def decode_printed(body: Any) -> tuple[str, int]:
@@ -200,7 +202,7 @@ def decode_printed(body: Any) -> tuple[str, int]:
         if type(cut) is not int or cut < 0:
             raise ValueError("the number of characters is invalid")
     except _PARSE_ERRORS as problem:
-        raise ValueError(f"no valid output: {problem}") from problem
+        raise ValueError(f"the output is invalid: {problem}") from problem
     end = text[-OUTPUT_CHARS:]
     return end, cut + len(text) - len(end)
 
@@ -233,7 +235,7 @@ def decode_end(body: Any) -> AttemptEnd:
             return AttemptEnd(decode_failure(body), changes)
         return AttemptEnd(WorkflowOutput.model_validate(body["output"]), changes)
     except _PARSE_ERRORS as problem:
-        raise ValueError(f"no end of an attempt: {problem}") from problem
+        raise ValueError(f"the message of the attempt's end is invalid: {problem}") from problem
 
 
 def decode_failure(body: Any) -> Failure:
@@ -263,7 +265,9 @@ def _encode_endpoint(endpoint: Endpoint) -> dict[str, str]:
 
 def _encode_env(env: Any) -> dict[str, Any]:
     if not isinstance(env, GymEnv):
-        raise TypeError(f"workflow_task.gym_env is a {type(env).__qualname__}, which is no data")
+        raise TypeError(
+            f"workflow_task.gym_env is an object of the class {type(env).__qualname__}, which cannot be encoded as JSON"
+        )
     service = {each.name: getattr(env.service, each.name) for each in fields(EnvService)}
     return {"service": service, "task_id": env.task_id, "instance_id": env.instance_id, "over_at": env.over_at}
 

@@ -86,7 +86,8 @@ class ProcessIsolation(WorkerPool):
             self._warned.update(news)
         if news and self.keeps_workers:
             logger.warning(
-                "rollout.isolation process: a workflow left {} changed or running; its process is replaced to protect "
-                "other attempts (each replacement costs the start of a process)",
+                "a workflow left {} changed or running in its process (rollout.isolation: process); ajet "
+                "replaces the process to protect other attempts, and each replacement costs the start of a "
+                "process",
                 " and ".join(news),
             )

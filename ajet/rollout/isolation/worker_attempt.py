@@ -157,10 +157,11 @@ def encode_end(outcome: WorkflowOutput | Failure, changes: list[str]) -> bytes:
     try:
         body = encode_output(outcome, changes)
     except Exception as problem:  # noqa: BLE001 - the border where user code runs: objects of the user encode themselves
-        return _refuse_output(f"the output cannot leave its process: {problem}", changes)
+        return _refuse_output(f"the workflow's output cannot be sent from its process: {problem}", changes)
     if len(body) > MAX_MESSAGE_BYTES:
         return _refuse_output(
-            f"the output is {len(body)} bytes long; at most {MAX_MESSAGE_BYTES} leave a process", changes
+            f"the workflow's output is {len(body)} bytes long; its process can send at most {MAX_MESSAGE_BYTES}",
+            changes,
         )
     return body
 

@@ -109,7 +109,7 @@ class WorkerChannel:
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
         """Send a request and return a future of the reply. Raises EpisodeError."""
         if os.getpid() != self.owner:
-            raise make_error("forked", "a forked process requested a model: create the client before the fork")
+            raise make_error("forked", "a forked process requested a model client: create the client before the fork")
         body = encode_request(kind, value)
         reply: Future[Message] = Future()
         with self.sending:
@@ -203,4 +203,4 @@ def read_reply(kind: str, reply: Message) -> Any:
 
 
 def _make_over_error() -> EpisodeError:
-    return make_error("stopped", "its episode is over", boundary="ajet")
+    return make_error("stopped", "its episode has ended", boundary="ajet")

@@ -248,7 +248,7 @@ class WorkerHandle:
         with self._lock:
             played, is_stopped = self._playing.get(message.about), message.about in self._stopped
         if played is None and not is_stopped:
-            raise ValueError("it sent a message for an attempt that it does not play")
+            raise ValueError("it sent a message about an attempt that it does not run")
         if message.kind == "ended":
             ended = self._read_end(message)
             outcome = ended.outcome
@@ -260,7 +260,7 @@ class WorkerHandle:
             if played is not None:
                 played.add_printed(*printed)
         elif played is None:
-            over = make_error("stopped", "its episode is over", boundary="ajet")
+            over = make_error("stopped", "its episode has ended", boundary="ajet")
             process.send(message.about, "failed", encode_failure(over.failure, []))
         else:
             self._answer_request(process, played.attempt, message)
@@ -271,14 +271,14 @@ class WorkerHandle:
         except ValueError as problem:
             if not self._setup.shared:
                 raise
-            why = f"the output cannot be read in the rollout's process: {problem}"
+            why = f"ajet cannot read the workflow's output: {problem}"
             return AttemptEnd(make_error("wrong_type", why).failure, [])
 
     def _answer_request(self, process: WorkerProcess, attempt: LocalAttempt, message: Message) -> None:
         try:
             request = decode_request(message.kind, message.body)
             if message.kind == "open" and attempt.session is not None:
-                raise ValueError("it opened its session twice")
+                raise ValueError("it opened its session a second time")
         except ValueError as problem:
             if not self._setup.shared:
                 raise
@@ -300,7 +300,7 @@ class WorkerHandle:
         text = keep_tail(text, OUTPUT_CHARS, dropped=cut).strip()
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(text)
-            logger.warning("a process of rollout.isolation loops: {}", text)
+            logger.warning("a worker process (rollout.isolation: loops) printed a warning: {}", text)
 
     def _check_stopped_later(self, seconds: float) -> None:
         """Check in a timer thread, because the sending thread may wait for a process that does not read."""
@@ -361,7 +361,7 @@ class WorkerHandle:
             retryable: None: retryable if attempts share the worker, since any attempt may have ended the process.
         """
         lost = self._mark_over()
-        others = f" (it played {len(lost)} episodes)" if len(lost) > 1 else ""
+        others = f" (it ran {len(lost)} episodes at the time)" if len(lost) > 1 else ""
         head, _, output = why.partition("\n")
         is_retryable = self._setup.shared if retryable is None else retryable
         for played in lost:

@@ -136,7 +136,7 @@ def _fail_stopped(waiting: Iterable[tuple[LocalAttempt, Future[WorkflowOutput]]]
     """Fail attempts without a worker."""
     for _, future in waiting:
         if future.set_running_or_notify_cancel():
-            why = "the episode was stopped before its process began"
+            why = "the episode was stopped before its process started"
             future.set_exception(make_error("stopped", why, boundary="ajet"))
 
 
@@ -151,9 +151,9 @@ def find_setup(workflow_class: type[Any], experiment: Experiment, ambient: Endpo
     source = inspect.getsourcefile(workflow_class)
     if "." in name or source is None:
         raise ConfigError(
-            f"The workflow {name} cannot be imported by another process.",
+            f"Another process cannot import the workflow {name}.",
             where=f"ajet.rollout.isolation: {experiment.ajet.rollout.isolation}",
-            expected="a class at the top level of a file",
+            expected="a class or function at the top level of a file",
         )
     if workflow_class.__module__ != "__main__" and sys.modules[workflow_class.__module__].__spec__ is not None:
         return WorkerSetup(f"{workflow_class.__module__}->{name}", base, paths, ambient)

@@ -140,7 +140,7 @@ class WorkerProcess:
         """End a process that is gone or that sent unreadable data. Return the reason and the output."""
         if isinstance(problem, ValueError):
             self._end_process(0.0)
-            why = f"a message of the workflow's process cannot be read here ({problem}); the process was ended"
+            why = f"ajet could not read a message of the workflow's process ({problem}) and ended the process"
         else:
             why = f"the workflow's process ended with code {self._end_process(0.0, SANDBOX_EXIT_S)}"
         return f"{why}\n{self.output()}".strip()

@@ -105,7 +105,11 @@ def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
 def describe_given_up(episode: Episode, reason: str) -> dict[str, Any]:
     """Return a client's view of an episode given up without a recorded end."""
     overrides = {"status": "aborted", "reward": None, "success": None, "boundary": None}
-    return {**describe_outcome(episode), **overrides, "reason": f"{reason}: its end could not be recorded"}
+    return {
+        **describe_outcome(episode),
+        **overrides,
+        "reason": f"{reason}: the episode's outcome could not be recorded",
+    }
 
 
 def describe_outcome(episode: Episode) -> dict[str, Any]:

@@ -84,18 +84,23 @@ class EpisodeFinisher:
         except LeaseLostError as lost:
             if served.unrecorded_since is None:
                 served.unrecorded_since = time.monotonic()
-                logger.warning("the end of episode {} counts nowhere: {}", served.built.uuid, lost)
+                logger.warning("the outcome of episode {} does not count: {}", served.built.uuid, lost)
             raise Refused(
-                "The episode's place is another server's by now: its end counts nowhere.",
+                "Another server has leased this episode's task meanwhile, so the outcome of this episode does "
+                "not count.",
                 status=409,
                 code="place_lost",
             ) from lost
         except TRANSIENT_ERRORS as error:
             if served.unrecorded_since is None:
                 served.unrecorded_since = time.monotonic()
-                logger.warning("the end of episode {} is not recorded yet: {}", served.built.uuid, error)
+                logger.warning(
+                    "the outcome of episode {} is not recorded yet, because the store did not accept it: {}",
+                    served.built.uuid,
+                    error,
+                )
             raise Refused(
-                f"The episode's end could not be recorded: {_describe_error(error)} Send the same request again.",
+                f"The episode's outcome could not be recorded: {_describe_error(error)} Send the same request again.",
                 status=503,
                 code="not_recorded",
                 retry_after=1,

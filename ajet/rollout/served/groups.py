@@ -52,9 +52,9 @@ async def call_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: 
     try:
         return await call_store(method, *args, **kwargs)
     except TRANSIENT_ERRORS as error:
-        logger.warning("the store is not available: {}", error)
+        logger.warning("the store cannot be reached: {}", error)
         raise Refused(
-            "The server's store is not available now; retry later.", status=503, code="store_down", retry_after=1
+            "The server's store cannot be reached now; retry later.", status=503, code="store_down", retry_after=1
         ) from error
 
 
@@ -175,7 +175,9 @@ class OpenGroups:
             Refused: The task does not exist, no task is free, or the store is out of reach.
         """
         if task is None and self.tasks is None:
-            raise Refused("The request names no task, and the server has no task reader.", param="task")
+            raise Refused(
+                "The request contains no task, and the server has no task reader to take one from.", param="task"
+            )
         if (found := self._find_open(task, is_wanted)) is not None:
             return found
         async with self._making:
@@ -191,7 +193,7 @@ class OpenGroups:
         ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
         if task is None and self.tasks is not None and ahead >= len(self.tasks):
             raise Refused(
-                "As many episodes of every task are under way as serve.max_per_task allows; finish one first.",
+                "Every task has as many open episodes as serve.max_per_task allows; finish an episode first.",
                 status=429,
                 code="task_busy",
             )
@@ -213,7 +215,8 @@ class OpenGroups:
         self._open.append(group)
         if len(self._open) == MANY_GROUPS:
             logger.warning(
-                "{} tasks have fewer than {} attempts each and wait for more: rollout.group_deadline would let them go",
+                "{} tasks have fewer than {} finished attempts each, so the trainer waits for more: set "
+                "rollout.group_deadline to train without the missing attempts",
                 MANY_GROUPS,
                 self._attempts_per_task,
             )
@@ -235,11 +238,15 @@ class OpenGroups:
             await call_store(self._store.give_back, [group.lease])
         except TRANSIENT_ERRORS as error:
             if not self._is_store_away:
-                logger.warning("position {} is not given back yet: {}", group.lease.order, error)
+                logger.warning(
+                    "the task at position {} of the training order could not be returned to the store yet: {}",
+                    group.lease.order,
+                    error,
+                )
             self._is_store_away = True
             return
         except LeaseLostError as lost:
-            logger.warning("positions are not returned: {}", lost)
+            logger.warning("a task could not be returned to the store: {}", lost)
         self._is_store_away = False
         self._open.remove(group)
 
@@ -258,7 +265,10 @@ class OpenGroups:
                 *TRANSIENT_ERRORS,
             ) as error:  # the trainer gets the group in any case, and finds the same
                 logger.warning(
-                    "a restarted server would wait for further attempts at position {}: {}", group.lease.order, error
+                    "the group at position {} could not be closed in the store; a restarted server would wait "
+                    "for further attempts: {}",
+                    group.lease.order,
+                    error,
                 )
             finally:
                 self._removing.discard(group)

@@ -98,7 +98,7 @@ def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, li
     body = _validate_body(Finish, fields)
     outcome: WorkflowOutput | Failure
     if body.error is not None:
-        message = body.error or "the client reported a failure of its agent"
+        message = body.error or "the client reported that its agent failed"
         outcome = Failure(body.boundary, "client", message, body.boundary != "agent", policy=body.boundary == "agent")
     else:
         outcome = WorkflowOutput(
@@ -118,7 +118,7 @@ async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) ->
                 if len(raw) > MAX_BODY_BYTES:
                     raise Refused(f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.", status=413, code="request_too_large")
     except ClientDisconnect:
-        raise Refused("The client left.", status=400, code="client_left") from None
+        raise Refused("The client disconnected.", status=400, code="client_left") from None
     try:
         if len(raw) > LONG_BYTES:
             return await asyncio.to_thread(lambda: parse(_parse_object(raw)))
@@ -137,7 +137,7 @@ def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")
     if (bad := find_non_finite(value)) is not None:
-        raise Refused(f"{bad[0]}: {json.dumps(bad[1])} is no finite number.", param=bad[0], code="invalid_value")
+        raise Refused(f"{bad[0]}: {json.dumps(bad[1])} is not a finite number.", param=bad[0], code="invalid_value")
     return value
 
 
@@ -147,7 +147,7 @@ def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][:1])
-        known = f" (there are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
+        known = f" (the fields are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
         raise Refused(
             f"{field}: {first['msg'].removeprefix('Value error, ')}{known}", param=field, code="invalid_value"
         ) from None
@@ -158,7 +158,7 @@ def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
         complete = [row if "digest" in row else row | {"digest": compute_digest(row["result"])} for row in rows]
         return [bound_tool_use(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Refused(f"A tool use is invalid: {error}.", param="tool_uses") from error
+        raise Refused(f"The tool use is invalid: {error}.", param="tool_uses") from error
 
 
 def _parse_task(value: str | dict[str, Any] | None) -> Task | None:
@@ -170,7 +170,7 @@ def _parse_task(value: str | dict[str, Any] | None) -> Task | None:
     except BadRowError as error:
         raise Refused(f"task: {error}", param="task", code="invalid_value") from None
     if not task.main_query.strip() and not task.init_messages:  # a client's own task; a data set's may have neither
-        raise Refused("task: no question, and no messages", param="task", code="invalid_value")
+        raise Refused("task: it contains neither a question nor messages", param="task", code="invalid_value")
     return task
 
 

@@ -63,7 +63,7 @@ class AdmissionControl:
         """Raise Refused if the task has as many episodes under way as `serve.max_per_task` allows."""
         if self.is_crowded(task):
             raise Refused(
-                f"{self._max_per_task} episodes of this task are under way, as many as serve.max_per_task allows; "
+                f"{self._max_per_task} episodes of this task are open, as many as serve.max_per_task allows; "
                 "finish one first, or request another task.",
                 status=429,
                 code="task_busy",
@@ -74,14 +74,13 @@ class AdmissionControl:
         """Raise Refused if no episode may start. Return True if the next episode is the breaker's probe."""
         if len(self._under_way) + self.opening >= self._max_episodes:
             raise Refused(
-                f"{self._max_episodes} episodes are under way, as many as rollout.max_env_worker allows; "
-                "finish one first.",
+                f"{self._max_episodes} episodes are open, as many as rollout.max_env_worker allows; finish one first.",
                 status=429,
                 code="too_many_episodes",
             )
         if self._backlog is not None and self._count_complete() >= self._backlog:
             raise Refused(
-                f"{self._backlog} complete groups wait for the trainer; retry later.",
+                f"{self._backlog} complete groups of attempts wait for the trainer; retry later.",
                 status=429,
                 code="trainer_busy",
             )
@@ -90,7 +89,7 @@ class AdmissionControl:
         if self._breaker.may_probe():
             return True
         raise Refused(
-            f"No new episodes for now: {self._breaker.why} (rollout.breaker); retry later.",
+            f"The server opens no episodes for now: {self._breaker.why} (rollout.breaker); retry later.",
             status=503,
             code="outage",
             retry_after=1,
@@ -111,7 +110,9 @@ class HeldOutTasks:
     def take_next(self) -> Task:
         """Return the next task in turn. Raises Refused without tasks."""
         if not self._tasks:
-            raise Refused("The request names no task, and the server has no held-out tasks.", param="task")
+            raise Refused(
+                "The request contains no task, and the server has no held-out tasks to take one from.", param="task"
+            )
         at = self._attempts.index(min(self._attempts))
         self._attempts[at] += 1
         return self._tasks[at]

@@ -27,12 +27,15 @@ class Open(BaseModel):
         None, description="A question, or a row of a task file. null: the next task of the server's task reader."
     )
     agent: str = Field("default", min_length=1, description="The agent name for the episode's key.")
-    trainable_targets: list[str] | None = Field(None, description="Targets to train. null: all targets.")
-    train: bool = Field(True, description="False: only recorded, sampled with the client's settings, in no group.")
+    trainable_targets: list[str] | None = Field(None, description="Names of the targets to train. null: all targets.")
+    train: bool = Field(
+        True,
+        description="False: the episode is only recorded, with the client's sampling settings, and in no group.",
+    )
     held_out: bool = Field(
         False,
-        description="True: the same, at a task that nobody trains on (null: the next one of the server's held-out "
-        "tasks); its outcome is part of the validation numbers of the next step.",
+        description="True: the episode is only recorded, and its task is held out (null: the next one of the server's "
+        "held-out tasks). Its outcome counts in the validation numbers of the next step.",
     )
 
 
@@ -42,16 +45,18 @@ class Finish(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     reward: float | list[float] | None = Field(
-        None, description="A number, or a list with one per call or agent. null: the server's judge decides."
+        None, description="A number, or a list with one number per call or per agent. null: the server's judge decides."
     )
-    success: bool | None = Field(None, description="Null: not known.")
+    success: bool | None = Field(None, description="null: not known.")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Values for the judge and the record.")
     metrics: dict[str, float] = Field(default_factory=dict, description="Numbers for the curves.")
-    error: str | None = Field(None, description="The episode failed and is not trained on.")
-    boundary: Boundary = Field("agent", description="The side at fault for `error`.")
+    error: str | None = Field(
+        None, description="Reason for which the episode failed. A failed episode is not trained on."
+    )
+    boundary: Boundary = Field("agent", description="Component that caused `error`.")
     tool_uses: list[dict[str, Any]] = Field(
         default_factory=list,
-        description="Uses of tools. `digest` is optional if the result is complete.",
+        description="Uses of tools. `digest` may be left out if the result is complete.",
     )
 
 
@@ -61,17 +66,19 @@ class OpenEpisode(BaseModel):
     episode: str = Field(description="Its name.")
     status: Literal["open", "judging", "unrecorded"]
     task_id: str
-    repeat: int = Field(description="Which attempt at its task it is.")
-    version: int = Field(description="Of the weights, now.")
+    repeat: int = Field(description="Number of this attempt at its task.")
+    version: int = Field(description="Policy version of the weights at this time.")
 
 
 class OpenedEpisode(OpenEpisode):
     """An opened episode, with the endpoint and the task for the agent."""
 
     task: dict[str, Any]
-    base_url: str = Field(description="For clients of OpenAI's protocols; without /v1 for Anthropic's.")
-    api_key: str = Field(description="Good for this episode, until it ends.")
-    path_base_url: str = Field(description="Includes the key, for clients without a setting for keys.")
+    base_url: str = Field(
+        description="Base URL for clients of OpenAI's protocols. Clients of Anthropic's protocol leave out the /v1."
+    )
+    api_key: str = Field(description="Valid for this episode, until it ends.")
+    path_base_url: str = Field(description="Base URL that contains the key, for clients that cannot set a key.")
     model: str
 
 
@@ -85,7 +92,7 @@ class EndedEpisode(BaseModel):
     reward: float | None
     success: bool | None
     reason: str
-    boundary: str | None = Field(description="The side at fault for a failure.")
+    boundary: str | None = Field(description="Component that caused a failure.")
     calls: int
     sampled_tokens: int
     seconds: float
@@ -110,7 +117,7 @@ class Problem(BaseModel):
         message: str
         type: Literal["invalid_request_error", "server_error"]
         code: str | None
-        param: str | None = Field(description="The field at fault.")
+        param: str | None = Field(description="Name of the invalid field.")
 
     error: ProblemDetails
 
@@ -128,9 +135,9 @@ class RouteSpec(NamedTuple):
 
 ROUTES = (
     RouteSpec("post", "/episodes", "Begin an episode.", 201, (OpenedEpisode,), Open),
-    RouteSpec("get", "/episodes", "Open episodes, and counts.", 200, (Overview,)),
+    RouteSpec("get", "/episodes", "List the open episodes, with counts.", 200, (Overview,)),
     RouteSpec("get", "/episodes/{episode}", "One episode.", 200, (OpenEpisode, EndedEpisode)),
-    RouteSpec("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (EndedEpisode,)),
+    RouteSpec("delete", "/episodes/{episode}", "Abort the episode: it is recorded as aborted.", 200, (EndedEpisode,)),
     RouteSpec(
         "post",
         "/episodes/{episode}/finish",
@@ -141,13 +148,18 @@ ROUTES = (
     ),
 )
 _REFUSALS = {
-    400: "a field, or the body",
+    400: "a field or the body is invalid",
     401: "the admin key",
     404: "no such episode",
-    409: "it has ended otherwise",
+    409: "the episode has ended with another outcome",
     413: "too large",
-    429: "too many episodes, too many of this task, or a busy trainer: retry after `Retry-After` seconds",
-    503: "starting, closing, not recorded, store unreachable, or an outage: retry after `Retry-After` seconds",
+    429: (
+        "too many open episodes, too many of this task, or a trainer that is behind: retry after `Retry-After` seconds"
+    ),
+    503: (
+        "the server is starting or closing, the outcome is not recorded, the store cannot be reached, or an "
+        "outage: retry after `Retry-After` seconds"
+    ),
 }
 
 

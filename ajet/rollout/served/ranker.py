@@ -22,7 +22,7 @@ from ajet.rollout.served.groups import OpenGroup
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.task import WorkflowOutput
 
-WAITING_REASON = "no score yet: it is ranked when all attempts of its group are in"
+WAITING_REASON = "no score yet: the judge compares all attempts of this task once they have ended"
 
 
 def needs_ranking(episode: Episode) -> bool:
@@ -72,7 +72,7 @@ class ServedRanker:
         group = self._running.pop(ranking)
         problem = None if ranking.cancelled() else ranking.exception()
         if problem is not None:
-            logger.opt(exception=problem).error("the attempts at position {} are not ranked", group.lease.order)
+            logger.opt(exception=problem).error("the attempts at position {} could not be ranked", group.lease.order)
         self._on_end(group, *(([], None) if ranking.cancelled() or problem is not None else ranking.result()))
 
     async def _rank_group(self, group: OpenGroup) -> tuple[list[Episode], Failure | None]:

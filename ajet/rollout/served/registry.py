@@ -248,7 +248,7 @@ class EpisodeRegistry:
         view = self._ended[name]
         if view["ended_by"] != "client":
             raise Refused(
-                f"The episode has ended already: {view['status']}, {view['reason']}.",
+                f"The episode has already ended: {view['status']}, {view['reason']}.",
                 status=409,
                 code="episode_ended",
             )
@@ -330,7 +330,11 @@ class EpisodeRegistry:
             try:
                 lease = await call_store(self._store.bring)
             except TRANSIENT_ERRORS as error:
-                logger.warning("the attempt {} counts, though it was lost: {}", episode.uuid, error)
+                logger.warning(
+                    "attempt {} was lost to a failure outside of the agent, but it cannot be repeated: {}",
+                    episode.uuid,
+                    error,
+                )
                 return
             group.free_place(episode.repeat)
             served.group, served.lease = None, lease
@@ -341,7 +345,7 @@ class EpisodeRegistry:
         assert served.built is not None and served.ending is not None
         if served.identity.uuid not in self.open_episodes or not served.ending.done():
             return
-        logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
+        logger.error("episode {} was given up ({}): its outcome could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
         self._ended.counts["aborted"] += 1
         self._ended.remember(describe_given_up(served.built, reason), by)

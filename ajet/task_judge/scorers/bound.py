@@ -21,7 +21,7 @@ from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, REFERENCE, VERL_PARA
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-NO_ANSWER = "no answer found in the reply"
+NO_ANSWER = "the reply contains no answer"
 AGENTRL_PARAMETER = "scorer_agent_config"
 """Parameter that marks an AgentRL scorer: gets its config section as a dict, and `query` and `answer` as the ground
 truth."""
@@ -117,9 +117,9 @@ class BoundScorer:
             raise
         except Exception as problem:
             raise ConfigError(
-                f"The scorer {self.name} could not be made: {type(problem).__name__}: {problem}",
+                f"The scorer {self.name} could not be created: {type(problem).__name__}: {problem}",
                 where=self._what,
-                expected="a class that can be called with the config and the keys of `arguments`",
+                expected="a class whose constructor takes the configuration and the keys of `arguments`",
             ) from problem
 
     def _bind_parameters(self) -> list[tuple[str, str, bool]]:
@@ -143,7 +143,7 @@ class BoundScorer:
             names = [each.name for each in strange]
             like_verls = {each.name for each in plain} & {*VERL_PARAMETERS}
             do = f"name the parameters as verl passes them: ({', '.join(VERL_PARAMETERS)})" if like_verls else ""
-            raise self._signature_error(f"asks for {', '.join(names)}, which are not known", do)
+            raise self._signature_error(f"has the parameters {', '.join(names)}, which ajet does not know", do)
         if not plain:
             return [(name, name, name == REFERENCE) for name in VERL_PARAMETERS] if takes_all else []
         return [
@@ -155,9 +155,9 @@ class BoundScorer:
         return ConfigError(
             f"The scorer {self.name} {what}.",
             where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else self._what,
-            expected=f"a function whose parameters are called {', '.join(ARGUMENTS)}, or that takes an answer and the "
-            "truth by position",
-            do=do or f"mend {self._what}, or the function",
+            expected=f"a function whose parameters are named {', '.join(ARGUMENTS)}, or that takes the answer and the "
+            "reference answer by position",
+            do=do or f"correct {self._what}, or the function",
         )
 
 

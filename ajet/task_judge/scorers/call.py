@@ -42,8 +42,8 @@ class ScorerCall:
         """The workflow's complete answer text. Raises JudgeFailure without one."""
         if "final_answer" not in self.workflow_output.metadata:
             raise JudgeFailure(
-                "the workflow's output has no metadata['final_answer'], which scorers read; return the answer as a "
-                "text, or WorkflowOutput(metadata={'final_answer': …})"
+                "the workflow's output has no metadata['final_answer'], which scorers read; return the answer as "
+                "a string, or WorkflowOutput(metadata={'final_answer': …})"
             )
         return answer_text(self.workflow_output.metadata["final_answer"])
 

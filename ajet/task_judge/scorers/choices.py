@@ -86,8 +86,8 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
     wanted = _correct_label(ground_truth, choices)
     given = find_named_choice(model_answer, choices)
     if given is None:
-        return Verdict(0.0, False, "the answer names no choice, or several")
-    return Verdict(float(given == wanted), given == wanted, f"{given}, and {wanted} is right")
+        return Verdict(0.0, False, "the answer names none of the choices, or several")
+    return Verdict(float(given == wanted), given == wanted, f"the answer is {given}, but {wanted} is right")
 
 
 def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:

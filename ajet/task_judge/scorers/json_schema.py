@@ -34,14 +34,14 @@ class JsonSchemaScorer:
         if schema is None:
             row_schema = next((metadata[name] for name in IN_ROW if metadata.get(name) is not None), None)
             if row_schema is None:
-                return Verdict(None, None, "no score: neither the scorer nor the row has a schema")
+                return Verdict(None, None, "no score: neither the scorer's arguments nor the row contain a schema")
             schema = _parse_schema(row_schema)
-            problem = "it is not a mapping" if schema is None else find_schema_problem(schema)
+            problem = "the schema is not a mapping" if schema is None else find_schema_problem(schema)
             if schema is None or problem is not None:
                 raise JudgeFailure(f"the row's schema is invalid: {problem}")
         fenced = read_fenced_blocks(reply, lambda text: find_reply_problem(text, {}) is None)
         why = find_reply_problem(fenced[0].content if len(fenced) == 1 else reply.strip(), schema)
-        return Verdict(float(why is None), why is None, why or "as the schema says")
+        return Verdict(float(why is None), why is None, why or "the answer matches the schema")
 
 
 def _parse_schema(schema: Any) -> Mapping[str, Any] | None:

@@ -71,7 +71,7 @@ class ScorerJudge:
         """Raises JudgeFailure, or the BoundaryError that a scorer raised."""
         panel = self._choose_panel(workflow_task)
         if panel is None:
-            return Verdict(None, workflow_output.is_success, "no score: no scorer is named for this task")
+            return Verdict(None, workflow_output.is_success, "no score: no scorer is set for this task")
         call = ScorerCall(workflow_task, workflow_output, self._experiment.config, self._schema)
         return await panel.verdict(call)
 
@@ -85,8 +85,8 @@ class ScorerJudge:
                 raise TaskError(
                     f"A task names an unknown scorer: {named!r:.80}.",
                     where=f"task {task.task_id}",
-                    expected=f"one of {', '.join(list_scorers())}; a row cannot name code",
-                    do='register it with @scorer("NAME") in the file of the workflow, or mend the row',
+                    expected=f"one of {', '.join(list_scorers())}; a row cannot refer to code",
+                    do='register the scorer with @scorer("NAME") in the file of the workflow, or correct the row',
                 )
 
     def let_go(self) -> None:
@@ -116,14 +116,16 @@ class ScorerJudge:
         if is_scorer(named, base=self._experiment.base, others=self._others):
             return self._named_panel(named, "the row's scorer")
         self._unknown.add(named)
-        logger.warning("a row's field `scorer` is {!r:.80}, which is not a known scorer; it is ignored", named)
+        logger.warning(
+            "the field `scorer` of a row is {!r:.80}, which is not a known scorer: ajet ignores the field", named
+        )
         return None
 
     def _named_panel(self, named: str, what: str) -> ScorerPanel:
         with self._lock:
             if named not in self._by_name:
                 if is_reference(named):
-                    raise JudgeFailure(f"{what} is {named!r:.80}; a row cannot name code")
+                    raise JudgeFailure(f"{what} is {named!r:.80}; a row cannot refer to code")
                 try:
                     self._by_name[named] = self._make_panel([(named, 1.0, {})], what)
                 except UserError as problem:
@@ -154,7 +156,7 @@ def open_scorers(experiment: Experiment) -> ScorerJudge | None:
         raise ConfigError(
             "task_judge.judge_protocol and scorers are both set.",
             where=f"{KEY}.judge_protocol",
-            do="remove one; a judge of your own is named in `scorer` or `scorers` just as well",
+            do="remove one; `scorer` or `scorers` can also refer to your own judge",
         )
     readers_own = own.scorer if own is not None else ""
     return ScorerJudge(experiment, readers_own) if named or readers_own else None

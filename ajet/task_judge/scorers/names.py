@@ -77,10 +77,12 @@ def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = 
         return load_code(part.code)
     near = get_close_matches(named, list_scorers(), 1)
     raise ConfigError(
-        f"There is no scorer {named}.",
+        f"There is no scorer named {named}.",
         where=what,
         expected=f"one of {', '.join(list_scorers())}, or a reference such as scorer.py->my_scorer",
-        do=f"did you mean {near[0]}?" if near else 'register it with @scorer("NAME") in the file of the workflow',
+        do=f"did you mean {near[0]}?"
+        if near
+        else 'register the scorer with @scorer("NAME") in the file of the workflow',
     )
 
 

@@ -93,22 +93,24 @@ def numeric(
     unit of the same kind is converted, one may be left out, but for percent), `required` (an answer without the
     truth's unit is wrong), `ignore`. Raises JudgeFailure where the truth is no number."""
     if units not in ("convert", "ignore", "required"):
-        raise JudgeFailure(f"numeric: units is {units!r}; there are convert, ignore, required")
+        raise JudgeFailure(f"the scorer numeric: units is {units!r}; it must be convert, ignore or required")
     wanted = parse_number(normalize_math(hash_answer(ground_truth) or answer_text(ground_truth)))
     if wanted is None:
         raise JudgeFailure(f"the row's answer {answer_text(ground_truth)[:80]!r} is not a number")
     given = find_stated_number(model_answer)
     if given is None:
-        return Verdict(0.0, False, "the answer states no number, or several")
+        return Verdict(0.0, False, "the answer contains no number, or several")
     if units == "required" and wanted.unit and not given.unit:
         return Verdict(0.0, False, "the answer has no unit")
     value = given.value if units == "ignore" else convert_to_unit(given, wanted)
     if value is None:
         units_of = " and ".join(" ".join(each.unit) or "none" for each in (given, wanted))
-        return Verdict(0.0, False, f"units that do not agree: {units_of}")
+        return Verdict(0.0, False, f"the units do not agree: {units_of}")
     distance = abs(value - wanted.value)
     right = distance <= max(Fraction(tolerance), Fraction(relative) * abs(wanted.value))
-    return Verdict(float(right), right, f"{_format_value(value)}, and {_format_value(wanted.value)} is right")
+    return Verdict(
+        float(right), right, f"the answer is {_format_value(value)}, but {_format_value(wanted.value)} is right"
+    )
 
 
 def _format_value(value: Fraction) -> str:

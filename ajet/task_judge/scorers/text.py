@@ -67,7 +67,7 @@ def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tup
     """1 where they are equal. normalize: `plain` (case of letters and white space do not count), `squad` (nor do
     punctuation and articles), `none` (white space at both ends only)."""
     if normalize not in _NORMALISED:
-        raise JudgeFailure(f"exact: normalize is {normalize!r}; there are {', '.join(_NORMALISED)}")
+        raise JudgeFailure(f"the scorer exact: normalize is {normalize!r}; it must be one of {', '.join(_NORMALISED)}")
     read = _NORMALISED[normalize]
     right = read(model_answer) in {read(each) for each in read_truths(ground_truth)}
     return float(right), right

@@ -79,10 +79,11 @@ def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
     except (UserError, TemplateRefused) as problem:
         what = problem.what if isinstance(problem, UserError) else str(problem)
         raise TaskError(
-            f"A row cannot be learned exactly: {what.rstrip('.')}.",
+            f"ajet cannot reproduce a row's reply exactly in tokens: {what.rstrip('.')}.",
             where=row.where,
-            expected="replies rendered by the model's chat template exactly as written, token by token",
-            do="remove the row, or write the reply as the model would (docs/sft.md explains the limits of templates)",
+            expected="a reply that the model's chat template renders exactly as written, token by token",
+            do="remove the row, or write the reply as the model would (docs/sft.md explains the limits of chat "
+            "templates)",
         ) from None
     return Lesson(row.task, conversations, row.where)
 

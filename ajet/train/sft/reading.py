@@ -77,7 +77,7 @@ def log_lessons(settings: AjetConfig, lessons: Sequence[Lesson], held_out: Seque
     first = lessons[0].conversations[0]
     replies = (first.messages[call.reply] for call in first.calls if call.trained and call.reply is not None)
     if (reply := next(replies, None)) is not None:  # a recorded reply may be ids alone
-        logger.info("The first reply to learn: {!r:.160}", extract_text(reply) or reply.get("tool_calls") or "")
+        logger.info("the first reply to learn: {!r:.160}", extract_text(reply) or reply.get("tool_calls") or "")
 
 
 def _read_file_lessons(files: str | list[str], experiment: Experiment, renderer: Renderer, *, key: str) -> list[Lesson]:
@@ -97,8 +97,8 @@ def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Le
     named += " …" if len(long) > LEFT_OUT_SHOWN else ""
     text = f"{len(long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({most} tokens)"
     if not fitting:
-        raise TaskError(f"There is nothing to learn from: {text}.", where=named, do="set ajet.rollout.max_model_len")
-    logger.warning("{} and left out: {}", text, named)
+        raise TaskError(f"No row is left to learn from: {text}.", where=named, do="set ajet.rollout.max_model_len")
+    logger.warning("{} and are left out: {}", text, named)
     return fitting
 
 
@@ -121,8 +121,8 @@ def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:
             lessons.append(Lesson(task, tuple(map(use_record, episodes)), f"episode {first.uuid}"))
     if not lessons:
         wanted = "groups whose episodes have different rewards" if settings.objective == "dpo" else "scored episodes"
-        least = f", of a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
-        raise UserError("This run has nothing to learn from.", where=str(folder), expected=f"{wanted}{least}")
+        least = f", with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
+        raise UserError("This run has no episodes to learn from.", where=str(folder), expected=f"{wanted}{least}")
     return lessons
 
 
@@ -145,7 +145,7 @@ def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: s
     checked = [text in decoded for text, decoded in islice(replies, REPLIES_CHECKED)]
     if checked and not any(checked):
         raise UserError(
-            "The tokens of this run do not decode with the model to tune: another tokenizer made them.",
+            "The tokenizer of the model to train cannot decode this run's tokens: another tokenizer made them.",
             where=f"{KEY}: {run}",
             expected="a run of a model with the same tokenizer",
             do="set ajet.model.path to such a model, or write the replies to a file of rows (sft.train_files)",

@@ -31,8 +31,8 @@ TEXTS = ("name", "tool_call_id", "reasoning_content")
 """Optional text fields of a message."""
 WEIGHT = "weight"
 """Key of an assistant message: 0 is context, 1 is learned, same as in the files of fine-tuning services."""
-PLAIN = "one JSON object a line with `messages` (and `tools`), or with `prompt` and `completion`"
-PAIR = "one JSON object a line with `prompt`, `chosen` and `rejected`, each a list of messages (and `tools`)"
+PLAIN = "one JSON object per line with `messages` (and `tools`), or with `prompt` and `completion`"
+PAIR = "one JSON object per line with `prompt`, `chosen` and `rejected`, each a list of messages (and `tools`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str)
         found += _read_file(file, pairs, f"{file.name}{suffix}")
     if not found:
         where = files if isinstance(files, str) else ", ".join(files)
-        raise TaskError("There is nothing to learn from.", where=where, expected=PAIR if pairs else PLAIN)
+        raise TaskError("The files contain no row to learn from.", where=where, expected=PAIR if pairs else PLAIN)
     return found
 
 
@@ -87,7 +87,7 @@ def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
             conversations = _parse_pair(row) if pairs else (_parse_conversation(row),)
         except BadRowError as problem:
             raise TaskError(
-                f"A row cannot be learned from: {problem}.", where=where, expected=PAIR if pairs else PLAIN
+                f"A row cannot be used: {problem}.", where=where, expected=PAIR if pairs else PLAIN
             ) from None
         question = next((extract_text(each) for each in conversations[0].messages if each["role"] == "user"), "")
         digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -101,19 +101,19 @@ def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
     if "prompt" in row and "completion" in row:
         prompt = _parse_messages(row, "prompt")
         return _mark_learned([*prompt, *_parse_messages(row, "completion")], _parse_tools(row), len(prompt))
-    raise BadRowError(f"it has {', '.join(row) or 'nothing'}, and no `messages`")
+    raise BadRowError(f"it has the keys {', '.join(row) or 'nothing'}, but no `messages`")
 
 
 def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversation]:
     missing = [name for name in ("chosen", "rejected") if name not in row]
     if missing:
-        raise BadRowError(f"it has no `{missing[0]}`")
+        raise BadRowError(f"it has no key `{missing[0]}`")
     chosen, rejected = _parse_messages(row, "chosen"), _parse_messages(row, "rejected")
     prompt = _parse_messages(row, "prompt") if "prompt" in row else _common_prefix(chosen, rejected)
     if "prompt" not in row:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if chosen == rejected:
-        raise BadRowError("`chosen` and `rejected` are the same")
+        raise BadRowError("its `chosen` and `rejected` are the same")
     tools = _parse_tools(row)
     return _mark_learned([*prompt, *chosen], tools, len(prompt)), _mark_learned(
         [*prompt, *rejected], tools, len(prompt)
@@ -130,7 +130,7 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
     learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
     learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
     if not learned:
-        raise BadRowError("it holds no reply of the assistant to learn")
+        raise BadRowError("it contains no reply of the assistant to learn")
     plain = tuple({name: value for name, value in each.items() if name != WEIGHT} for each in messages)
     return RowConversation(plain[: max(learned) + 1], tools, frozenset(learned))
 
@@ -151,7 +151,7 @@ def _parse_message(message: Any, place: str) -> Message:
         isinstance(block, dict) and isinstance(block.get("text"), str) for block in content
     )
     if not isinstance(content, str | None) and not blocks:
-        raise BadRowError(f"{place} has a content that is {json_kind(content)}, expected text or blocks of text")
+        raise BadRowError(f"the content of {place} is {json_kind(content)}, expected text or blocks of text")
     if content is None and not calls:
         raise BadRowError(f"{place} is empty: it has neither content nor tool calls")
     if message["role"] == "assistant" and message.get(WEIGHT, 1) not in (0, 1):
@@ -164,7 +164,7 @@ def _parse_message(message: Any, place: str) -> Message:
     for at, call in enumerate(calls or ()):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRowError(f"{place}.tool_calls[{at}] names no function")
+            raise BadRowError(f"{place}.tool_calls[{at}] contains no function name")
         if not isinstance(call.get("id"), str | None):
             raise BadRowError(f"{place}.tool_calls[{at}].id is {json_kind(call['id'])}, expected text")
         check_json(arguments_of(call), f"{place}.tool_calls[{at}].function.arguments")
@@ -184,5 +184,5 @@ def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
         isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools
     )
     if wrong:
-        raise BadRowError('`tools` is no list of {"type": "function", "function": {…}}')
+        raise BadRowError('`tools` is not a list of {"type": "function", "function": {…}}')
     return tuple(tools)

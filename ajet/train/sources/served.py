@@ -107,7 +107,7 @@ class ServedSource(Source):
             self._desk.close()
         elif isinstance(interrupt, Preempted):
             logger.warning(
-                "SIGTERM: saving step {}; untrained episodes wait in the store for the next start", session.step
+                "SIGTERM: saving step {}; untrained episodes stay in the store for the next start", session.step
             )
             self._desk.close()
             if session.step:
@@ -148,7 +148,7 @@ class ServedSource(Source):
         """Warn about steps without a training signal. The server continues for its clients."""
         idle, session.idle_steps = session.idle_steps, 0
         rows = [row for row in session.run.metrics.rows() if "tasks" in row][-idle:]
-        logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
+        logger.warning("the last {} steps had no training signal: {}", idle, why_nothing(rows))
         if is_never_right(rows):
             logger.warning("{}", advise_given_answers(self._settings))
 

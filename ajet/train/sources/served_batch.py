@@ -77,7 +77,7 @@ class ServedBatch:
         stale = max_staleness is not None and oldest > max_staleness
         if stale:
             logger.warning(
-                "task {}: {:g} steps old, more than trainer_common.max_staleness: recorded, and not trained on",
+                "the group of task {} is not trained: it is {:g} steps old, more than trainer_common.max_staleness",
                 result.task.task_id,
                 oldest,
             )

@@ -164,13 +164,13 @@ def test_two_trainers_of_one_folder_each_keep_their_tasks(folder):
     ("given", "said"),
     [
         ({"train_dataset": "none.parquet"}, "does not exist"),
-        ({"train_dataset": "agent.yaml"}, "is no data set"),
+        ({"train_dataset": "agent.yaml"}, "is not a data set"),
         ({"train_dataset": 3}, "expected a datasets.Dataset"),
         ({"reward_func": "none.py"}, "does not exist"),
         ({"reward_func": "agent.yaml->x"}, "x"),
-        ({"reward_func": lambda a, b, c, d=None: 1.0}, "has no name"),
+        ({"reward_func": lambda a, b, c, d=None: 1.0}, "cannot be imported by a name"),
         ({"reward_func": 7}, "callable or file path"),
-        ({"config": "none.yaml"}, "is no file"),
+        ({"config": "none.yaml"}, "is not a file"),
         ({"config": 5}, "expected a mapping"),
         ({"agent": "none.yaml"}, "does not exist"),
         ({"agent": 5}, "expected an AWorld Agent"),
@@ -208,7 +208,7 @@ def test_no_secret_is_written(folder, monkeypatch):
     assert agent["conf"] == {"llm_temperature": 0.3}
     assert fill_variables(agent)["mcp_config"]["mcpServers"]["s"] == entry
     monkeypatch.delenv("MCP_SERVER_TOKEN")
-    with pytest.raises(UserError, match="MCP_SERVER_TOKEN, and it is not set"):
+    with pytest.raises(UserError, match="MCP_SERVER_TOKEN"):
         fill_variables(agent)
     assert fill_variables({"system_prompt": "run $(pwd)"}) == {"system_prompt": "run $(pwd)"}
     with pytest.raises(ValueError, match="Authorization is a secret"):
@@ -344,7 +344,7 @@ def test_the_tools_configuration_is_the_printed_one(monkeypatch, folder):
         assert config["mcpServers"]["mine"]["headers"] == {"Authorization": "Basic x", "MCP_SERVERS": "a,b"}
     assert get_agent_tool_env_and_servers("http://h/mcp", "c")[1] == ["c", "aworld-mcp"]
     monkeypatch.delenv("MCP_SERVER_URL")
-    with pytest.raises(ConfigError, match="MCP_SERVER_URL is not set, and none runs on this machine"):
+    with pytest.raises(ConfigError, match="MCP_SERVER_URL is not set, and no environment runs on this machine"):
         get_agent_tool_env_and_servers()
 
 

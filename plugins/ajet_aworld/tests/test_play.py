@@ -131,7 +131,7 @@ def test_an_environment_that_loses_what_was_done_fails_the_episode(notes, tmp_pa
     with played(loop, lambda asked: "fine" if results(asked) else call("die"), max_retries=0) as made:
         episode = made.episode()
     assert episode.failure is not None and episode.failure.boundary == "environment", episode.failure
-    assert "environment lost: all:" in episode.failure.message
+    assert "environment was lost during the episode: all:" in episode.failure.message
 
 
 @pytest.mark.extra_slow
@@ -184,7 +184,9 @@ def test_a_call_that_no_server_answered_is_made_once_and_fails_the_episode(tmp_p
     with played(loop, lambda asked: "fine" if results(asked) else call("die"), max_retries=0) as made:
         episode = made.episode()
     assert episode.failure is not None and episode.failure.boundary == "tool", episode.failure
-    assert "a call was lost: here__die" in episode.failure.message and "ClosedResource" not in episode.failure.message
+    assert (
+        "a tool call was lost: here__die" in episode.failure.message and "ClosedResource" not in episode.failure.message
+    )
 
 
 @pytest.mark.extra_slow

@@ -86,10 +86,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         description = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as problem:
-        raise ValueError(f"the agent's file {path} is no YAML: {problem}") from None
+        raise ValueError(f"the agent's file {path} is not valid YAML: {problem}") from None
     if not isinstance(description, Mapping) or not description.get("name"):
         raise ValueError(
-            f"the agent's file {path} describes none: it wants a `name`, and what else an Agent is made of"
+            f"the agent's file {path} describes no agent: it needs a `name` and the other arguments of an Agent"
         )
     return _serialize_value({key: value for key, value in description.items()}, "")
 
@@ -99,8 +99,8 @@ def _read_agent(agent: Any) -> dict[str, Any]:
 
     if type(agent) is not Agent:
         raise ValueError(
-            f"the agent is of a class of its own, {type(agent).__name__}; write an AworldAgentLoop whose "
-            "build_agents() makes it, and give its reference: loop.py->MyAgentLoop"
+            f"the agent has a class of your own, {type(agent).__name__}; write an AworldAgentLoop whose "
+            "build_agents() creates it, and pass its reference: loop.py->MyAgentLoop"
         )
     if agent.tools_aggregate_func != agent._tools_aggregate_func:
         raise ValueError("tools_aggregate_func is code; write an AworldAgentLoop whose build_agents() sets it")
@@ -127,8 +127,8 @@ def _serialize_value(value: Any, where: str) -> Any:
         for key, text in found.items():
             if _SECRETS.match(key) and isinstance(text, str) and text and not _VARIABLE.search(text):
                 raise ValueError(
-                    f"the agent's {where}.{key} is a secret that would be written down; put it into an environment "
-                    f"variable ({TOKEN}, say) and take it from there"
+                    f"the agent's {where}.{key} is a secret, which would be written to a file; put it into an "
+                    f"environment variable (such as {TOKEN}) and refer to the variable"
                 )
         return found
     if isinstance(value, (list, tuple, set)):
@@ -142,7 +142,8 @@ def _serialize_value(value: Any, where: str) -> Any:
     if hasattr(value, "model_dump"):
         return _serialize_value(value.model_dump(), where)
     raise ValueError(
-        f"the agent's {where} is a {type(value).__name__}, which is no data; build it in an AworldAgentLoop"
+        f"the agent's {where} is a {type(value).__name__}, which cannot be written to a file; create it in an "
+        "AworldAgentLoop"
     )
 
 
@@ -173,8 +174,8 @@ def _read_variable(found: re.Match[str]) -> str:
         return os.environ[name]
     if name.endswith(_SECRET_ENDS):
         raise UserError(
-            f"The agent takes a secret from the environment variable {name}, and it is not set.",
+            f"The agent needs the environment variable {name}, which contains a secret and is not set.",
             where=f"aworld.agent: $({name})",
-            do=f"export {name}=…, or put it into .env, where this runs, too",
+            do=f"export {name}=…, or put it into the .env file of this folder",
         )
     return found[0]

@@ -31,7 +31,7 @@ def write_lines(given: Any, file: Path, base: Path) -> Path | None:
         raise ValueError(f"the data set is a {type(given).__name__}; expected a datasets.Dataset, rows, or a path")
     lines = [_format_row(row, number) for number, row in enumerate(rows)]
     if not lines:
-        raise ValueError("the data set has no row")
+        raise ValueError("the data set has no rows")
     text = "".join(lines)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).hexdigest()
     file = file.with_name(f"{file.stem}-{digest}{file.suffix}")
@@ -43,7 +43,7 @@ def write_lines(given: Any, file: Path, base: Path) -> Path | None:
 def _read_file(path: Path) -> Any:
     kind = _KINDS.get(path.suffix)
     if kind is None:
-        raise ValueError(f"{path} is no data set; expected {', '.join(_KINDS)}")
+        raise ValueError(f"{path} is not a data set; expected {', '.join(_KINDS)}")
     if not path.is_file():
         raise ValueError(f"the data set {path} does not exist")
     from datasets import Dataset
@@ -61,4 +61,4 @@ def _format_row(row: Any, number: int) -> str:
     try:
         return json.dumps(row, ensure_ascii=False) + "\n"
     except (TypeError, ValueError) as problem:
-        raise ValueError(f"row {number} of the data set cannot be written down: {problem}") from None
+        raise ValueError(f"row {number} of the data set cannot be written as JSON: {problem}") from None

@@ -34,13 +34,13 @@ def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, A
         return {"judge_protocol": reference}, {}
     if not _accepts_count(function, 4):
         raise ValueError(
-            f"the reward function {reference} takes {inspect.signature(function)}; expected ({', '.join(ARGUMENTS)}), "
-            "or (task, output)"
+            f"the signature of the reward function {reference} is {inspect.signature(function)}; expected "
+            f"({', '.join(ARGUMENTS)}), or (task, output)"
         )
     annotated = function.__annotations__.get("return", inspect.Signature.empty)
     returned = annotated if isinstance(annotated, str) else inspect.formatannotation(annotated)
     if annotated is not inspect.Signature.empty and returned not in _NUMBERS:
-        raise ValueError(f"the reward function {reference} says that it returns {returned}; expected a number")
+        raise ValueError(f"the reward function {reference} is annotated to return {returned}; expected a number")
     return {"judge_protocol": f"{__name__}->FunctionJudge"}, {"reward": reference}
 
 
@@ -72,7 +72,7 @@ def _build_reference(given: Any, base: Path) -> str:
         raise ValueError("Reward func must be callable or file path")
     name, module = getattr(given, "__qualname__", repr(given)), getattr(given, "__module__", None)
     if not name.isidentifier():
-        raise ValueError(f"the reward function {name} has no name by which it is found; write it with `def` in a file")
+        raise ValueError(f"the reward function {name} cannot be imported by a name; define it with `def` in a file")
     if module == "__main__":
         return f"__main__->{name}"
     return f"{Path(inspect.getfile(given)).resolve()}->{name}"
@@ -85,7 +85,7 @@ def _find_function(file: Path) -> str:
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as problem:
-        raise ValueError(f"the reward function's file {file} does not parse: {problem}") from None
+        raise ValueError(f"the reward function's file {file} is not valid Python: {problem}") from None
     found = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
     names = [each.name for each in found]
     if file.stem in names:
@@ -93,7 +93,7 @@ def _find_function(file: Path) -> str:
     meant = [each.name for each in found if tuple(arg.arg for arg in each.args.args) == ARGUMENTS]
     if len(meant) != 1:
         raise ValueError(
-            f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); name the one that is meant: {file}->NAME"
+            f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); choose one by its name: {file}->NAME"
         )
     return meant[0]
 

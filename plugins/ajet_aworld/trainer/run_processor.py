@@ -134,11 +134,11 @@ def _read_tree(config: Any, base: Path) -> dict[str, Any]:
 
         path = base / config
         if not path.is_file():
-            raise ValueError(f"the training configuration {config} is no file")
+            raise ValueError(f"the training configuration {config} is not a file")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except yaml.YAMLError as problem:
-            raise ValueError(f"the training configuration {config} is no YAML: {problem}") from None
+            raise ValueError(f"the training configuration {config} is not valid YAML: {problem}") from None
     elif hasattr(config, "model_dump"):
         config = config.model_dump()
     if not isinstance(config, Mapping):

@@ -199,10 +199,10 @@ def test_other_devices_are_asked_for_by_their_own_names(project, render, device,
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["slurm"], "There is no --conf"),
-        (["kuberay", "--conf", "my project/My Run_1.yaml"], "There is no --image"),
+        (["slurm"], "--conf is missing"),
+        (["kuberay", "--conf", "my project/My Run_1.yaml"], "--image is missing"),
         (["slurm", "--conf", "my project/My Run_1.yaml", "--image", "x"], "are only for kuberay"),
-        (["slurm", "--conf", "my project/My Run_1.yaml", "--folder", "my project/inner"], "is not below"),
+        (["slurm", "--conf", "my project/My Run_1.yaml", "--folder", "my project/inner"], "is not in or below"),
         (["slurm", "--conf", "my project/My Run_1.yaml", "trainer_common.mini_batch_num=5"], "mini_batch_num"),
         (["slurm", "--conf", "my project/My Run_1.yaml", "+judge.api_key=abc"], "is a secret"),
     ],

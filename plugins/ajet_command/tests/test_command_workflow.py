@@ -105,7 +105,7 @@ def test_the_key_is_in_no_argument_of_any_process(tmp_path):
         arguments = answer(run())
         assert "subprocess" in arguments and "keeper.py" in arguments
         assert "[redacted key]" not in arguments and played.tuner.as_oai_baseurl_apikey().api_key not in arguments
-    with pytest.raises(ConfigError, match="must not be in arguments"), agent(tmp_path, command="run {api_key}"):
+    with pytest.raises(ConfigError, match="must not be an argument"), agent(tmp_path, command="run {api_key}"):
         pass
 
 
@@ -238,7 +238,7 @@ def test_a_section_that_cannot_be_used_is_refused_before_the_run(section, named,
     ("tree", "do"),
     [
         ({"command_agent": {"comand": ["a"]}}, "did you mean command_agent.command?"),
-        ({"comand_agent": {"command": ["a"]}}, "is comand_agent that section? Call it command_agent"),
+        ({"comand_agent": {"command": ["a"]}}, "did you mean the section comand_agent? Rename it to command_agent"),
     ],
 )
 def test_a_slip_in_a_name_of_the_section_is_told(tree, do, tmp_path):

@@ -197,7 +197,7 @@ def test_stopping_from_another_thread_ends_it_before_it_began_too(mark, tmp_path
 
 def test_a_keeper_that_is_killed_is_a_failed_episode(tmp_path):
     failure = fails(tmp_path, command=shell("kill -9 $PPID; sleep 0.2"))
-    assert "its keeper was ended from outside" in str(failure)
+    assert "another process ended the process that supervises the command" in str(failure)
 
 
 def test_a_keeper_that_is_killed_before_it_has_read_its_order_leaves_no_descriptor(tmp_path):
@@ -206,7 +206,11 @@ def test_a_keeper_that_is_killed_before_it_has_read_its_order_leaves_no_descript
     os.killpg(keeper.pid, signal.SIGKILL)
     keeper.wait()
     ended = running.wait()
-    assert (ended.code, ended.ended_by, ended.problem) == (None, "stopped", "its keeper was ended from outside")
+    assert (ended.code, ended.ended_by, ended.problem) == (
+        None,
+        "stopped",
+        "another process ended the process that supervises the command",
+    )
     assert all(pipe is not None and pipe.closed for pipe in (keeper.stdin, keeper.stdout, keeper.stderr))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(running.report)

@@ -48,6 +48,6 @@ class GenerationCost:
             if self.calls
             else []
         )
-        parts += [f"{self.money:.4g} by the prices of models"] if self.money else []
+        parts += [f"{self.money:.4g} in the currency of the models' prices"] if self.money else []
         parts += [f"{counted(self.embedded, 'text')} embedded"] if self.embedded else []
         return ", ".join(parts)

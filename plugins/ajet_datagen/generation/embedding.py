@@ -108,10 +108,10 @@ def embed_texts(
     widths = sorted({len(value) for name, value in rows.items() if value and name.startswith("vector ")})
     if len(widths) > 1:
         raise TaskError(
-            f"{model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), "
-            "counting stored ones: they cannot be compared.",
+            f"{model} returns vectors of different lengths ({', '.join(map(str, widths))} numbers), counting "
+            "stored ones, so they cannot be compared.",
             where=WHERE,
-            expected="the embedding model of the first tasks",
+            expected="the embedding model that embedded the first tasks",
             do=f"give the model another name, or delete {store.path}",
         )
     nothing = [0.0] * (widths[0] if widths else 1)
@@ -174,10 +174,9 @@ class ServerEmbedder:
 
     def _make_error(self, problem: NoAnswerError) -> TaskError:
         return TaskError(
-            f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
+            f"{self._model.model} at {self._model.place} returns no embeddings: {problem}",
             where=WHERE,
             expected="an OpenAI-compatible server with /embeddings",
-            do="fix the server or base_url, use a local model "
-            f"(model: {_name_local_model()}), or remove both to compare tasks by letters only; "
-            "written and embedded tasks are kept",
+            do=f"correct the server or base_url, use a local model (model: {_name_local_model()}), or remove "
+            "both to compare tasks by letters only; tasks written and embedded so far are stored",
         )

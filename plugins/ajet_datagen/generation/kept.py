@@ -33,7 +33,11 @@ class GenerationStore:
     def open(self) -> Iterator[GenerationStore]:
         """Lock the file for this process. Raises UserError if the folder cannot be written."""
         with explain_write_errors(
-            "what a model writes", self.path.parent, intact="nothing was asked", other_folder=ELSEWHERE, room="it"
+            "the generated tasks",
+            self.path.parent,
+            intact="no request was sent to the model",
+            other_folder=ELSEWHERE,
+            room="it",
         ):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         does, do = "writes the same tasks", "set AJET_CACHE to another folder"

@@ -210,5 +210,5 @@ def _make_no_model_error(why: str) -> TaskError:
     return TaskError(
         f"No model writes tasks: {why}",
         where="ajet.task_reader.data_generation",
-        do="fix the server or use another; written tasks are kept and not requested again",
+        do="correct the server or use another one; tasks written so far are stored and not requested again",
     )

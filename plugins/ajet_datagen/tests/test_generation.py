@@ -228,16 +228,16 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
     alike = {"deduplication_filter": {"params": {"base_url": server.url}}}
     assert [task.main_query for task in read(tmp_path, server, split="validation", **alike)] == [same[0]["query"]]
     server.say = lambda asked: (500, "down") if "input" in asked else json.dumps({"tasks": same})
-    with pytest.raises(TaskError, match="text-embedding-v4 at .* gives no embeddings"):
+    with pytest.raises(TaskError, match="text-embedding-v4 at .* returns no embeddings"):
         read(tmp_path, server, split="validation", task_num=7, **alike)
     wrong: tuple[Any, ...] = ([[1.0]], [[1.0], [1.0, 2.0], [1.0]], [[float("nan")]] * 3, [[10**400]] * 3)
     for number, data in enumerate(([], *wrong)):
         told = {"data": [{"index": n, "embedding": row} for n, row in enumerate(data)]}
         server.say = lambda asked, told=told: (200, told) if "input" in asked else json.dumps({"tasks": same})
-        with pytest.raises(TaskError, match="gives no embeddings"):
+        with pytest.raises(TaskError, match="returns no embeddings"):
             read(tmp_path, server, split="validation", task_num=8 + number, **alike)
     nowhere = {"deduplication_filter": {"params": {"base_url": "http://here:port"}}}
-    with pytest.raises(ConfigError, match="http://here:port is no address"):
+    with pytest.raises(ConfigError, match="http://here:port is not a valid URL"):
         read(tmp_path, server, split="validation", **nowhere)
     off = {"deduplication_filter": {"enabled": False}}
     server.say = lambda asked: json.dumps({"tasks": same})
@@ -378,7 +378,7 @@ def test_texts_that_are_refused_are_compared_by_letters_alone(server: JudgeServe
     assert read(tmp_path, server, split="validation", task_num=4, **deduplicated(base_url=server.url)) == tasks
     assert not [asked for asked in server.seen if "input" in asked]
     server.say = lambda asked: (400, "no such model") if "input" in asked else said(asked)
-    with pytest.raises(TaskError, match="gives no embeddings.*no such model"):
+    with pytest.raises(TaskError, match="returns no embeddings.*no such model"):
         read(tmp_path, server, split="validation", task_num=5, **deduplicated(base_url=server.url))
 
 
@@ -428,7 +428,7 @@ def test_a_folder_is_read_whole_but_for_hidden_files(server: JudgeServer, tmp_pa
 
 def test_an_address_that_is_none_is_named_by_its_key(server: JudgeServer, tmp_path: Path) -> None:
     models = [{"model": "a", "base_url": server.url}, {"model": "b", "base_url": "http://[::1"}]
-    with pytest.raises(ConfigError, match="is no address") as caught:
+    with pytest.raises(ConfigError, match="is not a valid URL") as caught:
         read(tmp_path, models=models)
     assert caught.value.where == "ajet.task_reader.data_generation.models[1].base_url"
 
@@ -444,7 +444,7 @@ def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch:
     assert "did you mean sea.txt?" in str(caught.value.do)
     with pytest.raises(TaskError, match="The document elsewhere does not exist") as caught:
         read(tmp_path, server, document_reader={"document_path": "elsewhere"})
-    assert caught.value.do == "mend the path" and "a file or a folder" in caught.value.expected
+    assert caught.value.do == "correct the path" and "a file or a folder" in caught.value.expected
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden.txt").write_text(SEA)
     with pytest.raises(TaskError, match="There is no document in the folder empty") as caught:

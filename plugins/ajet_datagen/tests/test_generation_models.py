@@ -279,7 +279,7 @@ def test_money_is_counted_by_each_models_own_price() -> None:
     assert cost.describe_cost() == "3 requests, 1,000 + 100 tokens"
     cost.count_reply(2_000_000, 500_000, TokenPrice(prompt=0.5, reply=2.0))
     assert cost.money == pytest.approx(2 * 0.5 + 0.5 * 2.0)
-    assert cost.describe_cost() == "3 requests, 2,001,000 + 500,100 tokens, 2 by the prices of models"
+    assert cost.describe_cost().startswith("3 requests, 2,001,000 + 500,100 tokens, 2 ")
 
 
 def priced(*servers: JudgeServer) -> dict[str, Any]:
@@ -296,7 +296,10 @@ def test_what_it_cost_is_said_in_money(server: JudgeServer, tmp_path: Path) -> N
     """A reply of the scripted server has 1,000 + 100 tokens; one that cannot be read is paid for, too."""
     with judge_server(lambda asked: "I would rather not.") as cheap, log_lines("INFO") as logged:
         read(tmp_path, split="validation", **priced(cheap, server))
-    assert "writing validation tasks took 2 requests, 2,000 + 200 tokens, 0.0154 by the prices of models" in logged
+    assert (
+        "writing validation tasks took 2 requests, 2,000 + 200 tokens, 0.0154 in the currency of the models' prices"
+        in logged
+    )
     with log_lines("INFO") as logged:
         read(tmp_path, split="validation", **priced(cheap, server))
     assert [line for line in logged if "took" in line] == [], "what is kept costs nothing"
@@ -307,7 +310,7 @@ def test_what_it_cost_is_said_when_a_dead_server_ends_it(server: JudgeServer, tm
     given = {"document_reader": {"document_path": []}, "num_workers": 1}
     with log_lines("INFO") as logged, pytest.raises(TaskError, match="no more money"):
         read(tmp_path, **priced(server), **given, **examples(tmp_path))
-    assert logged[-1] == "writing train tasks took 4 requests, 3,000 + 300 tokens, 0.0042 by the prices of models"
+    assert logged[-1].startswith("writing train tasks took 4 requests, 3,000 + 300 tokens, 0.0042 ")
 
 
 @pytest.mark.parametrize(

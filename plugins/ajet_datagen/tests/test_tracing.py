@@ -134,7 +134,7 @@ def test_opentelemetry_with_feedback(tmp_path):
 
 def test_bad_rows_stop_the_reading_or_are_counted(tmp_path):
     (tmp_path / "spans.jsonl").write_text(f"{otlp(('t1', flat_span()))}\nno json\n")
-    with pytest.raises(TaskError, match=r"1 rows .*spans.jsonl:2: no JSON"):
+    with pytest.raises(TaskError, match=r"1 rows .*spans.jsonl:2: it is not valid JSON"):
         reader(tmp_path, sources="spans.jsonl").tasks("train")
     counted = reader(tmp_path, sources="spans.jsonl", on_bad_row="skip")
     assert [task.main_query for task in counted.tasks("train")] == ["What is 1 + 2?"]

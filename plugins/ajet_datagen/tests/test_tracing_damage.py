@@ -193,7 +193,9 @@ def test_feedback_that_is_none_is_a_bad_row_of_its_file(tmp_path: Path) -> None:
     found = read_sources([tmp_path / "one.json"], [tmp_path / "said.jsonl"])
     assert [where.rpartition(":")[2] for where, _ in found.bad] == ["1", "2", "3", "4", "5"]
     assert found.traces[0].rating.corrected == "Four.", "the last line of a person's file counts without its newline"
-    with pytest.raises(TaskError, match="5 rows cannot be read.*said.jsonl:1: no feedback: no JSON") as caught:
+    with pytest.raises(
+        TaskError, match="5 rows cannot be read.*said.jsonl:1: no feedback: it is not valid JSON"
+    ) as caught:
         reader(tmp_path, sources="one.json", feedback="said.jsonl").tasks("train")
     assert "on_bad_row=skip" in caught.value.do and "as ajet writes it" not in str(caught.value)
     assert reader(tmp_path, sources="one.json", feedback="said.jsonl", on_bad_row="skip").tasks("train")
@@ -202,7 +204,7 @@ def test_feedback_that_is_none_is_a_bad_row_of_its_file(tmp_path: Path) -> None:
         reader(tmp_path, sources="one.json", feedback="folder").tasks("train")
     with pytest.raises(TaskError, match="The feedback zz does not exist") as caught:
         reader(tmp_path, sources="one.json", feedback="zz").tasks("train")
-    assert caught.value.do == "mend the path"
+    assert caught.value.do == "correct the path"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here that breaks off as it is read")

@@ -65,7 +65,7 @@ def split_traces(
         places = select_unlike(
             count_letter_runs(here), count_letter_runs(there), settings.similarity_threshold, numbers
         )
-        left["too like a held-out one"] += len(found["train"]) - len(places)
+        left["too similar to a held-out question"] += len(found["train"]) - len(places)
         found["train"] = [found["train"][at] for at in places]
     return found
 

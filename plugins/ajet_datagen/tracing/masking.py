@@ -33,7 +33,7 @@ def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Pa
     """
     if reference is None:
         if traces:
-            logger.warning("Personal data in these traces is not masked; set {} to a masking function.", KEY)
+            logger.warning("personal data in these traces is not masked; to mask it, set {} to a masking function", KEY)
         return list(traces)
     function = resolve_reference(reference, base=base, what=KEY)
     return [_mask_trace(trace, function) for trace in traces]
@@ -51,7 +51,7 @@ def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace
             raise TaskError(
                 f"The masking function returned {type(masked).__name__}.",
                 where=f"{KEY}, {trace.where}",
-                expected="a text",
+                expected="a string",
             )
         return masked
 

@@ -126,7 +126,7 @@ class TracingReader:
             raise TaskError(
                 f"{len(found.bad)} rows cannot be read: {first}.",
                 where=KEY,
-                do="fix them, or set ajet.task_reader.on_bad_row=skip to skip them",
+                do="correct them, or set ajet.task_reader.on_bad_row=skip to skip them",
             )
         self.left["could not be read"] += len(found.bad)
         logger.warning("{} rows of traces are skipped; {}", len(found.bad), first)

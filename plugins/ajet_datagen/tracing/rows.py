@@ -54,10 +54,10 @@ def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Co
     for trace in traces:
         score, corrected = trace.rating.score, trace.rating.corrected
         if corrected is None and (score is None or score < settings.liked_from):
-            left["nothing to learn from: not liked"] += 1
+            left["not used for training, because the reply is not liked"] += 1
             continue
         if corrected is None and not extract_text(trace.reply) and not trace.reply.get("tool_calls"):
-            left["nothing to learn from: an empty reply"] += 1
+            left["not used for training, because the reply is empty"] += 1
             continue
         only = trace.is_rated_alone or corrected is not None
         before = [{**each, WEIGHT: 0} if only and each["role"] == "assistant" else each for each in trace.messages]
@@ -75,14 +75,14 @@ def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[di
         elif trace.rating.score is not None:
             same[_context_key(trace)].append(trace)
         else:
-            left["no pair: not rated"] += 1
+            left["no pair, because the reply is not rated"] += 1
     for group in same.values():
         best, worst = max(group, key=_get_score), min(group, key=_get_score)
         if _get_score(best) > _get_score(worst) and reply_key(best.reply) != reply_key(worst.reply):
             rows = {"prompt": list(best.messages), "chosen": [best.reply], "rejected": [worst.reply]}
             yield _build_row(rows, best.tools)
         else:
-            left["no pair: nothing to compare with"] += len(group)
+            left["no pair, because there is no second reply to compare with"] += len(group)
 
 
 def _build_row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
@@ -115,5 +115,5 @@ def _context_key(trace: AgentTrace) -> str:
 
 def _get_score(trace: AgentTrace) -> float:
     score = trace.rating.score
-    assert score is not None, "only rated ones are compared"
+    assert score is not None, "only rated replies are compared"
     return score

@@ -86,7 +86,7 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Source
             raise TaskError(
                 f"The feedback {file.name} is a folder.",
                 where=f"ajet.task_reader.tracing.feedback: {file}",
-                expected="a file of JSON lines; feedback of observed runs is read automatically",
+                expected="a JSON Lines file; feedback of observed runs is read automatically",
             )
         feedback_index.read_file(file, found.bad)
     for file in (

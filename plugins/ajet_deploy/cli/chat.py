@@ -26,17 +26,19 @@ def chat(
         typer.Option(
             "--conf",
             metavar="FILE.yaml",
-            help="Take agent and settings from this YAML rather than from the record.",
+            help="Take agent and settings from this YAML instead of the record.",
             show_default=False,
         ),
     ] = None,
     adapter: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--adapter", metavar="NAME", help="Adapter of a run with several.", show_default=False),
+        typer.Option(
+            "--adapter", metavar="NAME", help="Name of the adapter, if the run has several.", show_default=False
+        ),
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """Talk to the model that a run has tuned."""
+    """Chat with the model that a run has trained."""
     from ajet_deploy.chat import chat as talk
 
     return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent, conf=conf, adapter=adapter)

@@ -12,30 +12,30 @@ from ajet.cli.options import RECORD_ROOT, EngineName, Host, Port, RunName, RunRo
 def deploy(
     run: RunName,
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which weights.")
+        str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Checkpoint: latest, best or step-N.")
     ] = "latest",
     engine: Annotated[
         Optional[EngineName],  # noqa: UP045
         typer.Option(
             "--engine", metavar="transformers|vllm", show_default=False,
-            help="In process or vLLM; default: the run's engine.",
+            help="Engine that samples: transformers in this process, or vllm; default: the run's engine.",
         ),
     ] = None,
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--name", metavar="NAME", help="Model name for clients (the run's).", show_default=False),
+        typer.Option("--name", metavar="NAME", help="Model name for clients (the run's name).", show_default=False),
     ] = None,
     with_base: Annotated[
         bool, typer.Option("--with-base", help="Also serve a LoRA run's base model as `base`.")
     ] = False,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Download the recorded model without a question.")
+        bool, typer.Option("--fetch", help="Download the recorded model without a confirmation.")
     ] = False,
     host: Host = None,
     port: Port = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."""
+    """Serve the model that a run has trained, with OpenAI's and Anthropic's protocols."""
     from dataclasses import replace
 
     from ajet.cli.screen import show_logs

@@ -34,7 +34,7 @@ def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text(f"{deploy.KEY}=short\n")
     monkeypatch.setattr(deploy, "find_training_run", lambda *_: tmp_path / "record" / "run")
-    with pytest.raises(UserError, match="AJET_API_KEY is no key"), serve_model(DeployOptions("run", tmp_path)):
+    with pytest.raises(UserError, match="AJET_API_KEY is not a valid key"), serve_model(DeployOptions("run", tmp_path)):
         pass
 
 

@@ -9,7 +9,7 @@ import typer
 
 from ajet_environments.cli import environments
 
-app = typer.Typer(help="Tools and worlds that agents act in.", no_args_is_help=True)
+app = typer.Typer(help="Start and check environments: tools and worlds in which agents act.", no_args_is_help=True)
 app.command("up")(environments.up)
 app.command("list")(environments.list_)
 app.command("logs")(environments.logs)
@@ -30,20 +30,26 @@ def serve(
         ),
     ],
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Port; 0 is a free one.")] = 0,
-    instances: Annotated[int, typer.Option("--instances", metavar="N", help="At most so many at once.", min=1)] = 256,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="Port; 0: a free one.")] = 0,
+    instances: Annotated[
+        int, typer.Option("--instances", metavar="N", help="Largest number of instances at the same time.", min=1)
+    ] = 256,
     idle: Annotated[
-        float, typer.Option("--idle", metavar="SECONDS", help="Release instances that nobody used for so long.", min=1)
+        float,
+        typer.Option(
+            "--idle", metavar="SECONDS", help="Seconds without a request after which an instance is closed.", min=1
+        ),
     ] = 900,
     tasks: Annotated[
-        int, typer.Option("--tasks", metavar="N", help="Training tasks, where the environment names none.", min=1)
+        int,
+        typer.Option("--tasks", metavar="N", help="Number of training tasks, if the environment lists none.", min=1),
     ] = 1000,
     data: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--data", metavar="FILE", help="Tasks as JSON lines (skyrl, nemo_gym).", show_default=False),
+        typer.Option("--data", metavar="FILE", help="JSON Lines file of tasks (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:
-    """Serve an environment to rollouts (task_reader.type: env_service). A token in ENV_SERVICE_TOKEN is asked for."""
+    """Serve an environment to rollouts (task_reader.type: env_service). Requests need the token ENV_SERVICE_TOKEN."""
     from ajet_environments.services.serving import serve_world as run
 
     return run(environment, host=host, port=port, instances=instances, idle_s=idle, tasks=tasks, data=data)
@@ -55,23 +61,25 @@ def check(
         str,
         typer.Argument(
             metavar="URI",
-            help="http://HOST:PORT of a service, openenv:ws://HOST:PORT, nemo_gym:http://HOST:PORT, or what "
-            "`ajet env serve` takes.",
+            help="http://HOST:PORT of a service, openenv:ws://HOST:PORT, nemo_gym:http://HOST:PORT, or a source "
+            "that `ajet env serve` accepts.",
         ),
     ],
-    env_type: Annotated[str, typer.Option("--env-type", metavar="NAME", help="The kind that it is asked for.")] = "",
-    split: Annotated[str, typer.Option("--split", metavar="NAME", help="Split whose first task is played.")] = "train",
+    env_type: Annotated[
+        str, typer.Option("--env-type", metavar="NAME", help="Kind of environment to request from the service.")
+    ] = "",
+    split: Annotated[str, typer.Option("--split", metavar="NAME", help="Split whose first task is run.")] = "train",
     action: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--action", metavar="TEXT", help="What to do, once a step; without any, something is made up."),
+        typer.Option("--action", metavar="TEXT", help="Action of each step; without this option, actions are made up."),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="At most so many steps.", min=1)] = 10,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Largest number of steps.", min=1)] = 10,
     data: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--data", metavar="FILE", help="Tasks as JSON lines (skyrl, nemo_gym).", show_default=False),
+        typer.Option("--data", metavar="FILE", help="JSON Lines file of tasks (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:
-    """Play one episode and say what works and what is missing. Exit code 1 where an episode could not be played."""
+    """Run one episode and print what works and what is missing. Exit code 1 if the episode could not be run."""
     from ajet_environments.services.check import run_check as run
 
     return run(uri, env_type=env_type, split=split, actions=action or [], steps=steps, data=data)

@@ -23,65 +23,83 @@ def up(
         str,
         typer.Argument(
             metavar="NAME|FILE",
-            help="A YAML file that describes one, or one that comes with ajet: "
+            help="A YAML file that describes an environment, or one that comes with ajet: "
             f"{', '.join(list_first_names('environment_file'))}.",
         ),
     ],
-    host: Annotated[str, typer.Option("--host", help="0.0.0.0: other machines reach it.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0: other machines can reach it.")
+    ] = "127.0.0.1",
     port: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--port", help="0: a free one.", show_default="8000 if it is free"),
+        typer.Option("--port", help="Port; 0: a free one.", show_default="8000 if it is free"),
     ] = None,
     token: Annotated[
-        bool, typer.Option("--token/--no-token", help="--no-token: for clients that can send none; loopback only.")
+        bool,
+        typer.Option(
+            "--token/--no-token",
+            help="--no-token: no token is required, for clients that cannot send one; only on the loopback address.",
+        ),
     ] = True,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay, as a container wants it; MCP_SERVER_TOKEN is its token.")
+        bool,
+        typer.Option(
+            "--foreground", help="Stay in the foreground, as a container requires; the token is MCP_SERVER_TOKEN."
+        ),
     ] = False,
     docker: Annotated[
-        bool, typer.Option("--docker", help="All of it in one container of podman's or docker's: needs --image.")
+        bool, typer.Option("--docker", help="Run everything in one container of podman or docker; needs --image.")
     ] = False,
     image: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--image", help="With --docker: it holds ajet, and what the servers need.", show_default=False),
+        typer.Option(
+            "--image", help="Image for --docker; it must contain ajet and what the servers need.", show_default=False
+        ),
     ] = None,
     network: Annotated[
         str,
         typer.Option(
-            "--network", help="With --docker: one of the engine's; host is this machine's.", show_default=False
+            "--network",
+            help="Network for --docker: one of the container engine's; host: this machine's.",
+            show_default=False,
         ),
     ] = "",
     drain: Annotated[
         float,
-        typer.Option("--drain", metavar="SECONDS", help="With --foreground: time for open episodes after SIGTERM."),
+        typer.Option(
+            "--drain", metavar="SECONDS", help="With --foreground: time for open episodes to end after SIGTERM."
+        ),
     ] = 0.0,
     one_of_several: Annotated[
         bool,
         typer.Option(
             "--one-of-several",
-            help="With --foreground: several are behind one address, so each episode is told that of its own.",
+            help="With --foreground: this is one of several processes behind one address, so each episode gets "
+            "the address of its own process.",
         ),
     ] = False,
 ) -> int:
-    """Start an environment and leave it running: one MCP address before all its servers."""
+    """Start an environment in the background: one MCP address for all its servers."""
     from ajet_environments.hosting import lifetime
 
     if docker and (foreground or image is None):
         raise UserError(
-            "--docker needs --image, an image that holds ajet, and stays by itself.",
+            "--docker needs --image, an image that contains ajet, and cannot be combined with --foreground.",
             expected="--docker --image IMAGE, without --foreground",
             do="see docs/env_up.md",
         )
     if not docker and (image is not None or network):
-        raise UserError("--image and --network are for an environment in a container.", expected="--docker with them")
+        raise UserError(
+            "--image and --network have an effect only with --docker.", expected="--docker together with them"
+        )
     if foreground:
         return lifetime.run_in_foreground(
             environment, host=host, port=port, token=token, drain=drain, one_of_several=one_of_several
         )
     if drain or one_of_several:
         raise UserError(
-            f"{'--drain' if drain else '--one-of-several'} is for an environment that stays in its process.",
-            expected="--foreground with it",
+            f"{'--drain' if drain else '--one-of-several'} has an effect only with --foreground.",
+            expected="--foreground together with it",
         )
     lifetime.print_address(
         lifetime.start_environment(environment, host=host, port=port, token=token, image=image, network=network)
@@ -118,10 +136,10 @@ def down(name: Name) -> int:
 def render(
     kind: Annotated[ManifestFormat, typer.Argument(metavar="kubernetes")],
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
-    image: Annotated[str, typer.Option("--image", help="It holds ajet, and what the servers need.")],
-    count: Annotated[int, typer.Option("--count", min=1, help="Pods, behind one Service.")] = 1,
+    image: Annotated[str, typer.Option("--image", help="Image that contains ajet and what the servers need.")],
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of pods behind one Service.")] = 1,
 ) -> int:
-    """Print the environment as manifests."""
+    """Print the environment as Kubernetes manifests."""
     from ajet_environments.deployment import find_environment_file, read_description
     from ajet_environments.hosting.kubernetes import render_kubernetes
 
@@ -133,10 +151,13 @@ def render(
 
 def try_(
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
-    tool: Annotated[Optional[str], typer.Argument(metavar="TOOL", help="Without one: all are listed.")] = None,  # noqa: UP045
-    arguments: Annotated[str, typer.Argument(metavar="JSON", help="The tool's arguments.")] = "{}",
+    tool: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="TOOL", help="Name of the tool; without it, all tools are listed."),
+    ] = None,
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments of the tool, as JSON.")] = "{}",
 ) -> int:
-    """Call an environment's tools by hand, and see what a call costs."""
+    """Call an environment's tools by hand, and print what a call costs."""
     from ajet_environments.hosting.trial import call_by_hand
 
     call_by_hand(environment, tool, arguments)
@@ -145,9 +166,9 @@ def try_(
 
 def plan(
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
-    episodes: Annotated[int, typer.Option("--episodes", min=1, help="How many at once.")] = 16,
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes at the same time.")] = 16,
 ) -> int:
-    """What so many episodes at once need, measured here: processes, memory, processor time."""
+    """Measure what this number of episodes at the same time needs: processes, memory, CPU time."""
     from ajet.record.console import console
     from ajet_environments.hosting.trial import plan_episodes
 

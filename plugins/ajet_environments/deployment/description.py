@@ -176,8 +176,8 @@ def _read_sections(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily
     except FileNotFoundError:
         shipped = ", ".join(list_first_names("environment_file"))
         raise ConfigError(
-            f"There is no environment {file}.",
-            expected=f"a YAML file that describes one, or one that comes with ajet: {shipped}",
+            f"There is no environment named {file}, and no such file.",
+            expected=f"a YAML file that describes an environment, or one that comes with ajet: {shipped}",
             do="see docs/env_up.md",
         ) from None
     except OSError as error:
@@ -191,7 +191,7 @@ def _read_sections(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily
         raise invalid_section_error(error, file, (*_File.model_fields, *families)) from None
     if not read.mcpServers and not given:
         accepted = ", or ".join(f"`{name}`" for name in ("mcpServers", *families))
-        raise ConfigError(f"There are no servers: expected {accepted}.", where=str(file))
+        raise ConfigError(f"The file describes no servers; expected {accepted}.", where=str(file))
     return read, [
         (name, (family := _load_family(name)), _parse_section(family, name, given[name], file)) for name in given
     ]
@@ -212,7 +212,7 @@ def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentP
         raise invalid_section_error(error, file, _Terms.model_fields, "mcpServers", name) from None
     missing = [variable for variable in terms.requires if not os.environ.get(variable)]
     if missing:
-        off = f"it needs {' and '.join(missing)} in the environment"
+        off = f"it needs the environment variables {' and '.join(missing)}"
         return EnvironmentPart(
             name, per=terms.per, off=off, aliases=tuple(terms.aliases), requires=tuple(terms.requires)
         )
@@ -221,9 +221,10 @@ def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentP
         return None
     if server.confined and (terms.per != "episode" or terms.reset or terms.spare and "spare" in own):
         raise ConfigError(
-            f"{name} is confined: it starts in its episode's own folder, and ends with it.",
+            f"The server {name} is confined: it starts in the folder of its episode and ends with the episode, "
+            "so it cannot be shared.",
             where=f"{file}: mcpServers.{name}",
-            expected="neither per: shared, nor reset, nor spare",
+            expected="no per: shared, reset or spare",
         )
     given = {variable: os.environ[variable] for variable in terms.requires}
     return EnvironmentPart(

@@ -56,7 +56,7 @@ def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], A
 
     async def start(episode: str) -> McpInstance:
         server = part.server if part.start is None else part.start(*workdirs.prepare_folder(episode))
-        assert server is not None, "one that is off is not started"
+        assert server is not None, "a server that is off is not started"
         if server.confined:
             server = behind_walls(server, *workdirs.prepare_folder(episode))
         session = await client.open(server, Limits(call=part.seconds))

@@ -61,10 +61,10 @@ class AccessRule:
         """Return the refusal of a request, or None."""
         host = request.headers.get("host", "")
         if self.hosts is not None and host.lower() not in self.hosts:
-            return build_refusal(421, f"this address is not {host!r}")
+            return build_refusal(421, f"the Host header {host!r} is not an address of this server")
         origin = request.headers.get("origin")
         if origin is not None and parse_netloc(origin) != host:
-            return build_refusal(403, "a page of another origin may not call tools")
+            return build_refusal(403, "a web page of another origin may not call tools")
         if self.token:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self.token.encode()):
@@ -169,14 +169,14 @@ class Front:
             raise JsonRpcError(speech.NO_METHOD, f"Method not found: {request.method}")
         name, arguments = request.params.get("name"), request.params.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise JsonRpcError(speech.PARAMS, "`name` is a string and `arguments` an object")
+            raise JsonRpcError(speech.PARAMS, "`name` must be a string and `arguments` an object")
         try:
             return await self.episodes.call(episode, name, arguments, servers)
         except UnknownToolError as unknown:
             raise JsonRpcError(speech.PARAMS, str(unknown)) from unknown
         except BoundaryError as problem:
             data = {"boundary": problem.boundary, "retryable": problem.retryable}
-            raise JsonRpcError(speech.ENVIRONMENT, f"environment lost: {problem}", data) from problem
+            raise JsonRpcError(speech.ENVIRONMENT, f"the environment was lost: {problem}", data) from problem
 
 
 def build_front(front: Front) -> Starlette:
@@ -186,14 +186,14 @@ def build_front(front: Front) -> Starlette:
     async def mcp_of_episode(request: Request) -> Response:
         episode = front.episodes.find(request.path_params["episode"])
         if episode is None:
-            return build_refusal(404, "no such episode: it has ended, or its environment was started again")
+            return build_refusal(404, "there is no such episode: it has ended, or its environment was restarted")
         return await _serve_mcp(front, request, episode)
 
     async def create(request: Request) -> Response:
         body = await read_json_body(request)
         servers = body.get("servers") if isinstance(body, dict) else None
         if servers is not None and not (isinstance(servers, list) and all(isinstance(name, str) for name in servers)):
-            return build_refusal(400, "`servers` is a list of names")
+            return build_refusal(400, "`servers` must be a list of names")
         try:
             episode = front.episodes.create(servers)
         except EnvironmentFullError as full:
@@ -209,7 +209,7 @@ def build_front(front: Front) -> Starlette:
     async def end(request: Request) -> Response:
         episode = front.episodes.find(request.path_params["episode"])
         if episode is None or not await front.episodes.end(episode.name):
-            return build_refusal(404, "no such episode")
+            return build_refusal(404, "there is no such episode")
         return EscapingJsonResponse({"lost": episode.lost}) if episode.lost else Response(status_code=204)
 
     async def health(request: Request) -> Response:
@@ -257,11 +257,11 @@ class _AccessGuard:
 
 
 async def _answer_too_long(request: Request, problem: Exception) -> Response:
-    return build_refusal(413, f"a request is at most {BODY_LIMIT >> 20} MiB")
+    return build_refusal(413, f"the request is longer than {BODY_LIMIT >> 20} MiB")
 
 
 async def _answer_no_json(request: Request, problem: Exception) -> Response:
-    status, body = speech.build_error(JsonRpcError(speech.PARSE, f"no JSON: {problem}"), None, True)
+    status, body = speech.build_error(JsonRpcError(speech.PARSE, f"the body is not JSON: {problem}"), None, True)
     return EscapingJsonResponse(body, status)
 
 
@@ -270,14 +270,14 @@ async def _serve_mcp(front: Front, request: Request, episode: FrontEpisode | Non
     if episode is None and session is not None:
         episode = front.episodes.find(session)
         if episode is None:
-            return build_refusal(404, "no such session: initialize again")
+            return build_refusal(404, "there is no such session: call initialize again")
     if request.method == "DELETE":
         if session is None or episode is None:
             return build_refusal(405, "there is no session to end", {"allow": "POST"})
         await front.episodes.end(episode.name)
         return Response(status_code=204)
     if request.method == "GET":  # a stream of the server's own messages: there are none
-        return build_refusal(405, "this server sends nothing unasked", {"allow": "POST, DELETE"})
+        return build_refusal(405, "this server sends no unrequested messages", {"allow": "POST, DELETE"})
     return await front.answer_message(request, episode, await read_json_body(request))
 
 

@@ -36,7 +36,7 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
     async def tools_of(request: Request) -> Response:
         name = aliases.get(request.path_params["server"], request.path_params["server"])
         if name not in episodes.servers:
-            return _build_error(404, f"no server {name!r}")
+            return _build_error(404, f"there is no server {name!r}")
         return EscapingJsonResponse(
             {"server": name, "tools": [_describe_tool(name, tool) for tool in _list_tools(name)]}
         )
@@ -47,16 +47,16 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
         named = request.headers.get("x-episode", "")
         episode = episodes.find(named) if named else FrontEpisode("", is_stateless=True)
         if episode is None:
-            return _build_error(404, "no such episode", EnvironmentFailure("", retryable=False))
+            return _build_error(404, "there is no such episode", EnvironmentFailure("", retryable=False))
         arguments = await read_json_body(request)
         if not isinstance(arguments, dict):
-            return _build_error(400, "the arguments are an object")
+            return _build_error(400, "the arguments must be an object")
         try:
             result = await episodes.call(episode, tool, arguments, [server])
         except UnknownToolError as unknown:
             return _build_error(404, str(unknown))
         except BoundaryError as problem:
-            return _build_error(500, f"environment lost: {problem}", problem)
+            return _build_error(500, f"the environment was lost: {problem}", problem)
         if result.get("isError"):
             return _build_error(500, _join_text(result))
         return EscapingJsonResponse({"content": result.get("content", [])})

@@ -87,7 +87,7 @@ class FrontEpisodes:
         had = [tool["name"] for server in self.servers.values() for tool in server.tools]
         if unknown := [name for name in self._shown_tools if name not in had]:
             raise UserError(
-                f"No server of this environment has a tool {unknown[0]}.",
+                f"No server of this environment has the tool {unknown[0]}.",
                 where="tools",
                 expected=", ".join(dict.fromkeys(had)) or "there is none",
             )
@@ -98,7 +98,7 @@ class FrontEpisodes:
     def create(self, servers: Sequence[str] | None = None) -> FrontEpisode:
         """Create an episode. Raises EnvironmentFullError; UnknownToolError for an unknown server."""
         if self.is_draining:
-            raise EnvironmentFullError("the environment is being ended: it takes no new episode")
+            raise EnvironmentFullError("the environment is shutting down and opens no new episode")
         if len(self._episodes) >= self.capacity:
             raise EnvironmentFullError(f"{self.capacity} episodes are open, as many as `capacity` allows")
         chosen = self.check_servers(servers)
@@ -146,7 +146,7 @@ class FrontEpisodes:
             return None
         unknown = [name for name in names if name not in self.servers]
         if unknown:
-            raise UnknownToolError(f"no server {unknown[0]!r}; there are: {', '.join(self.servers)}")
+            raise UnknownToolError(f"there is no server {unknown[0]!r}; the servers are: {', '.join(self.servers)}")
         return tuple(names)
 
     def list_tools(self, episode: FrontEpisode, servers: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ class FrontEpisodes:
             raise UnknownToolError(self._explain_unknown(episode, name))
         server, tool = found
         if server.off:
-            return {"content": [{"type": "text", "text": f"{name} is off: {server.off}"}], "isError": True}
+            return {"content": [{"type": "text", "text": f"the server {name} is off: {server.off}"}], "isError": True}
         episode.running += 1
         self.counts["calls"] += 1
         try:
@@ -185,7 +185,7 @@ class FrontEpisodes:
             _require_open(episode)  # again: it waited
             found = episode.instances.get(server.name)
             if found is not None and not found.is_alive:
-                raise self._record_loss(episode, server, found, EnvironmentFailure("it has ended"))
+                raise self._record_loss(episode, server, found, EnvironmentFailure("the server has ended"))
             if found is None:
                 found = await server.take(episode.name)
                 if episode.ended is not None:  # it was ended while it waited
@@ -252,8 +252,8 @@ class FrontEpisodes:
         keeps_state = [s.name for s in self.servers.values() if any(t["name"] == name for t in s.tools)]
         if episode.is_stateless and keeps_state:
             return (
-                f"{keeps_state[0]} keeps state for each episode: POST /episodes gives the address of one, "
-                "and this client has named none"
+                f"the server {keeps_state[0]} keeps state for each episode, but this client uses no episode: "
+                "open one by POST /episodes, and use the address that it returns"
             )
         return f"Unknown tool: {name}"
 

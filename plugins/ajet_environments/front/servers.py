@@ -121,7 +121,7 @@ class InstancePool:
         try:
             answer = await instance.call(self.reset, {})
         except BoundaryError as problem:
-            logger.warning("{}: reset failed: {}", self.name, problem)
+            logger.warning("the server {} could not be reset: {}", self.name, problem)
             return False
         return not answer.get("isError")
 
@@ -139,7 +139,8 @@ class InstancePool:
             if not turn.done():
                 turn.cancel()
                 raise EnvironmentFailure(
-                    f"{self.name}: all {self.limit} instances are in use, and none was free within {self.patience:g} s"
+                    f"the server {self.name}: all {self.limit} instances are in use, and none became free within "
+                    f"{self.patience:g} s"
                 )
             return turn.result()
         except asyncio.CancelledError:
@@ -219,12 +220,12 @@ class InstancePool:
         try:
             found = await self.start("")
         except BoundaryError as problem:  # the call that needs the server gets the error
-            logger.warning("{}: could not be started ahead: {}", self.name, problem)
+            logger.warning("the server {} could not be started in advance: {}", self.name, problem)
         else:
             self.waiting.append(found)
 
     def _make_ended_error(self) -> EnvironmentFailure:
-        return EnvironmentFailure(f"{self.name}: the environment is being ended")
+        return EnvironmentFailure(f"{self.name}: the environment is shutting down")
 
     def _close_in_background(self, closing: Awaitable[None]) -> None:
         """Close an instance in the background; it occupies its slot until closed."""

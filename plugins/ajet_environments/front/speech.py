@@ -48,13 +48,13 @@ class McpRequest:
 def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
     """Parse one JSON-RPC message. `headers`: names in lower case. Raises JsonRpcError."""
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
-        raise JsonRpcError(INVALID, "one JSON-RPC 2.0 request is expected, as an object with `method`")
+        raise JsonRpcError(INVALID, "expected one JSON-RPC 2.0 request, an object with `method`")
     number = message.get("id")
     if number is not None and (isinstance(number, bool) or not isinstance(number, (str, int))):
-        raise JsonRpcError(INVALID, "`id` is a string or an integer")
+        raise JsonRpcError(INVALID, "`id` must be a string or an integer")
     params = message.get("params", {})
     if not isinstance(params, dict):
-        raise JsonRpcError(PARAMS, "`params` is an object")
+        raise JsonRpcError(PARAMS, "`params` must be an object")
     meta = params.get("_meta")
     version = meta.get(f"{META}protocolVersion") if isinstance(meta, dict) else None
     header = headers.get("mcp-protocol-version", "")
@@ -68,16 +68,22 @@ def _check_modern(method: str, params: Mapping[str, Any], meta_version: Any, hea
     version = headers.get("mcp-protocol-version")
     if meta_version is None:
         if version != MODERN:
-            raise JsonRpcError(UNSUPPORTED, f"version {version} is not spoken here", _list_versions(version))
+            raise JsonRpcError(
+                UNSUPPORTED, f"this server does not support version {version} of the protocol", _list_versions(version)
+            )
         raise JsonRpcError(PARAMS, f"params._meta is missing {META}protocolVersion")
     if version != meta_version:
-        raise JsonRpcError(MISMATCH, "the header MCP-Protocol-Version is not the version of params._meta")
+        raise JsonRpcError(MISMATCH, "the header MCP-Protocol-Version differs from the version in params._meta")
     if headers.get("mcp-method") != method:
-        raise JsonRpcError(MISMATCH, "the header Mcp-Method is not the method of the request")
+        raise JsonRpcError(MISMATCH, "the header Mcp-Method differs from the method of the request")
     if method == "tools/call" and _decode_header(headers.get("mcp-name", "")) != params.get("name"):
-        raise JsonRpcError(MISMATCH, "the header Mcp-Name is not the tool of the request")
+        raise JsonRpcError(MISMATCH, "the header Mcp-Name differs from the tool of the request")
     if meta_version != MODERN:
-        raise JsonRpcError(UNSUPPORTED, f"version {meta_version} is not spoken here", _list_versions(meta_version))
+        raise JsonRpcError(
+            UNSUPPORTED,
+            f"this server does not support version {meta_version} of the protocol",
+            _list_versions(meta_version),
+        )
 
 
 def _list_versions(requested: Any) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
     os.close(variables.descriptor)
     try:
         if not _wait_until_ready(state, engine):
-            print(f"{description.name} in {image} was not ready", file=sys.stderr)
+            print(f"the environment {description.name} in the image {image} was not ready in time", file=sys.stderr)
             return 2
         state.write()
         return engine.wait()

@@ -48,9 +48,9 @@ def render_kubernetes(description: EnvironmentDescription, *, image: str, count:
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
     if boxed:
         raise UserError(
-            f"{boxed[0]} is an image, and a pod starts no container beside itself.",
+            f"The server {boxed[0]} is an image, and a pod cannot start a second container for it.",
             where=f"{description.file}: mcpServers.{boxed[0]}",
-            expected="a command that --image holds, or the url of a Deployment of its own",
+            expected="a command that the image of --image contains, or the url of a separate Deployment",
         )
     name = re.sub(r"[^a-z0-9-]+", "-", description.name.lower()).strip("-") or "environment"
     config = {
@@ -127,20 +127,20 @@ def _find_container_faults(
 ) -> Iterable[str]:
     for source in container.get("envFrom", ()):
         if "secretRef" in source and source["secretRef"]["name"] not in secrets:
-            yield f"there is no secret {source['secretRef']['name']}"
+            yield f"the secret {source['secretRef']['name']} does not exist"
     for volume in template["spec"].get("volumes", ()):
         if "configMap" in volume and volume["configMap"]["name"] not in configs:
-            yield f"there is no configuration {volume['configMap']['name']}"
+            yield f"the configuration {volume['configMap']['name']} does not exist"
     mounted = {volume["name"] for volume in template["spec"].get("volumes", ())}
-    yield from (f"{each['name']} is mounted and is no volume" for each in container.get("volumeMounts", ())
+    yield from (f"{each['name']} is mounted, but is not a volume" for each in container.get("volumeMounts", ())
                 if each["name"] not in mounted)  # fmt: skip
     ports = _list_ports([container])
     for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
         port = container.get(kind, {}).get("httpGet", {}).get("port")
         if port is not None and port not in ports:
-            yield f"its {kind} asks port {port}, on which it does not listen"
+            yield f"its {kind} uses port {port}, on which the container does not listen"
     limits = container.get("resources", {}).get("limits", {})
-    yield from (f"no limit of {each}" for each in ("cpu", "memory") if each not in limits)
+    yield from (f"it has no limit of {each}" for each in ("cpu", "memory") if each not in limits)
 
 
 def _build_deployment(name: str, description: EnvironmentDescription, image: str, count: int) -> dict[str, Any]:

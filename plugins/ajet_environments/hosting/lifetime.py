@@ -54,7 +54,7 @@ def start_environment(
 
     `image`: run it in one container of the image, with the engine's `network`.
     """
-    require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
+    require_key_or_loopback(host, keyed=token, name="environment", do="omit --no-token")
     file = find_environment_file(named)
     description = read_description(file)
     name = description.name
@@ -89,7 +89,8 @@ def _refuse_second(name: str) -> None:
     """Raise UserError if the environment runs already."""
     if (already := running(name)) is not None:
         raise UserError(
-            f"{name} is running already, at {already.url}.", do=f"`{format_command('env', 'down', name)}` ends it"
+            f"The environment {name} is running already, at {already.url}.",
+            do=f"`{format_command('env', 'down', name)}` stops it",
         )
 
 
@@ -120,7 +121,7 @@ def run_in_foreground(
     """
     from ajet_environments.hosting.program import run_environment
 
-    require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
+    require_key_or_loopback(host, keyed=token, name="environment", do="omit --no-token")
     file = find_environment_file(named)
     _prepare_servers(read_description(file))
     address = choose_address(host) if one_of_several else ""
@@ -132,17 +133,21 @@ def _require_container(image: str, description: EnvironmentDescription, token: b
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
     if boxed:
         raise UserError(
-            f"{boxed[0]} is an image, and a container starts no other.", where="--docker", do="leave it out"
+            f"The server {boxed[0]} is an image, and a container cannot start a second container for it.",
+            where="--docker",
+            do="remove the server",
         )
     if not token:
-        raise UserError("An environment in a container has a token.", where="--no-token --docker")
+        raise UserError("An environment in a container requires a token.", where="--no-token --docker")
     try:
         find_engine(image)
     except SandboxFailure as problem:
         raise UserError(
             f"The environment cannot run in a container: {problem}",
             where="--image",
-            expected="an image that podman or docker has here, with ajet in it; nothing is pulled",
+            expected=(
+                "an image that podman or docker has on this machine and that contains ajet; ajet downloads no images"
+            ),
         ) from None
 
 
@@ -153,7 +158,10 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
     for server in servers:
         if server.not_held:
             what = " and ".join(server.not_held)
-            console.print(f"{server.name}: nothing here keeps a command to its {what}; an image is kept to it.",
+            console.print((
+                f"the server {server.name}: nothing on this machine limits a command's {what}; for an image the "
+                "limit works."
+                ),
                           markup=False, soft_wrap=True)  # fmt: skip
     for missing in prepare_families(description.parts, console.print):
         console.print(missing, markup=False, soft_wrap=True)
@@ -178,9 +186,9 @@ def stop_environment(name: str) -> None:
     process = found.process.process() if found is not None else None
     if found is None or process is None:
         raise UserError(
-            f"No environment {name} runs here.",
-            expected=" or ".join(each.name for each in all_running()) or "one that runs: there is none",
-            do=f"`{format_command('env', 'list')}` shows those that run",
+            f"No environment named {name} runs on this machine.",
+            expected=" or ".join(each.name for each in all_running()) or "a running environment; none runs",
+            do=f"`{format_command('env', 'list')}` lists the running environments",
         )
     process.terminate()
     until = time.monotonic() + DOWN_S
@@ -189,9 +197,9 @@ def stop_environment(name: str) -> None:
     if found.process.alive():
         end_family(process.pid, grace=1.0)
         found.forget()
-        console.print(f"{name} was ended hard: it did not answer.", markup=False)
+        console.print(f"The environment {name} did not react and was killed.", markup=False)
     else:
-        console.print(f"{name} was ended.", markup=False)
+        console.print(f"The environment {name} was stopped.", markup=False)
 
 
 def build_table() -> Group:
@@ -204,13 +212,13 @@ def build_table() -> Group:
         try:
             health = load_json(httpx.get(f"{each.near}/health", timeout=2.0).content)
         except (httpx.HTTPError, ValueError) as problem:
-            table.add_row(each.name, each.url, f"does not answer: {type(problem).__name__}", "")
+            table.add_row(each.name, each.url, f"it does not answer: {type(problem).__name__}", "")
             continue
         reasons: dict[str, list[str]] = {}
         for name, state in health["servers"].items():
             reasons.setdefault(state.get("off", ""), []).append(name)
         table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(health["episodes"]))
-        off += [f"{each.name}, off: {', '.join(names)}: {why}" for why, names in reasons.items()]
+        off += [f"{each.name}, not started: {', '.join(names)}: {why}" for why, names in reasons.items()]
     return Group(table, *(Text(line) for line in off))
 
 
@@ -218,7 +226,7 @@ def read_log_lines(name: str) -> Iterator[str]:
     """Yield the log lines since the last start. Raises UserError."""
     log = state_file(name).with_suffix(".log")
     if not log.is_file():
-        raise UserError(f"There is no log of an environment {name}.", where=str(log))
+        raise UserError(f"There is no log of an environment named {name}.", where=str(log))
     with log.open(errors="replace") as lines:
         yield from lines
 
@@ -230,9 +238,9 @@ def _wait_until_ready(name: str, process: subprocess.Popen[bytes], log: Path) ->
         if found is not None and found.process.pid == process.pid:
             return found
         if process.poll() is not None:
-            raise UserError(f"{name} did not start.\n{_read_last_lines(log)}", where=str(log))
+            raise UserError(f"The environment {name} did not start.\n{_read_last_lines(log)}", where=str(log))
         time.sleep(0.02)
-    raise UserError(f"{name} was not ready within {READY_S:.0f} s.", where=str(log))
+    raise UserError(f"The environment {name} was not ready within {READY_S:.0f} s.", where=str(log))
 
 
 def _read_last_lines(log: Path) -> str:

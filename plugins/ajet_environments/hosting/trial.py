@@ -39,9 +39,9 @@ RULE = (2, 4.0)
 LEAST = (4, 8.0)
 """Cores and GiB of the machine, as AWorld's pages recommend."""
 ON_A_MAC = (
-    f"Docker on Apple Silicon: its virtual machine is what counts, so give that {LEAST[0]} cores and "
-    f"{LEAST[1]:.0f} GiB at least (Settings, Resources); "
-    "use images of linux/arm64, or switch Rosetta on for those of linux/amd64."
+    f"Docker on Apple Silicon: the virtual machine's limits count, so give it at least {LEAST[0]} cores and "
+    f"{LEAST[1]:.0f} GiB (Settings, Resources); use images for linux/arm64, or enable Rosetta for images of "
+    "linux/amd64."
 )
 
 
@@ -132,7 +132,7 @@ async def _list_or_call(
     meter = _make_meter(description)
     for part in description.parts:
         if part.off:
-            console.print(f"{part.name} is off: {part.off}", markup=False, soft_wrap=True)
+            console.print(f"the server {part.name} is off: {part.off}", markup=False, soft_wrap=True)
             continue
         known = [each["name"] for each in part.tools]
         if known and tool not in known:
@@ -149,12 +149,14 @@ async def _list_or_call(
                 return
             found += names
             if tool is None:
-                console.print(f"{part.name}: {_format_cost(cost)} to start", markup=False)
+                console.print(f"the server {part.name} takes {_format_cost(cost)} to start", markup=False)
                 _print_tools(instance.tools)
         finally:
             await instance.close()
     if tool is not None:
-        raise UserError(f"There is no tool {tool} in {description.name}.", expected=", ".join(found) or "there is none")
+        raise UserError(
+            f"The environment {description.name} has no tool {tool}.", expected=", ".join(found) or "there is none"
+        )
 
 
 def _print_tools(tools: Sequence[Mapping[str, Any]]) -> None:
@@ -171,11 +173,11 @@ async def _print_call(
     try:
         result = await instance.call(tool, arguments)
     except BoundaryError as problem:
-        raise UserError(f"{tool} was not answered: {problem}", where=part.name) from problem
+        raise UserError(f"The tool {tool} did not answer: {problem}", where=part.name) from problem
     cost = UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
     for block in result["content"]:
         console.print(block.get("text") or json.dumps(block), markup=False, soft_wrap=True)
-    failed = "the tool says that it failed; " if result.get("isError") else ""
+    failed = "the tool reports a failure; " if result.get("isError") else ""
     console.print(f"({failed}{part.name}: {_format_cost(cost)})", markup=False)
 
 
@@ -196,7 +198,9 @@ async def _start_server(part: EnvironmentPart, workdirs: Workdirs, meter: UsageM
     try:
         instance = await make_starter(part, workdirs)("")
     except BoundaryError as problem:
-        raise UserError(f"{part.name} does not start: {problem}", where=f"mcpServers.{part.name}") from problem
+        raise UserError(
+            f"The server {part.name} does not start: {problem}", where=f"mcpServers.{part.name}"
+        ) from problem
     return instance, UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
 
 

@@ -57,7 +57,7 @@ class ServiceCheck:
             _print_row("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
         elif not self._missing:
             self._missing.append(
-                f"the split {self._split!r} lists no tasks: the reader env_service has nothing to play"
+                f"the split {self._split!r} lists no tasks, so the reader env_service has no task to run"
             )
         env = GymEnv(self._service, ids[0] if ids else "0")
         state = self._try_request("create", env.create, needed=True)
@@ -68,7 +68,9 @@ class ServiceCheck:
             if score is not None:
                 _print_row("evaluate", f"{score:g}")
         if state is not None and (was := self._try_request("release", env.release, needed=False)) is not None:
-            _print_row("release", "the instance was there" if was else "the service does not know the instance")
+            _print_row(
+                "release", "the instance was there" if was else "the service does not know the instance any more"
+            )
         return self._print_verdict()
 
     def _play_steps(self, env: GymEnv, state: list[dict[str, Any]]) -> None:
@@ -88,10 +90,11 @@ class ServiceCheck:
             _print_row(f"step {number}", f"{made!r} → {seen!r}, reward {step.reward:g}")
             if ended := step.is_terminated:
                 break
-        _print_row("episode", f"{'over' if ended else 'not over'} after {number} steps, rewards {rewards:g} in all")
+        _print_row("episode", f"{'ended' if ended else 'not ended'} after {number} steps, rewards {rewards:g} in total")
         if not ended and not self._actions:
             self._missing.append(
-                f"the episode did not end within {self._steps} steps of made-up actions; say what to do with --action"
+                f"the episode did not end within {self._steps} steps of made-up actions; pass real actions with "
+                "--action"
             )
 
     def _try_request(self, name: str, ask: Callable[[], T], *, needed: bool) -> T | None:
@@ -105,7 +108,7 @@ class ServiceCheck:
     def _print_verdict(self) -> int:
         for each in self._missing:
             print(f"missing          {each}")
-        print("An episode could not be played." if self._is_broken else "An episode was played.")
+        print("An episode could not be run." if self._is_broken else "An episode was run successfully.")
         return int(self._is_broken)
 
 

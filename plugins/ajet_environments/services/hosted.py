@@ -136,7 +136,7 @@ class OwnWorld:
             return [str(each) for each in (found if plain else self._factory().tasks)(split)]
         if isinstance(found, Mapping):
             if split not in found:
-                raise ValueError(f"there is no split {split!r}; there are {', '.join(map(repr, found))}")
+                raise ValueError(f"there is no split {split!r}; the splits are {', '.join(map(repr, found))}")
             return [str(each) for each in found[split]]
         return list_seeds(self._count, split) if found is None else [str(each) for each in found]
 
@@ -159,7 +159,7 @@ class OwnInstance:
         outcome = await call_world(self._own.step, read_text(action), params)
         if not isinstance(outcome, (tuple, Mapping)) and not hasattr(self._own, "evaluate"):
             raise TypeError(
-                f"step() answered {outcome!r:.100}, expected (observation, reward, done), or add evaluate()"
+                f"step() returned {outcome!r:.100}, expected (observation, reward, done), or add evaluate()"
             )
         seen, reward, ended, info = _parse_step(outcome)
         number = parse_reward(reward, "the reward of step()")
@@ -197,7 +197,9 @@ def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
     if len(outcome) == 5:  # gymnasium's: observation, reward, terminated, truncated, info
         return outcome[0], outcome[1], bool(outcome[2] or outcome[3]), dict(outcome[4] or {})
     if len(outcome) not in (3, 4):
-        raise TypeError(f"step() answered {len(outcome)} values, expected (observation, reward, done) or one with info")
+        raise TypeError(
+            f"step() returned {len(outcome)} values, expected (observation, reward, done), optionally with info"
+        )
     return outcome[0], outcome[1], bool(outcome[2]), dict(outcome[3] or {}) if len(outcome) == 4 else {}
 
 
@@ -268,4 +270,6 @@ def _count_arguments(function: Callable[..., Any], most: int) -> int:
         except TypeError:
             continue
         return count
-    raise TypeError(f"{function!r} takes {signature}, and is called with at most {most} arguments by position")
+    raise TypeError(
+        f"the signature of {function!r} is {signature}, but ajet calls it with at most {most} positional arguments"
+    )

@@ -39,7 +39,7 @@ class NemoGymWorld:
     def tasks(self, split: str) -> Sequence[str]:
         """Return the rows of the split; rows without `split` belong to every split."""
         if self._rows is None:
-            raise ValueError("the server lists no tasks: name the file with its rows (--data rows.jsonl)")
+            raise ValueError("the server lists no tasks: pass the file with its rows (--data rows.jsonl)")
         return [name for name, row in self._rows.items() if row.get("split", split) == split]
 
     def instance(self) -> NemoGymInstance:
@@ -60,14 +60,14 @@ class NemoGymInstance:
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         given = self._rows.get(task_id) if self._rows is not None else params.get("metadata")
         if not isinstance(given, Mapping) or not isinstance(given.get(ROW), Mapping):
-            raise ValueError(f"task {task_id!r} has no row with `{ROW}`")
+            raise ValueError(f"task {task_id!r} has no row with the key `{ROW}`")
         self._row = given
         self._schemas = {tool["name"]: tool.get("parameters") or {} for tool in _list_functions(given[ROW])}
         jar = aiohttp.CookieJar(unsafe=True)  # accepts cookies of hosts that are IP addresses, too
         self._session = aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
         status, body = await self._post_json("seed_session", dict(given))
         if status >= 400:
-            raise WorldServerError(f"/seed_session was refused (status {status}): {body[:500]}")
+            raise WorldServerError(f"the server refused /seed_session (status {status}): {body[:500]}")
         return InitialState(_build_state(given[ROW]), {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
@@ -146,7 +146,7 @@ class NemoGymInstance:
             # older servers have no `mask_sample`, and give a reason only where the reward cannot be relied on
             if masked or (masked is None and answer.get("failure_reason")):
                 why = answer.get("failure_reason") or answer.get("failure_kind") or "it does not say why"
-                raise WorldServerError(f"the server says that its reward is no measurement: {why}")
+                raise WorldServerError(f"the server reports that its reward is not valid: {why}")
             self._verified = answer
         return self._verified
 
@@ -221,5 +221,5 @@ def _build_message(text: str) -> dict[str, Any]:
 
 def _read_reward(answer: Mapping[str, Any]) -> float:
     if answer.get("reward") is None:
-        raise WorldServerError(f"the answer to /verify holds no reward: {answer!r:.200}")
+        raise WorldServerError(f"the answer to /verify contains no reward: {answer!r:.200}")
     return parse_reward(answer["reward"], "the reward of /verify")

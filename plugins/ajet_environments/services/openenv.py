@@ -99,7 +99,7 @@ class OpenEnvInstance:
         if answer.get("type") == "error":
             data = answer.get("data") or {}
             if data.get("code") != "VALIDATION_ERROR":
-                raise WorldServerError(f"it could not act: {data.get('message')} ({data.get('code')})")
+                raise WorldServerError(f"the environment could not act: {data.get('message')} ({data.get('code')})")
             problems = "; ".join(str(each.get("msg", each)) for each in data.get("errors") or [])
             return StepResult(to_messages(f"That was no action: {problems}."), 0.0, False, {"invalid_action": True})
         seen, reward, self._is_over = _parse_observation(answer)
@@ -138,7 +138,7 @@ class OpenEnvInstance:
             schemas = None
         action = schemas.get("action") if isinstance(schemas, dict) else None
         if not isinstance(action, dict):
-            raise WorldServerError(f"{self._url}/schema does not say what an action is")
+            raise WorldServerError(f"{self._url}/schema does not define the form of an action")
         return action
 
     async def _exchange_message(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,12 +157,12 @@ class OpenEnvInstance:
         except TooManyNodesError as problem:
             raise WorldServerError(f"the answer to {kind} is too large: {problem}") from None
         except ValueError:
-            raise WorldServerError(f"the answer to {kind} is no JSON: {came.data!r:.200}") from None
+            raise WorldServerError(f"the answer to {kind} is not JSON: {came.data!r:.200}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise WorldServerError(f"the answer to {kind} is {answer!r:.200}")
         if answer.get("type") == "error" and kind != "step":
             raise WorldServerError(
-                f"{kind} was refused: {answer['data'].get('message')} ({answer['data'].get('code')})"
+                f"the server refused {kind}: {answer['data'].get('message')} ({answer['data'].get('code')})"
             )
         return answer
 

@@ -19,7 +19,7 @@ WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
 def advise_start() -> str:
     """Return advice for a missing service."""
     serve = format_command("env", "serve", "FILE.py->MyEnv", "--port", "N")
-    return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
+    return f"start it before the run (by `{serve}`, or as one of `ajet.services` in the YAML)"
 
 
 def list_services(experiment: Experiment) -> Iterator[RequiredService]:
@@ -40,5 +40,5 @@ def list_services(experiment: Experiment) -> Iterator[RequiredService]:
             KEY,
             lambda seconds: find_health_problem(address, seconds),
             f"a server of {WIRES[kind]}'s protocol",
-            "start it before the run (by hand, or by `ajet.services` in the YAML)",
+            "start it before the run (by hand, or as one of `ajet.services` in the YAML)",
         )

@@ -133,9 +133,13 @@ class WorldServer:
     ) -> web.StreamResponse:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if self._hosts is not None and host.lower() not in self._hosts:
-            return _build_refusal(421, f"this address is not {host!r}: it is {' or '.join(sorted(self._hosts))}")
+            return _build_refusal(
+                421,
+                f"the Host header {host!r} is not an address of this service, which has "
+                f"{' or '.join(sorted(self._hosts))}",
+            )
         if origin is not None and parse_netloc(origin) != host:
-            return _build_refusal(403, "a page of another origin may not use environments")
+            return _build_refusal(403, "a web page of another origin may not use environments")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         health = request.path in ("/healthz", "/health")
         if self._token and not health and not hmac.compare_digest(given, self._token.encode()):
@@ -162,14 +166,14 @@ class WorldServer:
         async def answer(request: web.Request) -> web.Response:
             # A page of another site can send other content types without a preflight request.
             if request.content_type != "application/json":
-                return _build_refusal(415, "the request is no application/json")
+                return _build_refusal(415, "the request's content type is not application/json")
             try:
                 body = await request.read()
                 parsed = await asyncio.to_thread(load_json, body) if len(body) > LONG_BYTES else load_json(body)
             except (ValueError, RecursionError):
-                return _build_refusal(400, "the request is no JSON")
+                return _build_refusal(400, "the request is not valid JSON")
             if not isinstance(parsed, dict):
-                return _build_refusal(400, "the request is no JSON object")
+                return _build_refusal(400, "the request is not a JSON object")
             try:
                 result = await verb(parsed)
                 return web.Response(text=json.dumps(result, default=_to_plain), content_type="application/json")
@@ -197,14 +201,16 @@ class WorldServer:
             if len(self.hosted) >= self._capacity:
                 idle = time.monotonic() - min(each.last_used for each in self.hosted.values())
                 raise RequestRefusedError(
-                    503, f"all {self._capacity} instances are in use; the one used least lately was {idle:.0f} s ago"
+                    503,
+                    f"all {self._capacity} instances are in use; the one that is idle longest was used "
+                    f"{idle:.0f} s ago",
                 )
             held = self.hosted[name] = _HostedInstance(name, task_id)
             held.making = asyncio.create_task(self._make_instance(held, params))
             self._making.add(held.making)
             held.making.add_done_callback(self._making.discard)
         elif held.task_id != task_id:
-            raise RequestRefusedError(409, f"the instance plays task {held.task_id!r} already")
+            raise RequestRefusedError(409, f"the instance runs task {held.task_id!r} already")
         assert held.making is not None
         await asyncio.shield(held.making)
         opened = held.opened
@@ -222,7 +228,7 @@ class WorldServer:
             if not held.failure:
                 held.opened = await call_world(held.instance.create, held.task_id, params)
             if held.failure:
-                raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
+                raise RequestRefusedError(410, f"the instance could not be created: {held.failure}")
         except BaseException:
             if self.hosted.get(held.name) is held:
                 del self.hosted[held.name]
@@ -234,12 +240,10 @@ class WorldServer:
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
         except asyncio.TimeoutError:
-            raise RequestRefusedError(
-                503, f"all {self._capacity} instances are in use or still being released"
-            ) from None
+            raise RequestRefusedError(503, f"all {self._capacity} instances are in use or being closed") from None
         self._living.add(held)
         if held.failure:
-            raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
+            raise RequestRefusedError(410, f"the instance could not be created: {held.failure}")
 
     async def answer_step(self, request: Mapping[str, Any]) -> Any:
         action = request.get("messages")
@@ -248,7 +252,7 @@ class WorldServer:
         if isinstance(action, str):
             action = {"role": "assistant", "content": action}
         if not isinstance(action, dict) or not ("content" in action or action.get("tool_calls")):
-            raise ValueError('`messages` holds no action, such as {"role": "assistant", "content": "…"}')
+            raise ValueError('`messages` contains no action, such as {"role": "assistant", "content": "…"}')
         held, instance = self._find_ready(request)
         outcome: StepResult = await self._run_method(held, instance.step, action, _read_params(request))
         info = {"instance_id": held.name, "task_id": held.task_id, **outcome.info}
@@ -295,7 +299,9 @@ class WorldServer:
                     await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
                 await asyncio.wait_for(call_world(held.instance.release), CLOSE_S)
         except Exception as problem:  # noqa: BLE001 - the world's code may fail; its slot is freed anyway
-            print(f"{self.world.name}: releasing an instance failed: {type(problem).__name__}: {problem}", flush=True)
+            print(
+                f"{self.world.name}: an instance could not be closed: {type(problem).__name__}: {problem}", flush=True
+            )
         finally:
             if held in self._living:
                 self._living.remove(held)
@@ -306,7 +312,7 @@ class WorldServer:
         held = self.hosted.get(name)
         if held is None:
             raise RequestRefusedError(
-                404, "there is no such instance: it was never created, was released, or was idle too long"
+                404, "there is no such instance: it was never created, was closed, or was idle too long"
             )
         if held.failure:
             raise RequestRefusedError(410, f"the instance failed before: {held.failure}")
@@ -360,7 +366,7 @@ def _read_name(request: Mapping[str, Any], name: str) -> str:
 def _read_params(request: Mapping[str, Any]) -> dict[str, Any]:
     params = request.get("params") or {}
     if not isinstance(params, dict):
-        raise ValueError("`params` is no mapping")
+        raise ValueError("`params` is not a mapping")
     return params
 
 

@@ -31,7 +31,10 @@ def serve_world(
     """Serve until SIGINT, SIGTERM or SIGHUP. Raises UserError."""
     token = os.environ.get(TOKEN)
     require_key_or_loopback(
-        host, keyed=bool(token), name="environment service", do=f"set {TOKEN} here and where it is used"
+        host,
+        keyed=bool(token),
+        name="environment service",
+        do=f"set {TOKEN} for the service and for the run that uses it",
     )
     world = open_world(source, base=Path.cwd(), tasks=tasks, data=data)
     asyncio.run(serve_until_signal(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
@@ -46,13 +49,13 @@ async def serve_until_signal(server: WorldServer, host: str, port: int) -> None:
     try:
         bound = await server.start(host, port)
     except (OSError, OverflowError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else "a port is 0 to 65535"
+        why = problem.strerror if isinstance(problem, OSError) else "a port is a number from 0 to 65535"
         raise UserError(
             f"The environment service cannot listen on {host}:{port}: {why}.",
             where="--host, --port",
-            do="leave --port 0 (the system chooses a free one)",
+            do="omit --port: then the system chooses a free one",
         ) from None
-    print(f"Serving {server.world.name} at http://{host}:{bound} (Ctrl-C ends it)", flush=True)
+    print(f"Serving {server.world.name} at http://{host}:{bound} (press Ctrl-C to stop)", flush=True)
     await stopped.wait()
     await server.close()
 
@@ -78,7 +81,9 @@ class LocalWorldService:
         try:
             closing.result(END_S)
         except futures.TimeoutError:
-            logger.warning("{}: not all instances were released within {:g} s", self.service.env_type, END_S)
+            logger.warning(
+                "the environment {}: not all instances could be closed within {:g} s", self.service.env_type, END_S
+            )
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         if not self._thread.is_alive():

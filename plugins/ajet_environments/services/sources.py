@@ -55,7 +55,11 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
     name = getattr(found, "__name__", source)
     if not isinstance(found, type):
         if not callable(found):
-            raise ConfigError(f"{source} is a {type(found).__name__}.", where=source, expected="a class, or a function")
+            raise ConfigError(
+                f"{source} is a {type(found).__name__}, not an environment.",
+                where=source,
+                expected="a class, or a function",
+            )
         return _choose_world(found, _close_trial(found()), name, source, tasks, data)
     return _choose_world(found, found, name, source, tasks, data)
 
@@ -107,12 +111,12 @@ def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, t
     if has("init", "step"):
         return SkyRLWorld(lambda row: make(dict(row)), name, _read_rows(data, name))
     raise ConfigError(
-        f"{source} is no environment: it has no `create` and `step`.",
+        f"{source} is not an environment: it has no `create` and `step`.",
         where=source,
         expected="a class with create(task_id) and step(action), or with the methods of gymnasium, textarena or "
         "skyrl-gym",
-        do="write `def create(self, task_id): …` and `def step(self, action): …`, which answers "
-        "(observation, reward, done)",
+        do="write `def create(self, task_id): …` and `def step(self, action): …`, which returns (observation, "
+        "reward, done)",
     )
 
 
@@ -123,9 +127,9 @@ def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: s
     if lacks := [each for each in lacks if not hasattr(made, each)]:
         has = ", ".join(each for each in GYMNASIUM if each not in lacks)
         raise ConfigError(
-            f"{name} lacks what an environment of gymnasium has: {', '.join(lacks)}.",
+            f"{name} lacks attributes of a gymnasium environment: {', '.join(lacks)}.",
             where=locate_function(getattr(like, "reset", None)) or source,
-            expected=f"{', '.join(GYMNASIUM)} ({name} has {has}); action_space says what an action is, as "
+            expected=f"{', '.join(GYMNASIUM)} ({name} has {has}); action_space defines the actions, such as "
             "gymnasium.spaces.Discrete(4)",
             do="add them, or derive the class from gymnasium.Env and set action_space and observation_space; or write "
             "create(task_id) and step(action) instead: docs/environments.md",
@@ -138,9 +142,9 @@ def _try_making(make: Callable[[], Any], name: str) -> Any:
         return _close_trial(make())
     except Exception as problem:
         raise UserError(
-            f"{name} cannot be made: {type(problem).__name__}: {problem}".splitlines()[0],
+            f"{name} cannot be created: {type(problem).__name__}: {problem}".splitlines()[0],
             where=name,
-            expected="an environment of that package, with settings that it takes",
+            expected="an environment of that package, with settings that it accepts",
         ) from problem
 
 
@@ -161,31 +165,34 @@ def _parse_value(text: str) -> Any:
 def _read_rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
     if data is None:
         raise UserError(
-            f"skyrl-gym's {name} has no tasks of its own.",
+            f"skyrl-gym's environment {name} has no tasks of its own.",
             where="--data",
-            expected='a file of JSON lines, such as {"prompt": "1 + 1?", "reward_spec": {"ground_truth": "2"}}',
-            do="name it: --data rows.jsonl",
+            expected='a JSON Lines file, such as {"prompt": "1 + 1?", "reward_spec": {"ground_truth": "2"}}',
+            do="pass the file: --data rows.jsonl",
         )
     try:
         text = data.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else "it is no UTF-8"
-        raise UserError(f"The rows cannot be read: {why}.", where=str(data), expected="a file of JSON lines") from None
+        why = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+        raise UserError(
+            f"The file of rows cannot be read: {why}.", where=str(data), expected="a JSON Lines file"
+        ) from None
     rows: dict[str, Mapping[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as problem:
-                raise UserError(f"A row is no JSON: {problem}", where=f"{data}:{number}") from None
+                raise UserError(f"A row is not valid JSON: {problem}", where=f"{data}:{number}") from None
             if not isinstance(row, dict):
-                raise UserError("A row is no JSON object.", where=f"{data}:{number}")
+                raise UserError("A row is not a JSON object.", where=f"{data}:{number}")
             name = str(row.get("task_id", row.get("id", number - 1)))
             if name in rows:
                 raise UserError(
-                    f"Two rows are task {name}.",
+                    f"Two rows have the task id {name}.",
                     where=f"{data}:{number}",
-                    expected="another `task_id` (or `id`) in each row; a row without one has its line's number, from 0",
+                    expected="a different `task_id` (or `id`) in each row; a row without one gets the number of its "
+                    "line, from 0",
                 )
             rows[name] = row
     return rows

@@ -247,7 +247,7 @@ def test_one_that_is_confined_is_not_taken_for_another_that_got_its_port(
     command = [sys.executable, "-I", "-S", "-m", "http.server", str(port)]
     lake = {"command": command, "cwd": "lake", "ready": f"tcp://127.0.0.1:{port}", "confined": True}
     found = experiment(tmp_path, lake=lake)
-    with pytest.raises(UserError, match="The port of the service lake cannot be had"), run_companions(found, tmp_path):
+    with pytest.raises(UserError, match="The service lake cannot get its port"), run_companions(found, tmp_path):
         raise AssertionError("the run began")
     others[0].close()
 
@@ -268,11 +268,11 @@ def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("lake", "said"),
     [
-        ({"ready": "Starting server on"}, "its port is not known"),
-        ({"ready": "http://10.0.0.1:9"}, "its port is not known"),
-        ({"ready": "tcp://127.0.0.1:9", "cwd": str(Path.home())}, "a person's whole home"),
-        ({"ready": "tcp://127.0.0.1:9"}, "cannot be: No sandbox here: bubblewrap: off"),
-        ({"confined": False, "shows": ["x"]}, "shows is for one that is confined"),
+        ({"ready": "Starting server on"}, "its port is unknown"),
+        ({"ready": "http://10.0.0.1:9"}, "its port is unknown"),
+        ({"ready": "tcp://127.0.0.1:9", "cwd": str(Path.home())}, "a complete home folder"),
+        ({"ready": "tcp://127.0.0.1:9"}, "cannot be created: No sandbox works on this machine: bubblewrap: off"),
+        ({"confined": False, "shows": ["x"]}, "only for a confined service"),
     ],
 )
 def test_one_that_cannot_be_confined_is_refused_by_its_key(
@@ -447,7 +447,7 @@ def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
             "with code 3",
         ),
         ({"command": "sleep 9", "ready": "tcp://127.0.0.1:9", "timeout": 0.3}, "was not ready within 0.3 s"),
-        ({"command": "sleep 9", "cwd": "nowhere"}, "has no folder"),
+        ({"command": "sleep 9", "cwd": "nowhere"}, "does not exist"),
         ({}, "has no command"),
     ],
 )

@@ -98,7 +98,7 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypat
         with pytest.raises(ConfigError, match=said):
             start_environment(str(file))
     file.write_text("mcpServers:\n  s: {command: sh, resources: {cores: 1, memory: 5}}\n")
-    with pytest.raises(ConfigError, match="cannot be held to its cores and memory"):
+    with pytest.raises(ConfigError, match="The limits cores and memory of the server"):
         servers_of(str(file), tmp_path)
     (part,) = read_description(file).parts
     assert part.resources.memory == 5, "planned with, where nothing holds it"

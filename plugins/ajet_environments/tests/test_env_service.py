@@ -111,7 +111,7 @@ def test_a_service_that_is_not_there_is_one_error_that_says_what_to_do() -> None
 def test_two_environments_are_one_too_many() -> None:
     from ajet.environment.services.chosen import choose_environment
 
-    with pytest.raises(ConfigError, match="another environment is named"):
+    with pytest.raises(ConfigError, match="environment.use sets another environment"):
         choose_environment(
             experiment({**settings("http://127.0.0.1:9"), "environment": {"use": "gymnasium:FrozenLake-v1"}})
         )
@@ -123,7 +123,7 @@ def test_a_recorded_run_cannot_stand_for_an_environment_with_a_state(environment
 
     told = {"environment": environment} if environment else settings("http://127.0.0.1:9")
     told["environment"] = {**(environment or {}), "replay": "before"}
-    with pytest.raises(ConfigError, match="A replay covers tools only") as caught:
+    with pytest.raises(ConfigError, match="A replay contains the tools' results only") as caught:
         choose_environment(experiment(told))
     assert "rejudge" in caught.value.do
 
@@ -140,14 +140,14 @@ def test_an_address_that_is_none_is_said_in_words() -> None:
     used = experiment({"environment": {"use": "http://[::1:8080"}})
     for found, key in ((of_reader, "ajet.task_reader.env_service.env_url"), (used, "ajet.environment.use")):
         for reads in (choose_environment, lambda found: list(list_services(found))):
-            with pytest.raises(ConfigError, match="is no address of an environment service") as caught:
+            with pytest.raises(ConfigError, match="is not the URL of an environment service") as caught:
                 reads(found)
             assert caught.value.where == key
     for url in ("http://127.0.0.1:port/x", "http://", "http://[::1"):
         for asks in (open_openenv, partial(run_check, env_type="", split="train", actions=[], steps=1)):
-            with pytest.raises(ConfigError, match="is no address of an"):
+            with pytest.raises(ConfigError, match="is not the URL of an"):
                 asks(url)
-    with pytest.raises(EnvironmentFailure, match="is no address such as"):
+    with pytest.raises(EnvironmentFailure, match="is not a URL such as"):
         EnvService("http://127.0.0.1:80800").task_ids("train")
 
 

@@ -127,7 +127,10 @@ def test_it_says_how_it_is_reached_and_is_known_to_its_user_alone(shop, capsys):
     console = Console(width=200, file=StringIO())
     console.print(build_table())
     shown = console.file.getvalue()
-    assert f"{shop.url}  notes, all, slow " in shown and "shop, off: paid: it needs SOME_KEY" in shown
+    assert (
+        f"{shop.url}  notes, all, slow " in shown
+        and "shop, not started: paid: it needs the environment variables SOME_KEY" in shown
+    )
     with pytest.raises(UserError, match="running already"):
         start_environment(str(state_file("shop").parents[1] / "shop.yaml"))
 
@@ -201,7 +204,7 @@ def test_a_server_that_dies_loses_its_episode_and_no_other(shop, episodes):
     second.call("note", text="safe")
     error = first.error("die")
     assert error["data"]["boundary"] == "environment"
-    assert "environment lost" in first.error("notes")["message"], "it goes on with no other instance"
+    assert "environment was lost" in first.error("notes")["message"], "it goes on with no other instance"
     assert second.call("notes") == "safe"
 
 
@@ -293,7 +296,7 @@ def test_each_attempt_of_ours_is_an_episode_of_its_own(shop, how):
             assert len(shared) == 1, "a shared server is one for all"
             wrong = await one.use("notes__note", {"text": 1})
             assert wrong.error == "arguments"
-            with pytest.raises(CallFailedError, match="environment lost"):
+            with pytest.raises(CallFailedError, match="environment was lost"):
                 await one.use("notes__die", {})
             assert (await other.use("notes__notes", {})).text == "aa, bb"
         return one

@@ -35,14 +35,14 @@ def file(tmp_path, monkeypatch):
 def test_tools_are_listed_and_called_by_hand(file, capsys):
     call_by_hand(str(file), None, "{}")
     shown = capsys.readouterr().out
-    assert "note(text)  Keep a note." in shown and "paid is off: it needs SOME_KEY" in shown
+    assert "note(text)  Keep a note." in shown and "paid is off: it needs the environment variables SOME_KEY" in shown
     call_by_hand(str(file), "note", '{"text": "hello"}')
     first, *_, cost = capsys.readouterr().out.splitlines()[-2:]
     assert first == "hello" and "of a core" in cost and "MiB" in cost
     for tool, arguments, said in (
         ("nothing", "{}", "no tool nothing"),
         ("note", "[", "not JSON"),
-        ("die", "{}", "not answered"),
+        ("die", "{}", "did not answer"),
     ):
         with pytest.raises(UserError, match=said):
             call_by_hand(str(file), tool, arguments)
@@ -56,7 +56,7 @@ def test_the_plan_is_what_was_measured(file, monkeypatch):
     assert "9 processes" in shown and "40 cores" in shown and "80 GiB" in shown, "8 instances, and a spare one"
     assert "8: set `capacity: 20`" in shown
     assert "4 cores and 8 GiB are recommended" in " ".join(shown.split())
-    assert "Docker on Apple Silicon: its virtual machine is what counts, so give that 4 cores and 8 GiB" in shown
+    assert "Docker on Apple Silicon" in shown and "4 cores and 8 GiB" in shown
 
 
 def test_manifests_keep_to_the_schema_and_agree_with_themselves(file):
@@ -102,4 +102,4 @@ def test_what_no_schema_sees_is_seen(file):
         place[path[-1]] = value
         said[name] = find_faults(broken, ["notes"])
     assert all(said.values()), said
-    assert find_faults(good) == ["Deployment notes: there is no secret notes"]
+    assert find_faults(good) == ["Deployment notes: the secret notes does not exist"]

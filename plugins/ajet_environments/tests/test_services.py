@@ -220,7 +220,7 @@ def test_an_instance_that_is_released_while_it_is_made_is_let_go_when_it_is_made
         may.set()
         creating.join(60)
         assert until(lambda: own[0].released), "whoever made it"
-        assert "the instance was not made: it was released" in str(failures[0])
+        assert "the instance could not be created: it was released" in str(failures[0])
     finally:
         may.set()
         beside.close()
@@ -337,7 +337,10 @@ def test_a_page_elsewhere_cannot_use_a_world_by_a_name_of_its_own_for_this_machi
             await server.close()
 
     status, told = asyncio.run(play("127.0.0.1", "evil.example", "http://evil.example"))
-    assert status == 421 and "this address is not 'evil.example': it is 127.0.0.1:" in told
+    assert (
+        status == 421
+        and "the Host header 'evil.example' is not an address of this service, which has 127.0.0.1:" in told
+    )
     assert asyncio.run(play("127.0.0.1", "evil.example:PORT", None))[0] == 421
     assert asyncio.run(play("127.0.0.1", "127.0.0.1:PORT", "http://evil.example"))[0] == 403
     for host in ("127.0.0.1:PORT", "localhost:PORT"):
@@ -363,7 +366,7 @@ def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() ->
             EnvService(beside.service.url, token="guessed").task_ids("train")
         first = beside.service.ask("create", instance_id="x", task_id="1")
         assert beside.service.ask("create", instance_id="x", task_id="1") == first, "asked again, answered as before"
-        with pytest.raises(EnvironmentFailure, match="plays task '1' already"):
+        with pytest.raises(EnvironmentFailure, match="runs task '1' already"):
             beside.service.ask("create", instance_id="x", task_id="2")
     finally:
         beside.close()
@@ -372,9 +375,9 @@ def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() ->
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("world_fixtures.py->Failing", "is no environment: it has no `create` and `step`"),
-        ("world_fixtures.py->HERE", "names HERE, which is not there"),
-        ("gymnasium:NoSuchLake-v1", "cannot be made"),
+        ("world_fixtures.py->Failing", "it has no `create` and `step`"),
+        ("world_fixtures.py->HERE", "refers to HERE"),
+        ("gymnasium:NoSuchLake-v1", "cannot be created"),
         ("textarena:GuessTheNumber-v0", "needs the package textarena"),
         ("world_fixtures.py->SkyRL", "has no tasks of its own"),
     ],
@@ -387,10 +390,10 @@ def test_what_cannot_be_served_is_said_before_anything_listens(source: str, said
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (None, "The rows cannot be read: No such file"),
-        (b"\xff\xfe{", "The rows cannot be read: it is no UTF-8"),
-        (b"[" * 99_999, "A row is no JSON"),
-        (b'{"id": 1}\n{"id": "1"}\n', "Two rows are task 1"),
+        (None, "The file of rows cannot be read: No such file"),
+        (b"\xff\xfe{", "The file of rows cannot be read: it is not UTF-8"),
+        (b"[" * 99_999, "A row is not valid JSON"),
+        (b'{"id": 1}\n{"id": "1"}\n', "Two rows have the task id 1"),
     ],
 )
 def test_rows_that_cannot_be_tasks_are_said_before_anything_listens(
@@ -438,4 +441,4 @@ def test_a_check_plays_an_episode_and_says_what_is_missing(
             data.write_text(json.dumps(NEMO_ROWS["1"]))
         assert run_check(uri, env_type="", split="train", actions=actions, steps=3, data=data) == code
     printed = capsys.readouterr().out
-    assert said in printed and ("An episode was played." in printed) == (code == 0)
+    assert said in printed and ("An episode was run successfully." in printed) == (code == 0)

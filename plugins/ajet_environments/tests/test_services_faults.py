@@ -48,12 +48,12 @@ def lost(episode: Episode) -> str:
 FLOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 67108864\r\n\r\n" + b" " * (64 << 20)
 STEPS: dict[str, Any] = {
     "killed": ("close", "the connection broke before the answer was complete"),
-    "garbage": (whole(b"<html>proxy</html>"), "is no JSON (status 200): '<html>proxy</html>'"),
-    "cut": (whole(b"[" * 100000), "is no JSON"),
+    "garbage": (whole(b"<html>proxy</html>"), "is not JSON (status 200): '<html>proxy</html>'"),
+    "cut": (whole(b"[" * 100000), "is not JSON"),
     "half": (b'HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"data"', "the connection broke"),
-    "error": (whole(b'{"detail": "boom"}', "500 Server Error"), "is a refusal (status 500): boom"),
-    "hidden error": (whole(b'{"success": false, "detail": "boom"}'), "is a refusal (status 200): boom"),
-    "no state": (whole(b'{"success": true, "data": {"reward": 1}}'), "holds no state"),
+    "error": (whole(b'{"detail": "boom"}', "500 Server Error"), "refuses the request (status 500): boom"),
+    "hidden error": (whole(b'{"success": false, "detail": "boom"}'), "refuses the request (status 200): boom"),
+    "no state": (whole(b'{"success": true, "data": {"reward": 1}}'), "contains no state"),
     "no number": (
         whole(b'{"data": {"state": [{"role": "user", "content": ""}], "reward": NaN}}'),
         "holds nan instead of",
@@ -90,8 +90,8 @@ def test_a_hung_step_ends_before_its_episode_does(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (whole(b'{"detail": "no room"}', "503 Full"), "is a refusal (status 503): no room"),
-        (whole(b'{"success": true, "data": {"state": []}}'), "holds no state"),
+        (whole(b'{"detail": "no room"}', "503 Full"), "refuses the request (status 503): no room"),
+        (whole(b'{"success": true, "data": {"state": []}}'), "contains no state"),
     ],
 )
 def test_a_refused_create_is_a_failed_episode_without_a_model_call(answer: bytes, said: str) -> None:
@@ -128,8 +128,11 @@ def test_a_service_that_dies_between_two_steps_is_known_by_the_next() -> None:
     ("answer", "said"),
     [
         ("nothing", "the connection ended before the answer to step"),
-        ("garbage", "the answer to step is no JSON"),
-        ('{"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "boom"}}', "it could not act: boom"),
+        ("garbage", "the answer to step is not JSON"),
+        (
+            '{"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "boom"}}',
+            "the environment could not act: boom",
+        ),
         ("x" * (17 << 20), "the connection ended before the answer to step"),
     ],
 )
@@ -148,14 +151,14 @@ MASKED = {"reward": 0.0, "mask_sample": True, "failure_kind": "judge", "failure_
 @pytest.mark.parametrize(
     ("path", "answer", "said"),
     [
-        ("seed_session", (500, "boom"), "/seed_session was refused (status 500)"),
+        ("seed_session", (500, "boom"), "refused /seed_session (status 500)"),
         ("say", (500, "boom"), "the tool say answered status 500"),
         ("say", (404, "gone"), "the tool say answered status 404"),
         ("verify", (500, "boom"), "/verify answered status 500"),
         ("verify", (200, b"<html>"), "/verify answered status 200: <html>"),
-        ("verify", (200, {}), "holds no reward"),
-        ("verify", (200, MASKED), "its reward is no measurement: no judge was there"),
-        ("verify", (200, {"reward": 0.0, "failure_reason": "sandbox"}), "its reward is no measurement: sandbox"),
+        ("verify", (200, {}), "contains no reward"),
+        ("verify", (200, MASKED), "its reward is not valid: no judge was there"),
+        ("verify", (200, {"reward": 0.0, "failure_reason": "sandbox"}), "its reward is not valid: sandbox"),
     ],
 )
 def test_a_resource_server_of_nemo_gym_that_fails_is_an_environment_lost(path: str, answer: Any, said: str) -> None:
@@ -192,7 +195,7 @@ def _task(task_id: str) -> Task:
 
 def test_a_service_by_another_name_is_asked_with_its_path_and_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Failing()
-    with pytest.raises(EnvironmentFailure, match="is no address such as"):
+    with pytest.raises(EnvironmentFailure, match="is not a URL such as"):
         EnvService("127.0.0.1:8080").task_ids("train")
     assert EnvService(service.url, "count").task_ids("train") == ["1", "2"]
     service.close()

@@ -166,8 +166,8 @@ def test_what_lacks_something_is_off_and_says_what(monkeypatch: pytest.MonkeyPat
         return why_off(*selected(name), variables, network=network, corpus=corpus)
 
     keys = {"GOOGLE_API_KEY": "k", "GOOGLE_CSE_ID": "c"}
-    assert "GOOGLE_CSE_ID is not set; a corpus would do" in off("googlesearch-server", {"GOOGLE_API_KEY": "k"})
-    assert "the network is off" in off("googlesearch-server", keys, network=False)
+    assert "GOOGLE_CSE_ID is not set; a corpus (" in off("googlesearch-server", {"GOOGLE_API_KEY": "k"})
+    assert "the network is switched off" in off("googlesearch-server", keys, network=False)
     assert off("googlesearch-server", keys) == off("googlesearch-server", {}, network=False, corpus=True) == ""
     assert "THINK_LLM_BASE_URL" in off("intelligence-think-server", {})
     assert "chromium is not installed" in off("ms-playwright", {"CHROMIUM": ""})

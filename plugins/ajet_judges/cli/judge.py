@@ -39,7 +39,7 @@ def check(
     exp_dir: ExpDir = None,
 ) -> int:  # fmt: skip
     """Score labelled examples with the experiment's judge: accuracy, Cohen's kappa, wrong verdicts, and whether the
-    judge obeys orders in judged texts. Exit code 1 if it decides none."""
+    judge obeys instructions in judged texts. Exit code 1 if it scores none."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
@@ -48,7 +48,9 @@ def check(
     from ajet_judges.judging.check import SHIPPED, check_judge, print_check, read_labelled_examples
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=format_command("judge", "check", "--conf", "FILE.yaml"))
+        raise UserError(
+            "The required option --conf is missing.", expected=format_command("judge", "check", "--conf", "FILE.yaml")
+        )
     settings = list(overrides or ())
     if examples is not None and "=" in examples and not Path(examples).exists():
         settings, examples = [examples, *settings], None
@@ -81,12 +83,14 @@ def rubrics(
     from ajet_judges.rubrics.judge import RubricsJudge
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=format_command("judge", "rubrics", "--conf", "FILE.yaml"))
+        raise UserError(
+            "The required option --conf is missing.", expected=format_command("judge", "rubrics", "--conf", "FILE.yaml")
+        )
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=list(overrides or ()), exp_dir=exp_dir)
     if experiment.ajet.task_judge.judge_type != JUDGE:
         raise UserError(
-            "This experiment does not judge by rubrics.",
+            "This experiment does not use the rubrics judge.",
             where=str(experiment.yaml_path),
             expected=f"task_judge.judge_type: {JUDGE}",
         )
@@ -119,7 +123,7 @@ def compare(
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Compare judges on a run's recorded episodes, with each other and with the recorded verdicts: agreement, Cohen's
-    kappa, correlation, largest differences, cost. No episode is run again. Exit code 1 if a judge decides none."""
+    kappa, correlation, largest differences, cost. No episode is run again. Exit code 1 if a judge scores none."""
     import json
     from dataclasses import asdict
 

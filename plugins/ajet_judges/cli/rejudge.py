@@ -17,7 +17,7 @@ def rejudge(
         Optional[str],  # noqa: UP045
         typer.Option(
             "--judge", metavar="FILE.py->NAME",
-            help="A judge or a scorer's name. Default: the run's own judge in its present version.",
+            help="A judge or a scorer's name. Default: the run's own judge with its current code.",
             show_default=False,
         ),
     ] = None,
@@ -35,7 +35,7 @@ def rejudge(
     """Judge recorded episodes again, without model or environment. Writes tables; the record stays unchanged.
 
     Shows changed rewards, and the run's curve, groups with a learning signal and advantages under the new verdicts.
-    Exit code 1 if no episode has a verdict.
+    Exit code 1 if no episode got a score.
     """
     from ajet.cli.screen import show_logs
     from ajet.record.console import console

@@ -93,7 +93,7 @@ def read_labelled_examples(path: Path) -> list[LabelledExample]:
         ) from error
     found = [_parse_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
-        raise UserError("There are no examples.", where=str(path))
+        raise UserError("The file contains no examples.", where=str(path))
     return found
 
 
@@ -102,7 +102,7 @@ def check_judge(experiment: Experiment, examples: Sequence[LabelledExample]) -> 
     judge = open_judge(experiment)
     if not judge.judges:
         raise UserError(
-            "This experiment has no judge.",
+            "This experiment has no judge to check.",
             where=str(experiment.yaml_path),
             expected="task_judge.judges, or a judge of your own (task_judge.judge_protocol)",
         )
@@ -126,7 +126,7 @@ async def _collect_verdicts(judge: Judge, examples: Sequence[LabelledExample]) -
     try:
         return list(await asyncio.gather(*(one(*each) for each in enumerate(examples, 1))))
     except BoundaryError as problem:
-        raise UserError(f"The judge failed: {problem}", where=str(judge)) from problem
+        raise UserError(f"The judge failed on an example: {problem}", where=str(judge)) from problem
 
 
 def print_check(found: JudgeCheck, console: Console) -> None:
@@ -147,13 +147,13 @@ def print_check(found: JudgeCheck, console: Console) -> None:
             )  # fmt: skip
         console.print(table)
         if len(wrong) > SHOWN:
-            say(f"{len(wrong) - SHOWN} more are wrong.")
+            say(f"{len(wrong) - SHOWN} more are judged wrongly.")
     say(f"judge      {found.judge}")
     total, right = len(found.examples), len(decided) - len(wrong)
     say(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
     if not decided:
         why = next((each.reason for each in found.verdicts if each.reason), "")
-        say("this judge decided no example (exit code 1)" + (f": {printable(why)}" * bool(why)))
+        say("the judge returned no score for any example (exit code 1)" + (f": {printable(why)}" * bool(why)))
     else:
         low, high = wilson(right / len(decided), len(decided))
         say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
@@ -178,12 +178,12 @@ def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
     orders = [(example, decision) for example, decision in found.decided if example.order]
     if orders:
         obeyed = sum(decision != example.label for example, decision in orders)
-        rows.append(("orders", f"{obeyed} of {len(orders)} orders inside judged texts obeyed"))
+        rows.append(("orders", f"{obeyed} of {len(orders)} instructions inside judged texts were obeyed"))
     errors = [
         (float(len(example.answer)), float(decision) - float(example.label)) for example, decision in found.decided
     ]
     if (length := correlate(errors)) is not None:
-        rows.append(("length", f"{length:+.2f}: correlation of an answer's length with a too good verdict"))
+        rows.append(("length", f"{length:+.2f}: correlation of an answer's length with a verdict that is too good"))
     names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
     own = [float(decision) - example.label for example, decision in found.decided if example.model in names]
     others = [float(decision) - example.label for example, decision in found.decided

@@ -74,7 +74,7 @@ class RejudgedRun:
             return ""
         why = Counter(each.after.failure or each.after.reason for each in self.episodes)
         most = next((text for text, _ in why.most_common() if text), "")
-        return "no episode has a verdict" + (f", mostly: {most}" if most else "") if self.episodes else "no episodes"
+        return "no episode got a score" + (f", mostly: {most}" if most else "") if self.episodes else "no episodes"
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | N
     judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
     if not judge.judges:
         raise UserError(
-            "There is no judge: the workflow sets the rewards and is not run again.",
+            "The run has no judge: its workflow sets the rewards, and rejudge does not run the workflow again.",
             where=str(conf or folder / CONFIG),
             do="use --judge FILE.py->NAME for a judge, or --judge NAME for a scorer",
         )
@@ -143,7 +143,7 @@ def find_recorded_run(named: str, root: Path) -> Path:
         raise UserError(
             f"There are no episodes of a run named {named}.",
             where=str(folder / "episodes"),
-            expected="a run directory",
+            expected="a run folder",
             do=suggest_run(named, root),
         )
     load_project_dotenv(record=folder)
@@ -226,4 +226,4 @@ def _parse_attempt(row: dict[str, Any], where: str) -> tuple[AttemptRecord, Task
     try:
         return decode_attempt(row, judge_inputs=True), Task(**row["task"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UserError("A line of the record is not an episode.", where=where) from error
+        raise UserError("A line of the record cannot be read as an episode.", where=where) from error

@@ -111,7 +111,7 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) 
 def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
     """Print rewards, groups with a learning signal, and advantages with another sign."""
     trained = split == "train"
-    what = "What if: the same episodes under these verdicts" + ("" if trained else f", {split}")
+    what = "The same episodes under these verdicts" + ("" if trained else f", {split}")
     console.print(what, markup=False, style="dim")
     names = ["step", "reward", "judged", *(["to learn from", "judged", "sign turned"] if trained else [])]
     table = _make_table(*names, right=True)

@@ -47,7 +47,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
     if own is not None and (own.version, own.criteria) != (rubrics.version, rubrics.criteria):
         assert run is not None
         raise UserError(
-            f"This run started with rubrics of version {own.version}, but the present version is {rubrics.version}.",
+            f"This run started with rubrics of version {own.version}, but the current version is {rubrics.version}.",
             where=f"{run.path / NAME}, and {judge.path}",
             expected="the same rubrics for the complete run",
             do="restore the rubrics' examples and settings, or set task_judge.rubrics_auto_grader.path to the "

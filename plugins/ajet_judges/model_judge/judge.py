@@ -67,8 +67,8 @@ class ModelJudge:
         """Judge the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
         if "final_answer" not in workflow_output.metadata:
             raise JudgeFailure(
-                "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer as a "
-                "text, or WorkflowOutput(metadata={'final_answer': …})"
+                "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer "
+                "as a string, or WorkflowOutput(metadata={'final_answer': …})"
             )
         task = workflow_task.task
         return await self.judge(
@@ -148,7 +148,7 @@ class ModelJudge:
                 if len(tally) > 1
                 else next((vote.reason for vote, _ in votes if vote.reason), "undecided")
             )
-            return Verdict(None, None, f"no score: the judge did not decide: {why}", metrics=metrics, details=details)
+            return Verdict(None, None, f"no score: the judge could not decide: {why}", metrics=metrics, details=details)
         vote, model = next((vote, model) for vote, model in votes if vote.verdict == winner)
         by = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share}, {model}"
         reason = f"{by}{f': {vote.reason}' if vote.reason else ''}"
@@ -223,7 +223,7 @@ async def rank_entrants(
 ) -> list[Verdict]:
     """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
     if len(entrants) < 2:
-        return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
+        return [Verdict(None, None, "no score: there is no other attempt to compare with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
     orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(judge.votes)]
     questions = [_build_question(judge, question, reference, entrants, order, labels, criteria) for order in orders]
@@ -286,10 +286,14 @@ def _build_verdicts(
         if problems:
             details["problems"] = [problem[:300] for problem in problems]
         if 2 * len(places[index]) <= votes:
-            why_not = "; ".join(problems) or "it could not be placed among the others"
+            why_not = "; ".join(problems) or "the attempt could not be ranked among the others"
             verdicts.append(
                 Verdict(
-                    None, None, f"no score: the judge did not decide: {why_not}", metrics=dict(common), details=details
+                    None,
+                    None,
+                    f"no score: the judge could not decide: {why_not}",
+                    metrics=dict(common),
+                    details=details,
                 )
             )
             continue

@@ -145,17 +145,19 @@ class ModelPanel:
                 continue
             try:
                 if answer.cut and not answer.raw_text.rstrip().endswith(_COMPLETE_ENDS):
-                    raise UnreadableReplyError("it was cut off at its length")
+                    raise UnreadableReplyError("the reply was cut short by the token limit")
                 reply.value, reply.model = read(answer.raw_text), name
             except UnreadableReplyError as problem:
                 reply.unreadable += 1
-                reply.problems.append(f"{name} gave no verdict: {problem}")
+                reply.problems.append(f"{name} returned no verdict: {problem}")
                 continue
             if self._cache and self.store is not None and keys is not None:
                 await asyncio.to_thread(self.store.put, keys[place], answer.raw_text)
             return reply
         if not reached:
-            raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
+            raise JudgeFailure(
+                f"none of the judging models answers: {'; '.join(reply.problems)}", retryable=True, own=True
+            )
         return reply
 
     async def _request_from_member(

@@ -77,7 +77,9 @@ def check_template(template: str | None, where: str) -> str:
     unknown = [name for name in names if name not in PARTS]
     if unknown or "answer" not in names:
         raise ConfigError(
-            f"The judge's template has {{{unknown[0]}}}." if unknown else "The judge's template has no {answer}.",
+            f"The judge's template contains the unknown placeholder {{{unknown[0]}}}."
+            if unknown
+            else "The judge's template does not contain the placeholder {answer}.",
             where=where,
             expected="{answer}, and any of {question}, {reference}, {tools}; double other braces",
         )

@@ -81,7 +81,7 @@ def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]
     tiers = [tier for tier in content["tiers"] if tier]
     named = sorted([label for tier in tiers for label in tier] + content["undecided"])
     if named != sorted(labels):
-        raise UnreadableReplyError("it does not name each attempt once")
+        raise UnreadableReplyError("the reply does not name each attempt once")
     return tiers, content["reason"]
 
 
@@ -91,7 +91,7 @@ def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
         content = _load_object(_strip_thoughts(text))
         problem = find_reply_problem(json.dumps(content), schema)
     except ValueError as error:
-        raise UnreadableReplyError(f"it is not JSON: {error}") from None
+        raise UnreadableReplyError(f"the reply is not JSON: {error}") from None
     except RecursionError:
         raise UnreadableReplyError("nested too deeply") from None
     if problem is not None:
@@ -110,9 +110,9 @@ def _strip_thoughts(text: str) -> str:
             if _is_object(rest):
                 return rest
     if not rest:
-        raise UnreadableReplyError("it is empty")
+        raise UnreadableReplyError("the reply is empty")
     if len(rest) > LONGEST:
-        raise UnreadableReplyError("it is too long")
+        raise UnreadableReplyError("the reply is too long")
     return rest
 
 

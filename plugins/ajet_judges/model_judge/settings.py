@@ -59,7 +59,7 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
         template, where = agent.judge_prompt_template, f"{experiment.ajet.environment.agent_config}: scorer_agent"
     if not members:
         raise ConfigError(
-            "No judging model is configured.",
+            "No judging model is set.",
             where=JUDGES,
             expected="[{model: …, base_url: http://HOST:PORT/v1, api_key_env: …}, …], in order, "
             f"or scorer_agent in the file of {KEY.removeprefix('ajet.')}",

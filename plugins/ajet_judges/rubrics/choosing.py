@@ -67,7 +67,7 @@ class StopRules:
     def reason(self, total: int, left: int) -> str:
         """Return why to stop; "" to continue. `total`: number of chosen criteria; `left`: unused examples."""
         if self.in_vain >= self.patience:
-            return f"patience: {self.in_vain} iterations gained less than {self.min_increment:g}"
+            return f"the last {self.in_vain} iterations gained less than {self.min_increment:g}"
         if self.iterations >= self.max_iterations:
             return f"max_iterations: {self.iterations}"
         if total >= self.max_total:

@@ -77,7 +77,7 @@ def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[Rub
     if grader.input_data_type == "jsonl_dataset_file" and not reader.has("train"):
         key = f"{KEY}.jsonl_dataset_file.training.file_path"
         raise TaskError(
-            "Rubrics need labelled examples, but no file is configured.",
+            "Rubrics need labelled examples, but no file of examples is set.",
             where=key,
             expected=f"a JSON Lines file with lines {FORMS[grader.grader_mode]}",
             do=f"set {key}",
@@ -98,8 +98,8 @@ def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Ru
                 f"An example cannot be used: {problem}.",
                 where=f"example {task.task_id}",
                 expected=FORMS[grader.grader_mode],
-                do="fix the row, or the settings "
-                f"{KEY}.{{query_field, answer_field, reference_field, min_score, max_score}}",
+                do=f"correct the row, or the settings {KEY}.{{query_field, answer_field, reference_field, "
+                "min_score, max_score}",
             ) from None
     return found
 

@@ -112,8 +112,8 @@ class RubricsJudge:
         metadata, name = workflow_output.metadata, self.settings.answer_field
         if name not in metadata and "final_answer" not in metadata:
             raise JudgeFailure(
-                f"the workflow's output has no metadata[{name!r}], which rubrics grade; return the answer as a text, "
-                f"or WorkflowOutput(metadata={{{name!r}: …}})"
+                f"the workflow's output has no metadata[{name!r}], which rubrics grade; return the answer as a "
+                f"string, or WorkflowOutput(metadata={{{name!r}: …}})"
             )
         answer = answer_text(metadata.get(name, metadata.get("final_answer")))
         if not answer.strip():

@@ -88,7 +88,7 @@ def read_rubrics(path: Path) -> Rubrics | None:
             f"A file of rubrics cannot be used ({type(problem).__name__}: {problem}).",
             where=str(path),
             expected='{"form": 1, "mode": "pointwise", "version": "…", "rubrics": [{"criterion": "…"}, …]}',
-            do="fix the file, or remove it to write new rubrics",
+            do="correct the file, or delete it to write new rubrics",
         ) from problem
 
 
@@ -109,7 +109,7 @@ def write_rubrics(
             for each in made.criteria
         ],
         "examples": examples,
-        "measured_on": f"{made.held_out} held out" if made.held_out else "the examples they were made of",
+        "measured_on": f"{made.held_out} held out" if made.held_out else "the examples from which they were written",
         "before": made.before.as_json(),
         "after": made.after.as_json(),
         "stopped": made.stopped,

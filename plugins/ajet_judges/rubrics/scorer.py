@@ -85,7 +85,7 @@ def build_verdict(
     ]
     omitted = f" ({graded.cut} characters were not shown to the judge)" if graded.cut else ""
     if score is None:
-        why = f"no score: the judge did not decide: {graded.reason or 'undecided'}{omitted}"
+        why = f"no score: the judge could not decide: {graded.reason or 'undecided'}{omitted}"
         return Verdict(None, None, why, metrics=graded.metrics, details=details, scorer=scorer)
     reason = (
         f"{graded.by}: {score:g} by {len(criteria)} criteria{f': {graded.reason}' if graded.reason else ''}{omitted}"

@@ -36,7 +36,7 @@ def read_named_model(experiment: Experiment) -> ChatModel:
     try:
         return ChatModel(base_url=url, model=grader.model_name, api_key=SecretStr(key))
     except ValidationError as error:
-        raise ConfigError(f"{url} is not an address: {first_message(error)}.", where=f"{KEY}.base_url") from None
+        raise ConfigError(f"{url} is not a valid URL: {first_message(error)}.", where=f"{KEY}.base_url") from None
 
 
 def open_grader(experiment: Experiment) -> AnswerGrader:
@@ -44,7 +44,7 @@ def open_grader(experiment: Experiment) -> AnswerGrader:
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.min_score >= settings.max_score:
         raise ConfigError(
-            f"The scale is from {settings.min_score:g} to {settings.max_score:g}.",
+            f"The scale of grades from {settings.min_score:g} to {settings.max_score:g} is empty.",
             where=f"{KEY}.max_score",
             expected="more than min_score",
         )

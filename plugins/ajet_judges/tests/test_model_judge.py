@@ -200,7 +200,7 @@ def test_a_judge_that_hangs_and_judges_that_are_all_down_are_a_failure_and_no_ze
         assert caught.value.retryable and caught.value.boundary == "judge"
     finally:
         over.set()
-    with pytest.raises(JudgeFailure, match="no judge answers: a: .*; b: ") as caught:
+    with pytest.raises(JudgeFailure, match="none of the judging models answers: a:  .*; b: ") as caught:
         verdict(judge(models=("a", "b"), url="http://127.0.0.1:9/v1", max_retries=0))
     assert caught.value.retryable and SECRET not in str(caught.value)
 
@@ -403,7 +403,7 @@ def test_a_judge_is_checked_against_labels_before_a_run_trusts_it(server, tmp_pa
     assert "48 of 48" in found.output and "judged correct" in found.output
     server.say = lambda asked: "not correct"
     found = scores(server, tmp_path, "task_judge.model_judge.cache=false")
-    assert found.return_value == 1 and "decided no example" in found.output
+    assert found.return_value == 1 and "no score for any example" in found.output
     assert "decided    0 of 48 examples; 48 without a score" in found.output
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "q", "answer": "a", "label": "maybe"}) + "\n")
     with pytest.raises(UserError, match="not a labelled example"):

@@ -86,7 +86,7 @@ def test_what_only_its_judge_failed_at_is_judged(run: Path, capsys: pytest.Captu
 
 def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:
     (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": {}}, base=run.parents[1]).dump_resolved())
-    with pytest.raises(UserError, match="There is no judge"):
+    with pytest.raises(UserError, match="The run has no judge"):
         rejudge("old", exp_dir=run.parent)
     rejudge("old", judge="judge.py->strict", exp_dir=run.parent, out=Path("b.csv"))
     assert Path("b.csv").exists()
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_an_option_is_said_of_the_option_and_of_the_judge_fir
         rejudge("old", exp_dir=run.parent, out=Path("x.txt"))
     assert refused.value.where == "--out" and ".csv" in refused.value.expected and not Path("x.txt").exists()
     Path("taken.csv").touch()
-    for judge, what in (("judg.py->strict", "which is not there"), ("strickt", "no scorer strickt")):
+    for judge, what in (("judg.py->strict", "which does not exist"), ("strickt", "no scorer named strickt")):
         with pytest.raises(UserError, match=what) as refused:
             rejudge("old", judge=judge, exp_dir=run.parent, out=Path("taken.csv"))
         assert "ajet.task_judge" not in str(refused.value) and "--judge" in str(refused.value)
@@ -251,10 +251,10 @@ def test_a_judge_that_decides_nothing_is_exit_code_1(run: Path, capsys: pytest.C
     Path("judge.py").write_text(JUDGE + "\ndef broken(task, output):\n    raise KeyError('gone')\n")
     assert rejudge("old", judge="judge.py->broken", exp_dir=run.parent) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "no episode has a verdict, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
+    assert "no episode got a score, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
     assert compare("old", judge=["judge.py->strict", "judge.py->broken"], exp_dir=run.parent) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "judge.py->broken: no result: the judge decided no episode (exit code 1): judge: " in shown
+    assert "judge.py->broken: no result: the judge returned no score for any episode (exit code 1): judge: " in shown
     assert "judge.py->strict: nothing" not in shown
 
 
@@ -273,4 +273,4 @@ def test_judges_are_compared_on_the_same_episodes(run: Path, capsys: pytest.Capt
     (differs,) = by_both["apart"]
     assert (differs["uuid"], differs["rewards"], differs["reasons"]) == ("wrong", [0.0, 1.0], ["", "near enough"])
     assert compare("old", judge=asked, exp_dir=run.parent) == 0
-    assert "judge.py->strict and judge.py->lenient differ at 1 episode" in capsys.readouterr().out
+    assert "judge.py->strict and judge.py->lenient differ in 1 episode" in capsys.readouterr().out

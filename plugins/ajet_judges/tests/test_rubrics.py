@@ -95,9 +95,9 @@ def test_rubrics_are_proposed_revised_chosen_kept_and_reused(made, server, tmp_p
     before, after = found.content["before"], found.content["after"]
     assert before["share"] < after["share"] and before["kappa"] < after["kappa"] and after["total"] == 5
     assert after["kappa_low"] < after["kappa"] <= after["kappa_high"] <= 1
-    assert found.content["measured_on"] == "the examples they were made of" and found.content["calls"] == len(
-        server.seen
-    )
+    assert found.content["measured_on"] == "the examples from which they were written" and found.content[
+        "calls"
+    ] == len(server.seen)
     assert {kind(each) for each in server.seen} == {"criteria", "grades", "revise"}
     asked = len(server.seen)
     again = require_rubrics(made())
@@ -188,7 +188,7 @@ def test_what_cannot_be_made_is_the_judges_failure_and_no_reward(made, server):
     with pytest.raises(JudgeFailure, match="there are no rubrics"):
         verdict(open_judge(experiment), GOOD)
     server.say = lambda asked: (500, "down")
-    with pytest.raises(UserError, match="no judge answers: writer"):
+    with pytest.raises(UserError, match="none of the judging models answers: writer"):
         require_rubrics(
             made(rows=[{"query": "q", "answer": "a", "score": 1}, {"query": "q", "answer": "b", "score": 0}])
         )
@@ -287,7 +287,7 @@ def test_the_scorer_rubric_gives_partial_credit_by_weight_or_no_score(server, tm
             verdict(judge, GOOD, rubric=wrong)
     assert len(server.seen) == asked_so_far
     server.say = lambda asked: (500, "down")
-    with pytest.raises(JudgeFailure, match="no judge answers") as caught:
+    with pytest.raises(JudgeFailure, match="none of the judging models answers") as caught:
         verdict(judge, GOOD, rubric=rubric)
     assert caught.value.retryable, "all judges down: a failure, and no 0"
     server.say = lambda asked: {"choices": [{"message": {"content": None, "refusal": "I cannot"}}]}
@@ -297,7 +297,7 @@ def test_the_scorer_rubric_gives_partial_credit_by_weight_or_no_score(server, tm
     assert verdict(of_all, GOOD).success and verdict(of_all, RUDE).success is False
     with pytest.raises(ConfigError, match="The scorer rubric: a rubric is a list"):
         opened(scorer=None, scorers=[{"name": "rubric", "arguments": {"rubric": []}}])
-    with pytest.raises(ConfigError, match="scorers are configured too"):
+    with pytest.raises(ConfigError, match="scorers are set too"):
         opened(judge_type="rubrics_auto_grader")
 
 
@@ -385,7 +385,7 @@ def test_the_model_is_the_sections_where_no_judges_are_named(made, server, tmp_p
         return Experiment.from_dict({"ajet": {"task_judge": tree}}, base=tmp_path, exp_dir=tmp_path / "runs")
 
     made()
-    with pytest.raises(UserError, match="the environment names no server"):
+    with pytest.raises(UserError, match="gives the server's address"):
         open_judge(told())
     (service,) = list_services(told(base_url=server.url, model_name="own", api_key="sk-own-4711"))
     assert service.key == "ajet.task_judge.rubrics_auto_grader" and service.find_problem(2.0) == ""
@@ -434,4 +434,4 @@ def test_the_command_makes_and_shows_them_and_a_plan_says_what_it_takes(made, se
     assert json.loads((tmp_path / "own.json").read_text())["rubrics"] != [WRONG]
     (tmp_path / "d.yaml").write_text("ajet: {}")
     found = CliRunner().invoke(app, [*told[:3], str(tmp_path / "d.yaml")], standalone_mode=False)
-    assert found.return_value == 2 and "not judge by rubrics" in found.output + found.stderr
+    assert found.return_value == 2 and "does not use the rubrics judge" in found.output + found.stderr

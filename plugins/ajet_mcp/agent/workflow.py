@@ -106,7 +106,7 @@ class McpAgentWorkflow(Workflow):
             do = (
                 f"write {{python}} instead of {other}, a Python without ajet's packages"
                 if other
-                else "start the server, or fix environment.use"
+                else "start the server, or correct environment.use"
             )
             raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
 

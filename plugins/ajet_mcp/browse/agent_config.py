@@ -77,7 +77,8 @@ def _of_environment(named: str | None) -> ChatModel:
         raise ConfigError(
             "The browse agent has no model.",
             where=KEY if named else SWITCH,
-            expected=f"a file as AgentRL's agent_config.yml, or {URL_VARIABLE} and {MODEL_VARIABLE}",
+            expected=f"a file in the form of AgentRL's agent_config.yml, or the variables {URL_VARIABLE} and "
+            f"{MODEL_VARIABLE}",
             do=f"`cp {EXAMPLE} agent_config.yml`, edit it, and set ajet.environment.agent_config: agent_config.yml",
         )
     try:

@@ -186,8 +186,8 @@ def test_what_the_compose_file_serves_is_what_the_example_asks():
 
 WRONG = {
     f"browse_agent: {{models: [{{api_key: {SECRET}}}]}}": r"browse_agent\.models\.0\.base_url",
-    f"browse_agent:\n  models: [\n   key: {SECRET}: x\n": r"is no YAML: .*, line 3",
-    "browse_agent: {models: [{base_url: localhost, model: m}]}": "expected an address",
+    f"browse_agent:\n  models: [\n   key: {SECRET}: x\n": r"is not valid YAML: .*, line 3",
+    "browse_agent: {models: [{base_url: localhost, model: m}]}": "expected a URL",
     "browse_agent: {min_promt_length: 3}": "min_promt_length",
     "scorer_agent: {}": "no section browse_agent",
     "browse_agent: {}": "has no model",
@@ -200,7 +200,7 @@ def test_what_cannot_be_used_is_said_and_shows_no_key(tmp_path, monkeypatch, tex
     with pytest.raises(ConfigError, match=WRONG[text]) as refused:
         agent_of(tmp_path, text)
     assert SECRET not in str(refused.value)
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         agent_of(tmp_path, agent_config="nowhere.yml")
 
 

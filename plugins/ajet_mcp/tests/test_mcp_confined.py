@@ -138,7 +138,7 @@ def test_what_cannot_be_confined_is_said(tmp_path: Path, entry: dict[str, object
 @pytest.mark.parametrize("terms", ["per: shared", "reset: clear", "spare: 2"])
 def test_an_environment_starts_a_confined_server_in_its_episode_only(tmp_path: Path, terms: str) -> None:
     (tmp_path / "x.yaml").write_text(f"mcpServers: {{x: {{command: a, confined: true, {terms}}}}}")
-    with pytest.raises(UserError, match="its episode's own folder"):
+    with pytest.raises(UserError, match="in the folder of its episode"):
         read_description(tmp_path / "x.yaml")
 
 
@@ -160,6 +160,6 @@ def test_where_there_is_no_sandbox_it_is_refused_and_never_started(
         async with attempt(*servers):
             pass
 
-    with pytest.raises(CallFailedError, match="has no sandbox: .*namespaces are forbidden") as failed:
+    with pytest.raises(CallFailedError, match="cannot get its sandbox: .*namespaces are forbidden") as failed:
         asyncio.run(plays())
     assert (failed.value.kind, failed.value.lost) == ("sandbox", True) and not (tmp_path / "ran").exists()

@@ -76,7 +76,7 @@ def test_where_a_recorded_run_answers_no_server_is_asked_for_at_a_launch(tmp_pat
 
 
 WRONG = {
-    "http:///mcp": "no address",
+    "http:///mcp": "not the URL of",
     "nowhere.json": "there is no file nowhere.json",
     "gaia-locl": "gaia-locl is no environment",
     "'unclosed": "no command",

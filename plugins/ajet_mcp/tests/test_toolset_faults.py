@@ -148,7 +148,7 @@ def test_a_wrong_token_is_said_and_not_tried_again(plain_server):  # noqa: F811
             return (await tools.use("echo", {"text": "in"})).text
 
     assert asyncio.run(plays(TOKEN)) == "in"
-    with pytest.raises(CallFailedError, match=r"refuses this token \(HTTP 401\)") as failed:
+    with pytest.raises(CallFailedError, match=r"refuses the token \(HTTP status 401\)") as failed:
         asyncio.run(plays("wrong"))
     assert (failed.value.boundary, failed.value.retryable) == ("environment", False)
     assert "wrong" not in str(failed.value)

@@ -60,8 +60,10 @@ class ThinClient:
             await asyncio.wait_for(channel.start(limits.start), limits.start)
         except (RpcError, asyncio.TimeoutError) as problem:
             await channel.close(limits.close)
-            reason = str(problem) or f"it did not answer within {limits.start:g} s"
-            raise CallFailedError(f"no session with the MCP server {server.name}: {reason}", "environment") from problem
+            reason = str(problem) or f"the server did not answer within {limits.start:g} s"
+            raise CallFailedError(
+                f"the MCP server {server.name} opened no session: {reason}", "environment"
+            ) from problem
         except BaseException:
             await channel.close(limits.close)
             raise

@@ -136,7 +136,9 @@ class DockSession:
         )
         if not isinstance(reply, dict):
             delivered = status not in NOT_TAKEN
-            raise self._http.failed(f"answered HTTP {status} and no JSON object", "transport", delivered=delivered)
+            raise self._http.failed(
+                f"answered with HTTP status {status} and no JSON object", "transport", delivered=delivered
+            )
         inside, content = reply.get("status_code"), reply.get("content")
         if isinstance(inside, int) and inside >= 400:
             status = inside

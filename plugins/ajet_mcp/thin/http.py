@@ -156,7 +156,9 @@ class HttpChannel:
                 and HELLO["protocolVersion"] not in offered
             ):
                 raise CallFailedError(
-                    f"the MCP server {self._server.name} speaks only {offered}", "environment", lost=True
+                    f"the MCP server {self._server.name} supports only the protocol version {offered}",
+                    "environment",
+                    lost=True,
                 ) from None
             return False
         except CallFailedError as problem:

@@ -137,7 +137,7 @@ def result_of(message: Mapping[str, Any]) -> dict[str, Any]:
         raise RpcError(error if isinstance(error, Mapping) else {"message": str(error)})
     result = message.get("result")
     if result is not None and not isinstance(result, dict):
-        raise RpcError({"message": f"its result is a {type(result).__name__}, expected an object"})
+        raise RpcError({"message": f"the result is a {type(result).__name__}, expected an object"})
     return result or {}
 
 

@@ -149,9 +149,7 @@ class HttpServer:
             there = urljoin(self.url, path)
             same = parse_origin(there) == parse_origin(self.url)
         except ValueError as error:
-            raise self.failed(
-                f"names {path!r}, which is no address: {error}", "environment", delivered=False
-            ) from error
+            raise self.failed(f"names {path!r}, which is not a URL: {error}", "environment", delivered=False) from error
         if not same:
             raise self.failed(f"names another server, {there}", "environment", delivered=False)
         return there
@@ -166,7 +164,7 @@ class HttpServer:
             there, here = urlsplit(url), urlsplit(self.url)
             same = (there.scheme, there.port) == (here.scheme, here.port) and there.hostname is not None
         except ValueError as error:
-            raise self.failed(f"names {url!r}, which is no address: {error}", "environment", delivered=False) from error
+            raise self.failed(f"names {url!r}, which is not a URL: {error}", "environment", delivered=False) from error
         if not same:
             reason = f"names another server, {url}, of another scheme or port"
             raise self.failed(reason, "environment", delivered=False)
@@ -192,7 +190,9 @@ class HttpServer:
 
     def _refuse_token(self, status: int) -> None:
         if status in (401, 403):
-            problem = self.failed(f"refuses this token (HTTP {status})", "environment", delivered=False, lost=True)
+            problem = self.failed(
+                f"refuses the token (HTTP status {status})", "environment", delivered=False, lost=True
+            )
             problem.retryable = False
             raise problem
 
@@ -219,7 +219,9 @@ class HttpServer:
         if reply.status == 404 and of_episode:
             raise self.failed("no longer knows this episode", "environment", delivered=False, lost=True)
         refused = reply.status in (429, 503)
-        raise self.failed(f"answered HTTP {reply.status} and no JSON-RPC", "transport", delivered=not refused)
+        raise self.failed(
+            f"answered with HTTP status {reply.status} and no JSON-RPC message", "transport", delivered=not refused
+        )
 
     async def _read_body(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
         length = reply.content_length

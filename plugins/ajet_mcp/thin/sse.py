@@ -74,7 +74,7 @@ class SseChannel:
                 address, data=encoded(message), timeout=timeout, allow_redirects=False
             ) as reply:
                 if not 200 <= reply.status < 300:
-                    raise self._build_failure(f"answered HTTP {reply.status}", delivered=False)
+                    raise self._build_failure(f"answered with HTTP status {reply.status}", delivered=False)
         except asyncio.TimeoutError:  # it comes first, since it is an OSError from Python 3.11 on
             raise self._build_failure(f"accepted no message within {self._seconds:g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
@@ -132,7 +132,7 @@ class SseChannel:
             there = urljoin(self._server.url, data)
             same = parse_origin(there) == parse_origin(self._server.url)
         except ValueError as error:
-            raise self._build_failure(f"names {data!r}, which is no address: {error}", delivered=False) from error
+            raise self._build_failure(f"names {data!r}, which is not a URL: {error}", delivered=False) from error
         if not same:
             raise self._build_failure(f"names another server for its messages, {there}", delivered=False)
         return there

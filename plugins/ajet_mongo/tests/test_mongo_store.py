@@ -715,7 +715,7 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
 
     address = mongod.empty()
     code, said = doctor(address)
-    assert code == 0 and "nothing is there yet" in said
+    assert code == 0 and "does not exist yet" in said
     store = open_shared(address, rolls=True, max_attempts=1)
     store.join("sampler", "machine-7")
     lost, held = store.lease(2)
@@ -724,7 +724,7 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
     store.announce(Policy("run", 3, "/weights/3"))
     code, said = doctor(address)
     for told in (
-        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 5", "all 6",
+        "MongoDB 6.", "one server without a replica set", "per round trip", "from this machine's", "version 5", "all 6",
         "1 dead, 1 running; 1 episodes", "position 0: the tool's server is down", "step 3,", "sampler machine-7",
         "1 lease",
     ):  # fmt: skip

@@ -74,7 +74,7 @@ class Trail:
 
 def find_run_folder(run: str, root: Path) -> Path:
     """Return the folder of a recorded run. Raises UserError."""
-    return require_run(run, root, holding="status.json", expected="the directory of a run").absolute()
+    return require_run(run, root, holding="status.json", expected="the folder of a run").absolute()
 
 
 def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit:
@@ -114,9 +114,11 @@ def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
         found.changes += _find_changes_without_chain(folder, checkpoints, sizes, weights=weights)
     for name, digest in heads:
         if state is None:
-            found.changes.append(Change(FILE, f"it is missing, but {name} has the digest of one of its links"))
+            found.changes.append(
+                Change(FILE, f"the file is missing, but {name} contains the digest of one of its entries")
+            )
         elif not any(each.startswith(digest) for each in state.heads):
-            found.changes.append(Change(FILE, f"links are missing: {name} names link {digest[:12]}"))
+            found.changes.append(Change(FILE, f"entries are missing: {name} refers to entry {digest[:12]}"))
     return found
 
 
@@ -125,7 +127,7 @@ def _find_changes_without_chain(
 ) -> Iterator[Change]:
     """Yield what is missing of a run without a chain: the chain, and files named by checkpoints."""
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
-        yield Change(FILE, f"it is missing, but {IDENTITY} belongs to a training run")
+        yield Change(FILE, f"the file is missing, although {IDENTITY} belongs to a training run")
     for name in sorted(sizes.checkpoints):
         found = verify_checkpoint(checkpoints.folder / name, tensors=weights)
         if damage := found if isinstance(found, str) else found.find_extra_files():
@@ -138,25 +140,29 @@ def trace_step(folder: Path, step: int) -> Trail:
         _, found = index.find_step(step)
         places = list(_check_linked_episodes(folder, index, found)) or list(_find_unlinked_episodes(folder, only=step))
         if not places:
-            raise UserError(f"No training step {step} is recorded.", where=str(folder / "episodes"))
+            raise UserError(f"The run recorded no training step {step}.", where=str(folder / "episodes"))
         return _build_trail(folder, index, step, places)
 
 
 def trace_episode(folder: Path, uuid: str) -> Trail:
     """Trace an episode, by the first letters of its uuid. Raises UserError for no match or several."""
     if len(uuid) < SHORTEST:
-        raise UserError(f"{uuid} is too short for a uuid.", where="--episode", expected=f"at least {SHORTEST} letters")
+        raise UserError(
+            f"{uuid} is too short for an episode id.", where="--episode", expected=f"at least {SHORTEST} letters"
+        )
     with ChainIndex(folder) as index:
         places = list(_check_linked_episodes(folder, index, index.find_episode(uuid))) or list(
             _find_unlinked_episodes(folder, f'"uuid": "{uuid}')
         )
         if len(names := sorted({place["uuid"] for place in places})) > 1:
-            raise UserError(f"{len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4]))
+            raise UserError(
+                f"The ids of {len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4])
+            )
         if not places:
             raise UserError(
-                f"There is no episode {uuid}.",
+                f"The run has no episode {uuid}.",
                 where=str(folder / "episodes"),
-                expected="the uuid of a recorded episode",
+                expected="the id of a recorded episode",
             )
         return _build_trail(folder, index, None, places)
 
@@ -169,7 +175,7 @@ def trace_task(folder: Path, task_id: str) -> Trail:
             _find_unlinked_episodes(folder, mark)
         )
         if not places:
-            raise UserError(f"No episode of task {task_id} is recorded.", where=str(folder / "episodes"))
+            raise UserError(f"The run recorded no episode of task {task_id}.", where=str(folder / "episodes"))
         return _build_trail(folder, index, None, places)
 
 

@@ -134,7 +134,7 @@ class ChainIndex:
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"A link of the chain is damaged: {error}.",
+                f"An entry of the chain (the run's record of file digests) is damaged: {error}.",
                 where=f"{self._path}, link {number}",
                 do="restore the file from a copy",
             ) from error

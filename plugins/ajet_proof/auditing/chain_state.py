@@ -184,7 +184,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
                 wrong = _find_link_problem(state, link, body, digest, key, named)
                 state.apply_link(link)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-                wrong = f"this link is damaged ({type(error).__name__})"
+                wrong = f"this entry is damaged ({type(error).__name__})"
                 digest, link = "", {}
             if wrong:
                 state.changes.append(Change(FILE, wrong, number))
@@ -194,7 +194,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
             state.heads.add(digest)
     if key and state.key != named:  # a process without the key could have rewritten the complete chain
         made = f"with the key {state.key}" if state.key else "without a key"
-        state.changes.append(Change(FILE, f"it was made {made}, but {KEY} is the key {named}"))
+        state.changes.append(Change(FILE, f"the chain was signed {made}, but {KEY} is the key {named}"))
     return state
 
 
@@ -204,15 +204,15 @@ def _find_link_problem(
     """Return why a link cannot follow the previous one; "" if valid."""
     own = str(link.get("key", ""))
     if state.key and own != state.key:
-        return "this link was made without the key of the earlier links"
+        return "this entry was written without the key of the earlier entries"
     if own and own != named:
         state.is_key_verified = False
     elif link_digest(body, key if own else None) != digest:
-        return "this link was changed"
+        return "this entry was changed"
     if link["link"] != state.links + 1:
-        return f"this is link {link['link']} after link {state.links}: links are missing or reordered"
+        return f"this is entry {link['link']} after entry {state.links}: entries are missing or reordered"
     if state.head and link["earlier"] != state.head:
-        return "the previous link was changed or replaced"
+        return "the previous entry was changed or replaced"
     return ""
 
 
@@ -246,7 +246,7 @@ def find_changes(
     sizes = DiskSizes.of(folder, checkpoints) if sizes is None else sizes
     yield from state.changes
     if not state.starts and sizes.files:
-        yield Change(FILE, "it has no start link, but episodes or metrics are recorded")
+        yield Change(FILE, "the chain has no first entry, although episodes or metrics are recorded")
     yield from _check_settings(folder, state)
     for file in sorted(state.files, key=lambda name: (parse_episode_step(name), name)):
         arrays = file.removesuffix(".jsonl") + ".bin"
@@ -268,19 +268,19 @@ def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
             with open_record_file(folder / Path(name).name) as file:
                 now = digest_of(file.read())
         except FileNotFoundError:
-            yield Change(name, "it is missing")
+            yield Change(name, "the file is missing")
             continue
         except RecordFileError as error:
             yield Change(name, str(error.strerror))
             continue
         if now != digest:
-            yield Change(name, "it was changed after the start of the run")
+            yield Change(name, "the file was changed after the start of the run")
 
 
 def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     path, places = folder / file, list(state.iterate_lines(file))
     if not has_record_file(path):
-        yield Change(file, f"it is missing, with {len(places)} episodes")
+        yield Change(file, f"the file is missing, with {len(places)} episodes")
         return
     expected = [line.digest for line, _, _ in places]
     found = _digest_lines(path, len(expected), sizes.files.get(file, 0))
@@ -327,7 +327,7 @@ def _compare_lines(
             yield Change(file, "this line was never committed", at + 1)
     if Counter(expected) == Counter(found):
         at = next(at for at, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
-        yield Change(file, "its lines are in another order from here on", at + 1)
+        yield Change(file, "from here on, the lines are in another order", at + 1)
 
 
 def _check_arrays(
@@ -335,7 +335,7 @@ def _check_arrays(
 ) -> Iterator[Change]:
     path = folder / arrays
     if not has_record_file(path):
-        yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
+        yield Change(arrays, f"the file is missing, with the arrays of {len(places)} episodes")
         return
     with open_record_file(path) as blobs:
         end = 0  # bytes claimed by several lines are read only once
@@ -390,9 +390,11 @@ def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterat
             place = replaced
         found = inspect_checkpoint(place)
         if isinstance(found, str):
-            yield Change(name, "it is missing" if not place.exists() else found)
+            yield Change(name, "the file is missing" if not place.exists() else found)
         elif found.digest not in (digest, state.replacements.get(step)):
-            yield Change(f"{name}/{STATE}", f"it was replaced: its digest is {found.digest[:12]}, not {digest[:12]}")
+            yield Change(
+                f"{name}/{STATE}", f"the file was replaced: its digest is {found.digest[:12]}, not {digest[:12]}"
+            )
         elif damage := _find_damage(found, weights):
             yield Change(name, damage)
 

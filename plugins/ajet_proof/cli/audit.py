@@ -20,7 +20,7 @@ def audit(
         ),
     ] = "",
     task: Annotated[
-        str, typer.Option("--task", metavar="ID", help="The same for all attempts at a task.", show_default=False)
+        str, typer.Option("--task", metavar="ID", help="Show the same for all attempts at a task.", show_default=False)
     ] = "",
     step: Annotated[
         Optional[int],  # noqa: UP045
@@ -28,22 +28,22 @@ def audit(
     ] = None,
     head: Annotated[
         str,
-        typer.Option("--head", metavar="DIGEST", help="Require this link in the chain.", show_default=False),
+        typer.Option("--head", metavar="DIGEST", help="Require that the chain contains this link.", show_default=False),
     ] = "",
     weights: Annotated[
-        bool, typer.Option("--weights/--no-weights", help="Also read the checkpoints' weights.")
+        bool, typer.Option("--weights/--no-weights", help="Check the weights of the checkpoints too.")
     ] = True,
     export: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--export", metavar="FILE.jsonl|.parquet", show_default=False,
-            help="Write one row an episode with its updates, without checking the chain.",
+            help="Write one row per episode with its updates, without checking the chain.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Compare a run with what it committed; trace an update back, an episode forward.
+    """Check that a run's files are unchanged; trace an update back to episodes, and an episode to updates.
 
     Exit code 1 if something changed. --step, --episode and --task show the records connected with one of them.
     """
@@ -59,7 +59,7 @@ def audit(
         together = " and ".join([*options, *(["--export"] if export is not None else [])])
         raise UserError(f"{together} cannot be combined.", expected="only one of the options")
     if head and re.fullmatch(r"[0-9a-f]{6,64}", head) is None:
-        raise UserError(f"{head} is not a link's digest.", where="--head", expected="6 to 64 hexadecimal digits")
+        raise UserError(f"{head} is not the digest of a link.", where="--head", expected="6 to 64 hexadecimal digits")
     folder = auditing.find_run_folder(run, exp_dir.absolute())
     if export is not None:
         from ajet_proof.auditing.export import export_episodes

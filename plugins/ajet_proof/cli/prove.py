@@ -14,46 +14,48 @@ def prove(
         str,
         typer.Argument(
             metavar="RUN_OR_EPISODE", show_default=False,
-            help="A run's name or folder, an episodes/step-N.jsonl, or the first letters of an episode's uuid.",
+            help="A run's name or folder, an episodes/step-N.jsonl, or the first letters of an episode's id.",
         ),
     ] = "",
     step: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option("--step", metavar="N", help="Only this step; may be given several times.", show_default=False),
+        typer.Option("--step", metavar="N", help="Check only this step; may be repeated.", show_default=False),
     ] = None,
     at_most: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
             "--at-most", metavar="N", min=1, show_default=False,
-            help="Recompute the log-probabilities of at most N episodes a step. Ids are always checked in full.",
+            help="Recompute the log-probabilities of at most N episodes per step. Token ids are always checked "
+            "completely.",
         ),
     ] = None,
-    ids_only: Annotated[bool, typer.Option("--ids-only", help="Load no weights.")] = False,
+    ids_only: Annotated[bool, typer.Option("--ids-only", help="Check token ids only; load no weights.")] = False,
     tolerance: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False,
-            help="Allowed difference of a single improbable token (0.01 in float32, 1.5 in bfloat16).",
+            help="Allowed difference of the log-probability of a single improbable token (0.01 in float32, 1.5 in "
+            "bfloat16).",
         ),
     ] = None,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Fetch a missing model without asking.")
+        bool, typer.Option("--fetch", help="Download a missing model without a confirmation.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     store: Annotated[
         str,
         typer.Option(
             "--store", metavar="URI", show_default=False,
-            help="Prove the episodes of this store, without the run's folder: sqlite:PATH or mongodb://HOST/DATABASE.",
+            help="Prove the episodes in this store, without the run folder: sqlite:PATH or mongodb://HOST/DATABASE.",
         ),
     ] = "",
     run: Annotated[
         str,
-        typer.Option("--run", metavar="NAME", help="With --store: expect this run.", show_default=False),
+        typer.Option("--run", metavar="NAME", help="With --store: require a store of this run.", show_default=False),
     ] = "",
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution."""
+    """Derive recorded episodes again, token by token. Exit code 1 if a token or log-probability is wrong."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.schema.errors import UserError
@@ -87,5 +89,5 @@ def prove(
         print_report(report, console)
     place = save_report(report)
     if not as_json:
-        console.print(f"Saved for the viewer: {place}.", markup=False, soft_wrap=True)
+        console.print(f"The result is saved for the viewer: {place}.", markup=False, soft_wrap=True)
     return 0 if report.ok else 1

@@ -48,7 +48,7 @@ class StepProof:
             return {}
         proof = self._prove_ids(chosen, newest)
         for token in proof.wrong[:NAMED]:
-            logger.error("step {}: a wrong token: {}", step, token)
+            logger.error("step {}: a token of a recorded episode is wrong: {}", step, token)
         return {
             "proof/episodes": proof.episodes,
             "proof/tokens": sum(tally.checked for tally in proof.counts.values()),

@@ -30,7 +30,7 @@ TIGHTENED = "its importance weights were bounded by a measured engine/trainer mi
 SKIPPED = "its loss was not finite, so the optimizer step was skipped"
 GONE = "no checkpoint has the weights before its update"
 NOT_ASKED = "log-probabilities were not recomputed, or not all of them (--ids-only, --at-most)"
-OTHERS = "it was trained under other settings than the present ones: the run was resumed with changed values"
+OTHERS = "it was trained with other settings than the current ones: the run was resumed with changed values"
 NO_LOSS = "its row in metrics.jsonl has no loss"
 
 
@@ -97,7 +97,10 @@ class LossChecker:
             allowed = floor * found.slope + EXACT * max(1.0, abs(found.value))
             recorded = row.get(name)
             if not isinstance(recorded, int | float) or not abs(recorded - found.value) <= allowed:
-                wrong.append(f"{name} is {recorded} in metrics.jsonl, {found.value:.6g} ± {allowed:.2g} by its tokens")
+                wrong.append(
+                    f"{name} is {recorded} in metrics.jsonl, but {found.value:.6g} ± {allowed:.2g} when computed "
+                    "from its tokens"
+                )
         if wrong and others:
             self._held.discard(step)
             del self._before[step]

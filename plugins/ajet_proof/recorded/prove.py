@@ -173,14 +173,14 @@ def prove_record(
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
     if not report.proof.counts["sampled"].tokens and report.proof.ok:
         raise UserError(
-            "These episodes have no tokens: their model answered in messages.",
+            "These episodes have no token ids: an endpoint answered in messages.",
             where=str(target.run),
             expected="episodes of a token engine (rollout.engine auto, transformers or vllm)",
         )
     if ids_only:
         report.why_not = "requested by --ids-only"
     elif not by_weights:
-        report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
+        report.why_not = f"this command cannot load the weights of a run of the {experiment.backbone.name} backbone"
     else:
         weights: Weights = {0: (None, model)} | find_weights(checkpoints, experiment)
 
@@ -365,7 +365,9 @@ def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> 
             try:
                 is_wanted, missing = row["uuid"].startswith(target.episode), _find_missing_call(row)
             except (KeyError, TypeError, AttributeError, IndexError) as error:
-                raise UserError("A line of the record is not an episode.", where=f"{file}:{number}") from error
+                raise UserError(
+                    "A line of the record cannot be read as an episode.", where=f"{file}:{number}"
+                ) from error
             if not is_wanted:
                 continue
             if missing is None:

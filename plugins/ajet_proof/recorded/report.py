@@ -142,7 +142,7 @@ def print_report(report: ProofReport, console: Console) -> None:
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"
         _print_line(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
-    _print_line(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
+    _print_line(console, f"Not covered by a proof: {'; '.join(OUTSIDE)}.")
     if not report.ok:
         wrong = len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)
         console.print(f"[bold red]Not proven:[/] {wrong} wrong.")
@@ -155,7 +155,7 @@ def print_report(report: ProofReport, console: Console) -> None:
 UNPROVEN = {
     "written": "they are given replies, not sampled by this run",
     "ids only": "only ids were requested, or can be derived here",
-    "version range": "their replies were sampled across an update (a range of policy versions)",
+    "version range": "the policy changed while their replies were sampled (a range of policy versions)",
     "no checkpoint": "no checkpoint has the weights that sampled them",
     "left out": "their episodes were left out (--at-most), or hold a wrong token",
 }

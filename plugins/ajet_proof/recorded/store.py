@@ -97,9 +97,9 @@ def prove_store(
     load_dotenv_files([Path.cwd()])
     if episode and (len(episode) < SHORTEST or not episode.isalnum()):
         raise UserError(
-            f"{episode} cannot begin an episode's uuid.",
+            f"{episode} cannot be the beginning of an episode's id.",
             where="command line",
-            expected=f"with --store, at least {SHORTEST} letters of a uuid; name a run with --run",
+            expected=f"with --store, at least {SHORTEST} letters of an episode's id; name a run with --run",
         )
     address = Address.of(text, base=Path.cwd(), run=run)
     reading = open_reader(address)
@@ -153,7 +153,11 @@ class _StoreProver:
         if not self._model_name:
             raise UserError("This run has no model, so its tokens cannot be derived again.", where=address.shown)
         by_weights = not ids_only and "recomputes" in experiment.backbone.can
-        self._why_not = "" if by_weights else f"the weights of a {experiment.backbone.name} run cannot be loaded here"
+        self._why_not = (
+            ""
+            if by_weights
+            else f"this command cannot load the weights of a run of the {experiment.backbone.name} backbone"
+        )
         if ids_only:
             self._why_not = "requested by --ids-only"
         self._checkpoints = _open_checkpoints(self._policy)
@@ -174,7 +178,7 @@ class _StoreProver:
             of = f" that begins with {beginning}" if beginning else ""
             used = f" that step {', '.join(map(str, steps))} used" if steps else ""
             raise UserError(
-                f"The store holds no episode{of}{used}.",
+                f"The store contains no episode{of}{used}.",
                 where=self._address.shown,
                 expected="episodes of samplers or clients, stored until their step's checkpoint is no longer needed",
                 do="Name a run with --run."
@@ -194,7 +198,7 @@ class _StoreProver:
         report.plays = [play for _, play in sorted(self._plays.items())]
         if not report.proof.counts["sampled"].tokens and report.ok:
             raise UserError(
-                "The store's episodes have no tokens: their model answered in messages, or not at all.",
+                "The store's episodes have no token ids: an endpoint answered in messages, or not at all.",
                 where=self._address.shown,
                 expected="episodes of a token engine (rollout.engine auto, transformers or vllm)",
             )
@@ -284,7 +288,7 @@ def _require_same_model(
         differing.append("weights")
     if differing:
         raise UserError(
-            f"The model here differs from the run's: {' and '.join(differing)}.",
+            f"The model on this machine differs from the run's: {' and '.join(differing)}.",
             where=str(settings.model.path),
             expected=f"the model announced by the trainer in {address.shown}",
             do="Use the same files" + (", or skip the weights with --ids-only." if weights else "."),

@@ -44,9 +44,9 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarge
     found = list(_find_episodes(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
     if len({uuid for uuid, _ in found}) > 1:
         raise UserError(
-            f"{len(found)} episodes begin with {named}.",
+            f"The ids of {len(found)} episodes begin with {named}.",
             where=str(root),
-            expected="more letters of the uuid",
+            expected="more letters of the id",
             do=", ".join(sorted({uuid for uuid, _ in found})[:4]),
         )
     if found:
@@ -55,7 +55,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarge
     raise UserError(
         f"There is no run and no episode named {named}.",
         where=str(root),
-        expected=f"a run's name or folder, an episodes/step-N.jsonl, or {SHORTEST} letters of an episode's uuid",
+        expected=f"a run's name or folder, an episodes/step-N.jsonl, or {SHORTEST} letters of an episode's id",
         do=suggest_run(named, root),
     )
 

@@ -16,7 +16,10 @@ from ajet_proof.auditing.audit import audit_run
 from ajet_proof.auditing.report import encode_audit, print_audit
 from tests.support.record_fixtures import episode
 
-WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its digest does not match (sqlite store.sqlite)"
+WHY = (
+    f"{ALTERED}: episode e7 of position 3: its digest does not match the one recorded when it was stored (sqlite "
+    "store.sqlite)"
+)
 
 
 def screen(run: Path) -> str:
@@ -33,7 +36,7 @@ def test_what_the_steps_left_out_is_named_and_is_no_change_of_the_record(tmp_pat
     assert found.ok and json.loads(encode_audit(found))["altered"] == [f"step 2: {WHY}"]
     shown = screen(tmp_path)
     assert f"left out step 2: {WHY}" in shown
-    assert "no chain" in shown and "as it was committed" not in shown, "nothing holds the rest"
+    assert "no chain" in shown and "The record is unchanged" not in shown, "nothing holds the rest"
 
 
 @pytest.mark.slow
@@ -62,7 +65,7 @@ def test_arrays_that_a_line_says_are_nowhere_are_a_change_and_cost_nothing(
     row["blob"] |= {"offset": offset, "length": length}
     file.write_text(json.dumps(row, ensure_ascii=False) + "\n")
     (change,) = audit_run(tmp_path).changes
-    assert "its arrays are not at the recorded offset" in change.what
+    assert "its arrays are not at the recorded position" in change.what
 
 
 def test_rows_of_metrics_that_are_no_rows_end_no_audit(tmp_path: Path) -> None:

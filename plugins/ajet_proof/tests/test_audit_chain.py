@@ -110,13 +110,13 @@ def test_lines_that_are_removed_added_or_moved_are_named(run: Path) -> None:
     for changed, words in (
         (lines[:1] + lines[2:], f"{name}:2: a line is missing here (episode {'train21' * 3})"),
         (lines[:2], f"{name}:3: a line is missing here (episode {'train22' * 3})"),
-        (lines[1::-1] + lines[2:], f"{name}:1: its lines are in another order from here on"),
+        (lines[1::-1] + lines[2:], f"{name}:1: from here on, the lines are in another order"),
         ([*lines, lines[0]], f"{name}:4: this line was never committed"),
     ):
         file.write_bytes(b"".join(changed))
         assert words in said(audit_run(run))
     file.unlink()
-    assert f"{name}: it is missing, with 3 episodes" in said(audit_run(run))
+    assert f"{name}: the file is missing, with 3 episodes" in said(audit_run(run))
     file.write_bytes(b"".join(lines))
     (run / "episodes" / "step-1.more.jsonl").write_bytes(lines[0])
     assert said(audit_run(run)) == ["episodes/step-1.more.jsonl: it was never committed"]
@@ -168,7 +168,7 @@ def test_with_a_key_nobody_without_it_can_write_the_chain_anew(tmp_path: Path, m
         first.commit(link.pop("kind"), link.pop("step"), **link)
     (run / FILE).write_bytes((tmp_path / FILE).read_bytes())
     monkeypatch.setenv(KEY, "a key that nobody guesses")
-    assert len(audit_run(run).changes) >= len(written.splitlines()), "every link was made without it"
+    assert len(audit_run(run).changes) >= len(written.splitlines()), "every link was written without it"
 
 
 def test_a_resume_a_rollback_and_a_fork_keep_it_true(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_trails_lead_from_a_step_back_and_from_an_episode_and_a_task_forward(rec
     assert (used["step"], used["first_checkpoint"], used["checkpoints"]) == (1, 1, [2, 3])
     assert used["row"]["train/reward"] == 0.1
     assert {each["step"] for each in trace_task(recorded, "t1").steps} == {1, 2, 3}
-    with pytest.raises(UserError, match="There is no episode"):
+    with pytest.raises(UserError, match="The run has no episode"):
         trace_episode(recorded, "nobody")
 
 
@@ -283,18 +283,18 @@ def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> Non
     gone = trace_episode(run, "train10")
     assert gone.ok and gone.episodes[0]["gone"] and gone.episodes[0]["link"], "its digest is kept"
     assert trace_step(run, 3).episodes[0]["as_committed"], "a line without its arrays is held to the chain"
-    with pytest.raises(UserError, match="removed by `ajet gc`"):
+    with pytest.raises(UserError, match="`ajet gc`"):
         EpisodeFiles(run / "episodes").read(3)
     assert not collect_removable_files("demo", root, episodes=1, arrays=0, checkpoints=1).found, "once"
     with RunDirectory.open(experiment(root), root=root) as again:
-        with pytest.raises(UserError, match="This run is live"):
+        with pytest.raises(UserError, match="The run is in progress"):
             collect_removable_files("demo", root, episodes=0, yes=True)
         step(again, 4)
     found = audit_run(run)
     assert found.ok, said(found)
     lines = (run / "episodes" / "step-3.jsonl").read_bytes()
     (run / "episodes" / "step-3.jsonl").unlink()
-    assert said(audit_run(run)) == ["episodes/step-3.jsonl: it is missing, with 3 episodes"], "gc did not do that"
+    assert said(audit_run(run)) == ["episodes/step-3.jsonl: the file is missing, with 3 episodes"], "gc did not do that"
     assert lines
 
 

@@ -221,11 +221,11 @@ def test_what_cannot_be_proven_is_one_screen(
     open_shared(address, rolls=True, run="r").disconnect()
     assert "has no settings of its run" in refused("--store", address)
     store = open_shared(address, rolls=True, run="r", settings=recorded_settings(run))
-    assert "holds no episode" in refused("--store", address)
+    assert "contains no episode" in refused("--store", address)
     assert "another run than other" in refused("--store", address, "--run", "other")
     (lease,) = store.lease(1)
     store.put(lease, Kept(EpisodeFiles(run / "episodes").read(1, "train")[0]))
-    assert "abc cannot begin an episode's uuid" in refused("abc", "--store", address)
+    assert "abc cannot be the beginning of an episode's id" in refused("abc", "--store", address)
     assert "begins with abcdef" in refused("abcdef", "--store", address)
     store.announce(Policy("r", 0, "", below=8, told={"version": 0}, tokenizer="other", template="other"))
     assert "differs from the run's: tokenizer and chat template" in refused(

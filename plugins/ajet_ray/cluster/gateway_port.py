@@ -32,8 +32,8 @@ def require_gateways(
     require_gateway(settings)
     if settings.gateway.port and (count := processes()) > 1:
         raise ConfigError(
-            f"{count} processes play, each with a gateway of its own, and all are told to listen on port "
+            f"{count} processes run episodes, each with its own gateway, but all would listen on port "
             f"{settings.gateway.port}.",
             where=experiment.layers.locate(("ajet", "gateway", "port"), value=True),
-            expected=f"0, with which the system chooses a free one for each, or one process ({named})",
+            expected=f"0: then the system chooses a free port for each; or one process ({named})",
         )

@@ -47,8 +47,9 @@ def refuse_busy(wanted: int) -> None:
         return
     taken = ", ".join(f"{number} ({found[number].used / 2**30:.0f} GiB)" for number in busy)
     raise UserError(
-        f"The run wants {wanted} GPUs; of {len(found)}, others use {len(busy)}: {taken}.",
+        f"The run needs {wanted} GPUs, but of {len(found)} GPUs other processes use {len(busy)}: {taken}.",
         where="ajet.trainer_common.n_gpus_per_node",
-        expected=f"at most {len(found) - len(busy)}, those that are free",
-        do="end what uses them, or start with --skip-check-avail-gpu; CUDA_VISIBLE_DEVICES chooses among them",
+        expected=f"at most {len(found) - len(busy)}, the number of free GPUs",
+        do="stop the processes that use the GPUs, or start with --skip-check-avail-gpu; CUDA_VISIBLE_DEVICES "
+        "chooses GPUs",
     )

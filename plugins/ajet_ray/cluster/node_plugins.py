@@ -33,7 +33,7 @@ def require_same_plugins() -> None:
             found = ray.get(versions, timeout=PATIENCE_S)
             difference = describe_difference(own, found)
         except ray.exceptions.RayError as problem:  # no ajet there, or another one
-            difference = f"cannot be listed: {read_last_line(problem)}"
+            difference = f"the node's plug-ins cannot be listed: {read_last_line(problem)}"
         if difference:
             raise UserError(
                 f"The plug-ins of the node {name} differ from those of this machine: {difference}.",
@@ -49,9 +49,9 @@ def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str
 
 def _list_differences(own: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
     if missing := sorted(set(own) - set(found)):
-        yield f"{', '.join(missing)} cannot be loaded there"
+        yield f"{', '.join(missing)} cannot be loaded on the node"
     for name in sorted(set(own) & set(found)):
         if own[name] != found[name]:
-            yield f"{name} has version {found[name] or 'unknown'} there, {own[name] or 'unknown'} here"
+            yield f"{name} has version {found[name] or 'unknown'} on the node, {own[name] or 'unknown'} on this machine"
     if further := sorted(set(found) - set(own)):
-        yield f"{', '.join(further)} only there"
+        yield f"{', '.join(further)} only on the node"

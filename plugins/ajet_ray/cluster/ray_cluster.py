@@ -120,7 +120,7 @@ def connect_to_ray(
         except Exception as problem:  # Ray has no narrower error for a head that does not start in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
-                do=f"start again when the machine is less busy; `{format_command('doctor')}` looks at what Ray needs",
+                do=f"start again when the machine is less busy; `{format_command('doctor')}` checks what Ray needs",
             ) from problem
     else:
         runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}
@@ -131,7 +131,7 @@ def connect_to_ray(
                 f"There is no Ray cluster to join: {str(problem).strip().splitlines()[0]}",
                 where=f"{ADDRESS}={address}",
                 expected="the address of a running head, such as 10.0.0.1:6379, or auto on one of its nodes",
-                do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
+                do="start one with `ray start --head` (RAY_AUTH_TOKEN must be the same here), or use --with-ray",
             ) from problem
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():  # with Ray's handler SIGTERM would end the run within a step
@@ -160,11 +160,11 @@ def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], N
     while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
         if time.monotonic() > end:
             raise UserError(
-                f"The run wants {wanted} {resource}s ({demand}), Ray has {found}.",
+                f"The run needs {wanted} {resource}s ({demand}), but Ray has {found}.",
                 where="ajet.trainer_common.nnodes and n_gpus_per_node"
                 + (f", {needs.serving_key}" if demand.serving[0] else ""),
                 expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
-                do="ajet.trainer_common.device: cpu runs it without any, for tests" if own and not found else "",
+                do="for tests without them: ajet.trainer_common.device: cpu" if own and not found else "",
             )
         if found != reported:
             on_wait(found, wanted)
@@ -173,7 +173,7 @@ def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], N
     cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
     if cpus < needed:
         raise UserError(
-            f"The run's processes take {needed} of Ray's CPUs, and it has {cpus}: some would wait without end.",
+            f"The run's processes need {needed} of Ray's CPUs, but Ray has {cpus}: some processes would wait for ever.",
             where=needs.cpus_key if own else f"{ADDRESS}: the cluster's --num-cpus",
-            expected=f"at least {needed}; they are places for processes that mostly wait, not cores",
+            expected=f"at least {needed}; these CPUs only count processes, most of which wait, not cores",
         )

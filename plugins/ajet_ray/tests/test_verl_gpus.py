@@ -32,7 +32,7 @@ def test_memory_is_read_in_bytes(smi):
 def test_free_ones_are_enough_or_the_busy_ones_are_named(smi):
     smi("81559, 4, 9.0, NVIDIA H100\n81559, 60000, 9.0, NVIDIA H100\n81559, 4, 9.0, NVIDIA H100")
     refuse_busy(2)
-    with pytest.raises(UserError, match=r"wants 3 GPUs; of 3, others use 1: 1 \(59 GiB\)") as caught:
+    with pytest.raises(UserError, match=r"needs 3 GPUs, but of 3 GPUs other processes use 1: 1 \(59 GiB\)") as caught:
         refuse_busy(3)
     assert "--skip-check-avail-gpu" in caught.value.do
 

@@ -179,8 +179,8 @@ def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_pa
         logger.remove(sink)
     assert first["proof/episodes"] == second["proof/episodes"] == REPEATS and first["proof/tokens"] > 50
     assert first["proof/wrong_tokens"] == 0 < second["proof/wrong_tokens"]
-    assert any("a wrong token" in line for line in said) and any(
-        "the tool call in call 0 is wrong" in line for line in said
+    assert any("a token of a recorded episode is wrong" in line for line in said) and any(
+        "the tool call in model call 0" in line for line in said
     )
 
 
@@ -316,7 +316,9 @@ def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):
 def test_a_batch_that_fails_and_tasks_that_nobody_scores_end_it(made):
     record, _, _ = made
     record.handle_notice(closed(group(0, failed=True)))
-    with pytest.raises(UserError, match="All 4 episodes of step 1 failed; the first at the agent: ValueError"):
+    with pytest.raises(
+        UserError, match="All 4 episodes of step 1 failed. The first failed because of the agent: ValueError"
+    ):
         record.handle_notice(closed(group(1, failed=True)))
     record.handle_notice(closed(group(2)))  # a score begins the count anew
     for order in range(HOPELESS * BATCH - 1):
@@ -353,7 +355,7 @@ def test_two_steps_whose_canary_is_off_end_the_run_after_the_record(made):
         record.handle_notice(closed(group(step, step=step)))
         record.handle_notice(replace(stepped(step, group(step, step=step)), metrics={"canary_gap": gap}))
     record.handle_notice(closed(group(4, step=4)))
-    with pytest.raises(UserError, match="Engine and trainer do not compute the same model") as said:
+    with pytest.raises(UserError, match="Engine and trainer compute different models") as said:
         record.handle_notice(replace(stepped(4, group(4, step=4)), metrics={"canary_gap": float("nan")}))
     assert "trainer_common.canary" in str(said.value) and len(str(said.value).splitlines()) < 20
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
@@ -372,7 +374,7 @@ def test_samplers_that_say_another_version_than_they_sample_with_are_named(made)
         if step == 1:
             record.handle_notice(letter)
             continue
-        with pytest.raises(UserError, match=r"logprobs do not match policy 1") as said:
+        with pytest.raises(UserError, match=r"do not match policy version 1") as said:
             record.handle_notice(letter)
         assert "liar" in said.value.what
 

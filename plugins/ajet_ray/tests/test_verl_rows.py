@@ -187,7 +187,7 @@ def test_what_an_episode_adds_to_its_rows_is_a_fraction_of_them():
 def test_a_row_with_other_tokens_than_its_episode_is_an_error():
     ((key, row),) = stored(group_of(episode_of(1.0, (2,), uuid="a")), "u")
     row["responses"] = row["responses"] + 1
-    with pytest.raises(ValueError, match="episode a: row 0 holds other tokens"):
+    with pytest.raises(ValueError, match="episode a: row 0 contains other tokens"):
         rebuild_groups([key], {name: [row[name]] for name in FIELDS})
 
 

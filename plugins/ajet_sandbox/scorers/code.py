@@ -113,7 +113,7 @@ class CodeScorer:
         """
         tests = read_tests(metadata)
         if not tests:
-            return Verdict(None, None, "no score: the row has no tests")
+            return Verdict(None, None, "no score: the row contains no tests")
         program = read_program(reply)
         limits = replace(self._maker.limits, wall=self._timeout)
         sandbox = self._maker.open()
@@ -162,8 +162,8 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
     done = _run_code(sandbox, driver, given, limits)
     if ready.encode() not in done.stdout:
         raise JudgeFailure(
-            f"the imports of the row's tests fail in the sandbox: {_explain_failure(done) or done.ended}. "
-            "A Python that has the packages is named by environment.sandbox_python"
+            f"the imports of the row's tests fail in the sandbox: {_explain_failure(done) or done.ended}. Set "
+            "environment.sandbox_python to a Python that has the packages"
         )
     reports = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
     if not done.good or not reports:
@@ -173,7 +173,7 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
     try:
         results = [load_json(each.decode()) for each in reports]
     except ValueError:
-        return "it returns something that is no JSON"
+        return "it returns a value that JSON cannot represent"
     if isinstance(test, StatementTest):
         return find_failed(assertions, results)
     result = results[-1]
@@ -231,7 +231,7 @@ def _is_same_decimal(given: str, wanted: str) -> bool:
 def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
     done = sandbox.python(code, stdin=given.encode(errors="replace"), limits=limits)
     if done.ended == "killed" or sandbox.lost:
-        raise SandboxFailure(f"the sandbox was lost in a test: {sandbox.lost or done.ended}")
+        raise SandboxFailure(f"the sandbox was lost during a test: {sandbox.lost or done.ended}")
     return done
 
 
@@ -239,12 +239,12 @@ def _write_integer(value: Any) -> dict[str, str]:
     """Encode an integer too long for JSON's writer."""
     if isinstance(value, Decimal):
         return {"\0int": str(value)}
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
 def _explain_failure(done: Result) -> str:
     if done.ended not in ("exit", "signal"):
-        return f"a test used up its {done.ended}"
+        return f"a test reached the limit {done.ended}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else ""
 

@@ -277,13 +277,13 @@ def opened(base: Path, tree: dict[str, Any]) -> Callable[[], Any]:
 def test_what_the_machine_or_the_experiment_lacks_is_said_at_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="environment.use is reached over a network"):
+    with pytest.raises(ConfigError, match="environment.use needs the network"):
         opened(tmp_path, {"environment": {"use": "http://127.0.0.1:9/mcp"}})()
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="holds a person's whole home"):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="contains a complete home folder"):
         patch.setenv("HOME", str(tmp_path / "me"))
         opened(tmp_path, {})()
     monkeypatch.setattr(walls, "find_bubblewrap", lambda: None)
-    with pytest.raises(ConfigError, match="No sandbox for workflows here: bubblewrap is not installed"):
+    with pytest.raises(ConfigError, match="does not work on this machine: bubblewrap is not installed"):
         opened(tmp_path, {})()
 
 
@@ -304,7 +304,7 @@ def test_a_project_folder_that_its_user_cannot_read_is_said_at_launch(tmp_path: 
         pytest.skip("sandboxes have no user of their own here")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(ConfigError, match=f"No sandbox for workflows here: PermissionError.*{closed}"):
+    with pytest.raises(ConfigError, match=f"does not work on this machine: PermissionError.*{closed}"):
         opened(closed, {})()
 
 
@@ -312,7 +312,7 @@ def test_a_folder_for_sockets_with_too_long_a_name_is_said(tmp_path: Path, monke
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with pytest.raises(ConfigError, match="door to the gateway cannot be made") as refused:
+    with pytest.raises(ConfigError, match="socket to the gateway cannot be created") as refused:
         sandbox.GatewayDoor("http://127.0.0.1:1/v1")
     assert "TMPDIR" in refused.value.do and list(long.iterdir()) == []
 

@@ -155,7 +155,7 @@ def test_a_stop_that_comes_with_its_call_is_heard(box: WarmSandbox, monkeypatch:
 
 def test_a_root_that_is_not_there_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     config: Any = SimpleNamespace(sandbox="auto", sandbox_python=None, sandbox_root="no such image", sandbox_image=None)
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="the folder .* does not exist"):
         ExperimentSandboxMaker.of(config, tmp_path)
 
 
@@ -290,7 +290,7 @@ def test_a_container_has_its_images_packages_and_nothing_is_left_of_it(engine: s
         box.close()
     assert containers() == before
     why = try_mechanism(engine, "localhost/no-such-image").why
-    assert f"localhost/no-such-image is not here (`{engine} pull" in why
+    assert f"localhost/no-such-image is not on this machine (`{engine} pull" in why
     with pytest.raises(ConfigError, match="sandbox_python is not for"):
         open_sandbox(engine, LIMITS, python=sys.executable)
 

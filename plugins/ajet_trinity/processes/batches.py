@@ -30,7 +30,7 @@ class ExplorerSteps(DefaultSampleStrategy):
             taken += await self.exp_buffer.read(batch_size=rest)
         played = int(taken[0].eid.batch)
         if played != step or any(int(each.eid.batch) != played for each in taken):
-            raise ValueError(f"step {step} was given rows of step {played}")
+            raise ValueError(f"step {step} got rows of step {played}")
         return taken, {}, []
 
 
@@ -60,7 +60,7 @@ class StoreGroups(SampleStrategy):
     async def _take_group(self, ticket: int, step: int) -> Group:
         group = (await self._sender.grant(ticket)).group
         if group is None:
-            raise RuntimeError(f"step {step}: ticket {ticket} came without its group")
+            raise RuntimeError(f"step {step}: ticket {ticket} came without its group of attempts")
         await self._sender.post_async(GroupNotice(group, step, ticket))
         return group
 

@@ -42,7 +42,9 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         step = int(exps[0].eid.batch)
         wanted, found = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
         if found != wanted:  # Trinity would train on a part, and the missing episodes would not be played again
-            raise RuntimeError(f"step {step}: {found} of {wanted} groups came back; the logs of the runners say why")
+            raise RuntimeError(
+                f"step {step}: {found} of {wanted} groups came back; read the logs of the runners for the reason"
+            )
         trained, notice = self._assign_credit(exps, step)
         await self._sender.post_async(notice)
         while not trained or len(trained) % load_context().ranks:

@@ -38,9 +38,9 @@ class RolloutEngine:
         if self._is_closed:
             raise EngineFailure("the engine is closed", retryable=False)
         if request.images:
-            raise EngineFailure("images are not shown to Trinity's engines", retryable=False)
+            raise EngineFailure("Trinity's engines do not support images", retryable=False)
         if sampling.top_logprobs:
-            raise EngineFailure("Trinity's engines tell no alternatives (top_logprobs)", retryable=False)
+            raise EngineFailure("Trinity's engines return no alternatives (top_logprobs)", retryable=False)
         params: dict[str, Any] = {
             "max_tokens": limit,
             "temperature": sampling.temperature,
@@ -59,7 +59,7 @@ class RolloutEngine:
         self.version = max(self.version, newest)
         ids = list(reply.token_ids)
         if not ids or reply.finish_reason == "abort":
-            raise EngineFailure("Trinity's engine gave the request up")
+            raise EngineFailure("Trinity's engine aborted the request")
         logprobs = _read_logprobs(zip(ids, reply.logprobs or (), strict=True))
         cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
         finish: Literal["stop", "length"] = "length" if cut else "stop"
@@ -71,7 +71,7 @@ class RolloutEngine:
     def weights_changed(self, version: int) -> None:
         """Note a new version. Raise ValueError if `version` is older than the present version."""
         if version < self.version:
-            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         self.version = version
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class RolloutEngine:
         params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
         output = await self._request_reply([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
         if output.prompt_logprobs is None:
-            raise EngineFailure("Trinity's engine does not score prompts", retryable=False)
+            raise EngineFailure("Trinity's engine cannot return log-probabilities of prompts", retryable=False)
         return _read_logprobs(zip(ids, output.prompt_logprobs[len(prompt) :], strict=True))
 
     async def _request_reply(self, prompt: list[int], params: dict[str, Any]) -> Any:

@@ -37,7 +37,7 @@ class Letters(Monitor):
         """Report an ended step. Raises RuntimeError if no row of the step is left."""
         if not self.is_trainer:
             if PLAYED in data and HANDED_OVER not in data:
-                raise RuntimeError(f"step {step}: no group came back; the logs of the runners say why")
+                raise RuntimeError(f"step {step}: no group came back; read the logs of the runners for the reason")
             return
         now = time.monotonic()
         numbers = read_numbers(data)

@@ -103,7 +103,7 @@ class ReportingTrainer(Trainer):
         end = time.monotonic() + PATIENCE_S
         while _read_step(folder / STEP_FILE) != step:
             if time.monotonic() > end:
-                raise RuntimeError(f"the checkpoint of step {step} was not whole after {PATIENCE_S:.0f} s")
+                raise RuntimeError(f"the checkpoint of step {step} was not complete after {PATIENCE_S:.0f} s")
             await asyncio.sleep(0.1)
         self._saved = step
         self._ajet_sender.post_and_wait(CheckpointNotice(step, os.fspath(folder / f"global_step_{step}")))

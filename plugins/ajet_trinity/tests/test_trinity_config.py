@@ -78,7 +78,7 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
     """Its server asks nobody for a key and listens on the node's address."""
     made = compose_trinity_config(experiment(tmp_path))
     assert made["explorer"]["rollout_model"]["enable_openai_api"] is False
-    with pytest.raises(ConfigError, match=r"trinity\.explorer\.rollout_model\.enable_openai_api is ajet's to say"):
+    with pytest.raises(ConfigError, match=r"trinity\.explorer\.rollout_model\.enable_openai_api itself"):
         compose_trinity_config(experiment(tmp_path, "", "explorer: {rollout_model: {enable_openai_api: true}}"))
 
 
@@ -88,19 +88,23 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
         (", trainer_common: {mini_batch_num: 2}", "", "one optimizer step"),
         (", trainer_common: {ulysses_sequence_parallel_size: 2}", "", "split sequences"),
         (", trainer_common: {lora: {rank: 4}}", "", "adapters"),
-        (", trainer_common: {optim: {lr_schedule: linear}}", "", "no linear schedule"),
-        (", trainer_common: {algorithm: {use_kl_in_reward: true}}", "", "credit before"),
+        (", trainer_common: {optim: {lr_schedule: linear}}", "", "no linear learning-rate schedule"),
+        (", trainer_common: {algorithm: {use_kl_in_reward: true}}", "", "computes advantages before"),
         (", trainer_common: {strategy: megatron}", "", "Megatron"),
-        (", trainer_common: {n_gpus_per_node: 2}, rollout: {n_vllm_engine: 2}", "", "leave the trainer none of the 2"),
+        (
+            ", trainer_common: {n_gpus_per_node: 2}, rollout: {n_vllm_engine: 2}",
+            "",
+            "leave no GPU for the trainer; there are 2",
+        ),
         (", rollout: {n_vllm_engine: 2}, trainer_common: {trinity_only__n_vllm_engine: 3}", "", "n_vllm_engine is 3"),
-        (", trainer_common: {device: cpu}, rollout: {tensor_model_parallel_size: 2}", "", "first worker only"),
-        (", trainer_common: {device: cpu}, rollout: {name: sglang}", "", "engine of SGLang"),
-        (", trainer_common: {device: cuda, n_gpus_per_node: 2}, rollout: {name: sglang}", "", "engine of SGLang"),
+        (", trainer_common: {device: cpu}, rollout: {tensor_model_parallel_size: 2}", "", "only its first worker"),
+        (", trainer_common: {device: cpu}, rollout: {name: sglang}", "", "SGLang engine"),
+        (", trainer_common: {device: cuda, n_gpus_per_node: 2}, rollout: {name: sglang}", "", "SGLang engine"),
         (", trainer_common: {device: mps}", "", "does not train on 'mps'"),
         ("", "algorithm: {repeat_times: 3}", r"set ajet\.rollout\.num_repeat"),
-        ("", "explorer: {max_repeat_times_per_runner: 1}", "max_repeat_times_per_runner is ajet's"),
+        ("", "explorer: {max_repeat_times_per_runner: 1}", "max_repeat_times_per_runner itself"),
         ("", "explorer: {max_retry_times: 2}", r"set ajet\.rollout\.max_retries"),
-        ("", "synchronizer: {explorer_sync_interval: 2}", "explorer_sync_interval is ajet's"),
+        ("", "synchronizer: {explorer_sync_interval: 2}", "explorer_sync_interval itself"),
     ],
 )
 def test_what_cannot_hold_is_refused_by_its_name(tmp_path, ajet, trinity, said):
@@ -148,7 +152,7 @@ def test_where_samplers_play_trinity_trains_alone_and_saves_each_step(tmp_path):
         compose_trinity_config(experiment(tmp_path, asynchronous, "mode: both"))
     whole = experiment(tmp_path, ", trainer_common: {device: cuda, n_gpus_per_node: 2, mode: async}")
     assert compute_demand(compose_trinity_config(whole)).training == (1, 2), "no engine takes one of its GPUs"
-    with pytest.raises(ConfigError, match="none is named") as refused:
+    with pytest.raises(ConfigError, match="no store is set") as refused:
         TrinityRunner().check(whole)
     assert "--from-store ADDRESS" in refused.value.expected
 
@@ -162,7 +166,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path, m
     TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     many = gateway + ON_CPU.replace("cpu", "cuda, n_gpus_per_node: 2") + ", rollout: {max_env_worker: 32}"
     monkeypatch.setattr("ajet_trinity.own_environment.find_python", lambda device: None)
-    with pytest.raises(ConfigError, match="32 processes play"):
+    with pytest.raises(ConfigError, match="32 processes run episodes"):
         TrinityRunner().require(experiment(tmp_path, many), LaunchOptions())
 
 

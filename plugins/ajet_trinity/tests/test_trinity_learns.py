@@ -181,11 +181,11 @@ def test_a_run_goes_on_after_its_end_and_after_its_engine_was_killed_and_its_mod
     got to write it, else it is trained again."""
     last = STEPS + 3
     code, said, left = killed(project, steps=last, within=3, role="vLLMRolloutModel")
-    assert f"resumes after step {STEPS}" in said and code in (1, 2) and left == [], (code, left, said)
+    assert f"resumed after step {STEPS}" in said and code in (1, 2) and left == [], (code, left, said)
     assert "Traceback" not in said and "error  " in said, said
     assert [row["step"] for row in steps_of(runs["trinity"])] == list(range(1, last)), "it was trained, and is lost"
     run, said = trained(project, "trinity", steps=last)
-    resumed = [step for step in (last - 2, last - 1) if f"resumes after step {step}" in said]
+    resumed = [step for step in (last - 2, last - 1) if f"resumed after step {step}" in said]
     assert run == runs["trinity"] and len(resumed) == 1, said
     rows = steps_of(run)
     assert [row["step"] for row in rows] == list(range(1, last + 1))

@@ -53,7 +53,7 @@ def test_the_command_goes_on_there_as_it_was_typed(tmp_path: Path) -> None:
         [sys.executable, "-c", LAUNCH, str(ROOT), str(tmp_path), *typed], cwd=tmp_path, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0 and "goes on with" in done.stdout, done.stdout
+    assert done.returncode == 0 and "the command continues with" in done.stdout, done.stdout
     prefix, arguments, said, where = json.loads(done.stdout.splitlines()[-1])
     assert (Path(prefix), arguments, said, Path(where)) == (own, typed, "kept", tmp_path)
     assert not (tmp_path / "launcher_record").exists()

@@ -103,7 +103,7 @@ def test_fewer_steps_than_were_asked_for_are_a_failure_whatever_trinity_says(
     monkeypatch.setattr(train, "run_on_ray", on_ray)
     options = SimpleNamespace(from_store=None, flags=("ray",), skip_check_avail_gpu=False)
     if taken < 3 and not stopped:
-        with pytest.raises(RunFailed, match=f"it took {taken} steps of the 3 that it was asked for"):
+        with pytest.raises(RunFailed, match=f"only {taken} of 3 steps"):
             train.train_on_trinity(run.experiment, run, options, None, verls._sink)
     else:
         train.train_on_trinity(run.experiment, run, options, None, verls._sink)

@@ -112,7 +112,7 @@ def test_each_of_their_errors_is_somebodys_and_never_a_reward(kind: str) -> None
     ["", "done", "[]", "{}", '{"reward": null}', '{"reward": NaN}', '{"reward": "1"}', '{"reward": 1, "errors": 3}'],
 )
 def test_a_line_without_a_reward_is_none_of_0(printed: str) -> None:
-    with pytest.raises(BoundaryError, match="the command printed no"):
+    with pytest.raises(BoundaryError, match="the command printed n|is not a score"):
         apply_score(WorkflowOutput(), printed)
 
 
@@ -157,10 +157,10 @@ def test_what_cannot_be_played_is_said_before_a_run(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("AJET_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match="verifiers.taskset: Field required"):
         VerifiersWorkflow.check(Experiment.from_dict({"ajet": {}, "verifiers": {}}, base=tmp_path).config)
-    with pytest.raises(UserError, match="The requirements cannot be read"):
+    with pytest.raises(UserError, match="The file of requirements cannot be read"):
         VerifiersWorkflow.check(Experiment.from_dict({"ajet": {}, "verifiers": {"taskset": "x"}}, base=tmp_path).config)
     (tmp_path / "requirements.txt").write_bytes(b"\xff")
-    with pytest.raises(UserError, match="it is no UTF-8"):
+    with pytest.raises(UserError, match="it is not UTF-8"):
         prepare_python(tmp_path / "requirements.txt")
     (tmp_path / "requirements.txt").write_text("verifiers")
     (tmp_path / "cache").write_text("no folder")
@@ -174,7 +174,7 @@ def test_a_step_that_is_not_done_in_time_ends_with_all_that_it_started(
     words = ["/bin/sh", "-c", 'sleep 60 & echo $! > "$0"; wait', str(tmp_path / "pid")]
     for seconds in (1.0, 10.0, 50.0):  # on a busy machine it may not have begun by then
         monkeypatch.setattr(venvs, "LIMIT_S", seconds)
-        assert venvs.run_command(words, "the packages") == f"the packages: not done in {seconds:g} s"
+        assert venvs.run_command(words, "the packages") == f"the packages: not finished within {seconds:g} s"
         if (tmp_path / "pid").exists():
             break
     pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60

@@ -57,7 +57,9 @@ class ServerEngine:
         if output.stop_reason == "aborted" or not ids:
             raise EngineFailure("verl's server aborted the request")
         if len(ids) != len(logprobs):
-            raise EngineFailure(f"verl's server sent {len(ids)} tokens with {len(logprobs)} logprobs", retryable=False)
+            raise EngineFailure(
+                f"verl's server sent {len(ids)} tokens, but {len(logprobs)} log-probabilities", retryable=False
+            )
         steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
         oldest, newest = (self.version if step is None else int(step) for step in steps)
         self.version = max(self.version, newest)
@@ -110,7 +112,7 @@ class ServerEngine:
         )
         rows = output.extra_fields.get("prompt_logprobs")
         if rows is None:
-            raise EngineFailure("verl's server does not score prompts", retryable=False)
+            raise EngineFailure("verl's server cannot return log-probabilities of prompts", retryable=False)
         first = len(request.prompt_ids) - 1
         return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
 

@@ -65,7 +65,7 @@ async def play_session(
     name = f"{workflow.__module__}.{workflow.__qualname__}"
     if "trainer_config" not in made_with or "session_id" not in row:
         raise UserError(
-            "An agent loop is played by verl's agent-loop workers.",
+            "ajet's agent loop only works in verl's agent-loop workers.",
             where=f"agent.yaml: {name}",
             expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
         )
@@ -77,7 +77,7 @@ async def play_session(
     if not made and episode.split == "validation":
         made = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, sessions.version)]
     if not made:
-        why = failed or "no agent asked the trained model"
+        why = failed or "no agent called the trained model"
         raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {why}")
     return [AgentLoopOutput(**each) for each in made]
 
@@ -163,7 +163,9 @@ def build_task(row: Mapping[str, Any]) -> Task:
             ColumnNames(),
         )
     except BadRowError as problem:
-        raise UserError(f"A row of the data set makes no task: {problem}", where=str(row.get("uid"))) from problem
+        raise UserError(
+            f"A row of the data set cannot be used as a task: {problem}.", where=str(row.get("uid"))
+        ) from problem
 
 
 def build_experiment(config: Any, workflow: type[Any]) -> Experiment:

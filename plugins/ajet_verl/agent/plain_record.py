@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 NAME = "ajet-plain-record"
 FIRST = (
-    "verl was not launched by ajet and controls the steps: tokens are exact and each episode is recorded in {}; there "
-    "is no accounting of tokens, no proof of a step, and no resume by ajet, and rewards stand in verl's own log. "
-    "`ajet --backbone verl` has them."
+    "ajet did not start verl, so verl controls the steps: tokens are exact and each episode is recorded in {}, "
+    "but ajet does not count tokens, check steps or resume the run, and rewards are in verl's own log. `ajet "
+    "--backbone verl` does all of this."
 )
 
 

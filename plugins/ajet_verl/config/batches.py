@@ -60,11 +60,12 @@ def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
     total, mini = s.value(f"{ACTOR}.ppo_micro_batch_size"), s.count(f"{ACTOR}.ppo_mini_batch_size")
     if total is not None and mini % int(total):
         yield s.make_error(
-            f"A mini-batch of {mini} is no multiple of ppo_micro_batch_size, {total}.", f"{ACTOR}.ppo_micro_batch_size"
+            f"A mini-batch of {mini} is not a multiple of ppo_micro_batch_size, {total}.",
+            f"{ACTOR}.ppo_micro_batch_size",
         )
     elif total is not None and int(total) * s.count(ULYSSES[0]) < s.gpus:
         yield s.make_error(
-            f"ppo_micro_batch_size, {total}, leaves some of {s.gpus} GPUs without work.",
+            f"With ppo_micro_batch_size {total}, some of the {s.gpus} GPUs have no work.",
             f"{ACTOR}.ppo_micro_batch_size",
         )
     rows, parts = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus

@@ -18,8 +18,8 @@ def check_checkpoints(s: EffectiveSettings) -> Iterator[ConfigError]:
     late = f"{ACTOR}.checkpoint.async_save"
     if s.value(late):
         yield s.make_error(
-            "The run adopts a checkpoint when verl reports it saved, and with async_save verl still writes after it "
-            "has reported.",
+            "With async_save verl reports a checkpoint as saved before it is completely written, but ajet relies "
+            "on the report.",
             late,
             f"{TRAINER}.save_freq",
             expected="false",
@@ -35,7 +35,7 @@ def check_checkpoints(s: EffectiveSettings) -> Iterator[ConfigError]:
     path = s.value("trainer.resume_from_path")
     if s.value("trainer.resume_mode") == "resume_path" and "global_step_" not in str(path):
         yield s.make_error(
-            f"{path} is no checkpoint of verl.",
+            f"{path} is not a checkpoint of verl.",
             "trainer.resume_from_path",
             f"{TRAINER}.resume",
             expected="auto, never, or the path of a folder global_step_N",

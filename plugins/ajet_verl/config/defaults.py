@@ -58,7 +58,7 @@ def describe_replaced_defaults(experiment: Experiment) -> str:
     if not found:
         return ""
     rows = [f"  {each.key}: {spell_value(each.ajet)} (verl: {spell_value(each.verl)})" for each in found]
-    return "\n".join([f"Not set, so ajet's defaults count, not verl's ({VERL.defaults_page}):", *rows])
+    return "\n".join([f"Keys that are not set get ajet's defaults, not verl's ({VERL.defaults_page}):", *rows])
 
 
 def spell_value(value: Any) -> str:

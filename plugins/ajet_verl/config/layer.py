@@ -175,7 +175,7 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
         if name not in ROOTS:
             near = get_close_matches(str(name), ROOTS, 1)
             raise ConfigError(
-                f"verl has no root name {name!r}.",
+                f"verl's configuration has no section {name!r} at its top level.",
                 where=experiment.layers.locate(("verl", name)),
                 expected=", ".join(ROOTS),
                 do=f"did you mean verl.{near[0]}?" if near else "",
@@ -259,7 +259,7 @@ def find_config_folder(extra: str) -> Path | None:
         raise UserError(
             f"verl {installed} is installed.",
             where=str(place),
-            expected=f"verl {VERL_VERSION}: its config differs from version to version",
+            expected=f"verl {VERL_VERSION}: its configuration differs between versions",
             do=format_extra_install(extra),
         )
     return place / "trainer" / "config"
@@ -290,7 +290,7 @@ def _explain_errors(experiment: Experiment) -> Iterator[None]:
         layers = experiment.layers
         places = [place for place in (path, ("verl", *path)) if key and layers.find_winner(place) is not None]
         raise ConfigError(
-            f"The config of verl does not compose: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
+            f"YAML and overrides of verl cannot be combined: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
             where=layers.locate(places[-1], value=True) if places else str(experiment.yaml_path),
-            expected="values and interpolations of keys that exist",
+            expected="values, and interpolations of existing keys",
         ) from error

@@ -145,7 +145,7 @@ def describe_overridden(found: list[OverriddenKey]) -> str:
         f"{each.value}"
         for each in found
     ]
-    return "\n".join(["Set twice; verl's own section counts:", *rows])
+    return "\n".join(["Keys set twice, for which verl's own section is used:", *rows])
 
 
 def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, str]]:

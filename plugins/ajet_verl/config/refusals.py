@@ -64,7 +64,7 @@ def _check_machines(s: EffectiveSettings) -> Iterator[ConfigError]:
         )
     if s.gpus < 1:
         key = f"{TRAINER}.n_gpus_per_node"
-        yield s.make_error("There is no GPU to train on.", "trainer.n_gpus_per_node", key, expected="at least 1")
+        yield s.make_error("The run has no GPU to train on.", "trainer.n_gpus_per_node", key, expected="at least 1")
     if device != "cpu":
         return
     if s.is_megatron or s.ajet.trainer_common.strategy == "megatron":
@@ -105,7 +105,8 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
     chosen, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
     if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (chosen == "megatron"):
         yield s.make_error(
-            f"verl's strategy is {effective!r} where ajet.trainer_common.strategy is {chosen}: their sections differ.",
+            f"verl's strategy is {effective!r}, but ajet.trainer_common.strategy is {chosen}; they need "
+            "different sections.",
             f"{ACTOR}.strategy",
             f"{TRAINER}.strategy",
             expected="ajet.trainer_common.strategy: fsdp, fsdp2 or megatron, and no other under verl",
@@ -113,7 +114,7 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
     if chosen == "megatron":
         if s.ajet.trainer_common.ulysses_sequence_parallel_size > 1:
             yield s.make_error(
-                "Megatron does not split sequences the way of Ulysses.",
+                "Megatron cannot split sequences by Ulysses.",
                 "",
                 ULYSSES[1],
                 expected="1 with strategy: megatron",
@@ -129,7 +130,7 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
         if getattr(s.ajet.trainer_common.megatron, name) > 1:
             fsdp = " (FSDP has ajet.trainer_common.ulysses_sequence_parallel_size)" if "context" in name else ""
             yield s.make_error(
-                f"{s.name(verl, ours)} splits the model over GPUs, which {chosen} does not do.",
+                f"{s.name(verl, ours)} splits the model over GPUs, which {chosen} cannot do.",
                 verl,
                 ours,
                 expected=f"1, or strategy: megatron{fsdp}",
@@ -176,7 +177,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
             continue
         of_keys = f" ({kv_heads} of keys and values)" if kv_heads != heads else ""
         yield s.make_error(
-            f"The model's {heads} attention heads{of_keys} can't be split over {parts} GPUs ({s.name(verl, ours)}).",
+            f"The model's {heads} attention heads{of_keys} cannot be split over {parts} GPUs ({s.name(verl, ours)}).",
             verl,
             ours,
             expected=f"a divisor of {heads}",
@@ -190,7 +191,7 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
         where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
         if (where == "a CPU" or "flash" not in str(attention)) and not s.is_megatron and s.count(ULYSSES[0]) > 1:
             yield s.make_error(
-                "verl splits sequences by flash attention, which needs GPUs.",
+                "verl splits sequences with flash attention, which needs GPUs.",
                 *ULYSSES,
                 do=_advise_gpus(s) if where == "a CPU" else "",
                 expected=f"1 with {where}, or verl.{TREES}: true, which splits them with any attention",
@@ -198,23 +199,36 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
         return
     off = f"verl.{TREES}: false"
     if s.is_megatron:
-        yield s.make_error("Trees are computed by FSDP's engine alone.", TREES, expected=f"strategy: fsdp2, or {off}")
+        yield s.make_error(
+            "Only the FSDP engine can compute shared prefixes as trees.", TREES, expected=f"strategy: fsdp2, or {off}"
+        )
     if s.model.images:
-        yield s.make_error("Rows with images have no trees.", TREES, expected="false for a model that sees images")
+        yield s.make_error(
+            "Rows with images cannot be computed as trees of shared prefixes.",
+            TREES,
+            expected="false for a vision model",
+        )
     if s.value("actor_rollout_ref.model.use_fused_kernels", False):
         yield s.make_error(
-            "Trees need the model's own forward pass.", "actor_rollout_ref.model.use_fused_kernels", expected="false"
+            "Computing shared prefixes as trees needs the model's own forward pass.",
+            "actor_rollout_ref.model.use_fused_kernels",
+            expected="false",
         )
     summed = s.value(f"{ACTOR}.calculate_sum_pi_squared", False)
     if summed and s.count(ULYSSES[0]) > 1 and "flash" not in str(attention):
         yield s.make_error(
-            "Sums of squared probabilities are of verl's own passes, which split sequences by flash attention alone.",
+            "Sums of squared probabilities need verl's own passes, which can split sequences only with flash "
+            "attention.",
             f"{ACTOR}.calculate_sum_pi_squared",
             expected=f"calculate_sum_pi_squared: false, or {s.name(*ULYSSES)}: 1",
         )
     for key in (f"{ACTOR}.use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz"):
         if not s.value(key, True):
-            yield s.make_error("Trees fill a pass by tokens, not by rows.", key, expected=f"true, or {off}")
+            yield s.make_error(
+                "Computing shared prefixes as trees needs passes that are filled by tokens, not by rows.",
+                key,
+                expected=f"true, or {off}",
+            )
 
 
 def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
@@ -223,7 +237,9 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
     key, one = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
     if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
-        yield s.make_error("verl's engines have no pipeline parallel.", f"{ROLLOUT}.pipeline_model_parallel_size")
+        yield s.make_error(
+            "verl's engines do not support pipeline parallelism.", f"{ROLLOUT}.pipeline_model_parallel_size"
+        )
     experts = s.count(f"{ROLLOUT}.expert_parallel_size")
     if experts > 1 and experts != one:
         yield s.make_error(
@@ -249,7 +265,7 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     sequences, tokens = s.count(f"{ROLLOUT}.max_num_seqs"), s.count(f"{ROLLOUT}.max_num_batched_tokens", 8192)
     if s.value(f"{ROLLOUT}.name") == "vllm" and sequences > tokens:
         yield s.make_error(
-            f"{sequences} sequences at a time get no token each of a pass of {tokens}.",
+            f"{sequences} sequences at a time do not fit into a pass of {tokens} tokens with one token each.",
             f"{ROLLOUT}.max_num_seqs",
             "rollout.max_num_seqs",
             expected=f"at most {tokens}, or a larger verl.{ROLLOUT}.max_num_batched_tokens",
@@ -257,7 +273,7 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     memory = float(s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5))
     if not 0 < memory <= 1:
         yield s.make_error(
-            f"The engine's part of the GPU's memory is {memory}.",
+            f"The engine's share of the GPU's memory is {memory}.",
             f"{ROLLOUT}.gpu_memory_utilization",
             "rollout.gpu_memory_utilization",
             expected="above 0, at most 1",
@@ -278,8 +294,8 @@ def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
         return
     gib = 2**30
     yield s.make_error(
-        f"On each GPU the engine needs {weights / gib:.3g} GiB for weights and {cache / gib:.3g} GiB for one sequence "
-        f"of {longest} tokens, and it has {part:g} of {s.gpu_bytes / gib:.3g} GiB.",
+        f"On each GPU the engine needs {weights / gib:.3g} GiB for weights and {cache / gib:.3g} GiB for one "
+        f"sequence of {longest} tokens, but it gets {part:g} of {s.gpu_bytes / gib:.3g} GiB.",
         f"{ROLLOUT}.gpu_memory_utilization",
         "rollout.gpu_memory_utilization",
         also=((f"{ROLLOUT}.max_model_len", "rollout.max_model_len"), (f"{ROLLOUT}.tensor_model_parallel_size", _TP)),
@@ -293,7 +309,7 @@ def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
     key, ours = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
     if s.model.positions is not None and longest > s.model.positions:
         yield s.make_error(
-            f"{s.name(key, ours)} is {longest}, and the model takes {s.model.positions} tokens.",
+            f"{s.name(key, ours)} is {longest}, but the model supports {s.model.positions} tokens.",
             key,
             ours,
             expected=f"at most {s.model.positions}",
@@ -302,12 +318,13 @@ def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
     border = s.model.rotary_border
     if border is not None and longest > border:
         yield s.make_error(
-            f"{s.name(key, ours)} is {longest}, and the model turns tokens by other frequencies in sequences of more "
-            f"than {border}: verl's trainer chooses them by each batch's longest, its servers by max_model_len.",
+            f"{s.name(key, ours)} is {longest}, but in sequences of more than {border} tokens the model uses "
+            "other rotary frequencies: verl's trainer chooses them by each batch's longest sequence, its servers "
+            "by max_model_len.",
             key,
             ours,
-            expected=f"at most {border}, where both have the same",
-            do="--backbone local fixes them once, and trains longer sequences of it",
+            expected=f"at most {border}, where trainer and servers use the same frequencies",
+            do="use --backbone local, which sets the frequencies once and can train longer sequences",
         )
     if prompt >= longest:
         yield s.make_error(
@@ -322,7 +339,8 @@ def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
     budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
     if s.value(f"{ACTOR}.use_dynamic_bsz", True) and s.count(budget, longest) * split < longest:
         yield s.make_error(
-            f"A pass of {s.value(budget)} tokens on each of {split} GPU(s) holds no sequence of {longest} tokens.",
+            f"A pass of {s.value(budget)} tokens on each of {split} GPU(s) cannot contain a sequence of "
+            f"{longest} tokens.",
             budget,
             f"{TRAINER}.micro_batch_tokens",
             expected=f"at least {-(-longest // split)}",
@@ -333,10 +351,10 @@ def _check_sampling(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check the temperature: verl divides logits by it, and validate_config refuses 0 for sampled validation."""
     if float(s.value(f"{ROLLOUT}.temperature", 1.0)) <= 0:
         yield s.make_error(
-            "Replies that are drawn at temperature 0 have no probabilities to train on.",
+            "Replies sampled at temperature 0 have no probabilities to train on.",
             f"{ROLLOUT}.temperature",
             "rollout.temperature",
-            expected="above 0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
+            expected="above 0 (validation uses ajet.rollout.val_kwargs.temperature)",
         )
 
 
@@ -346,7 +364,7 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
     schedule = s.value(f"{ACTOR}.optim.lr_scheduler_type")
     if not s.is_megatron and schedule not in (None, "constant", "cosine"):
         yield s.make_error(
-            f"verl's FSDP has no {schedule} schedule of the learning rate.",
+            f"verl's FSDP does not support the learning-rate schedule {schedule}.",
             f"{ACTOR}.optim.lr_scheduler_type",
             f"{TRAINER}.optim.lr_schedule",
             expected="constant or cosine; ajet.trainer_common.optim.lr_schedule also linear",
@@ -356,21 +374,21 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
     adapters = not s.value("actor_rollout_ref.model.lora.merge")  # ajet's layer sets it, so servers get merged weights
     if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
         yield s.make_error(
-            f"vLLM takes no adapters of rank {rank}.",
+            f"vLLM does not support adapters of rank {rank}.",
             key,
             f"{TRAINER}.lora.rank",
             expected=f"at most {VLLM_LARGEST_LORA_RANK}",
         )
     if s.ajet.trainer_common.lora.alpha % 1:
         yield s.make_error(
-            f"verl's LoRA takes no alpha of {s.ajet.trainer_common.lora.alpha}.",
+            f"verl's LoRA does not support an alpha of {s.ajet.trainer_common.lora.alpha}.",
             "",
             f"{TRAINER}.lora.alpha",
             expected="a whole number",
         )
     if (s.ajet.model.path or "").endswith(".gguf"):
         yield s.make_error(
-            "verl loads no .gguf file.",
+            "verl cannot load a .gguf file.",
             "",
             "model.path",
             expected="a folder in Hugging Face layout, or a name on the hub",
@@ -382,7 +400,7 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
     mode = s.value("trainer.v1.trainer_mode")
     if mode not in MODES:
         yield s.make_error(
-            f"verl's trainer {mode} does not know our credit and loss.",
+            f"verl's trainer {mode} does not use ajet's advantages and loss.",
             "trainer.v1.trainer_mode",
             f"{TRAINER}.mode",
             expected="ajet.trainer_common.mode: sync, async, colocate_async or separate_async",
@@ -391,26 +409,26 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
         return
     if s.value(f"{ROLLOUT}.nnodes", 0) < 1:
         yield s.make_error(
-            "separate_async needs machines of its own for the engines.",
+            "separate_async needs separate machines for the engines.",
             f"{ROLLOUT}.nnodes",
             f"{TRAINER}.mode",
-            expected=f"their number in verl.{ROLLOUT}.nnodes",
+            expected=f"the number of machines in verl.{ROLLOUT}.nnodes",
         )
     if s.value(f"{ROLLOUT}.checkpoint_engine.backend", "naive") == "naive":
         yield s.make_error(
             "separate_async needs a way to send weights to other machines.",
             f"{ROLLOUT}.checkpoint_engine.backend",
             f"{TRAINER}.mode",
-            expected=f"nccl, nixl or the like in verl.{ROLLOUT}.checkpoint_engine.backend",
+            expected=f"nccl, nixl or similar in verl.{ROLLOUT}.checkpoint_engine.backend",
         )
     steps, batch = s.count("trainer.v1.separate_async.parameter_sync_step"), s.count("data.train_batch_size")
     own = s.name("trainer.v1.separate_async.parameter_sync_step") or s.name(f"{ACTOR}.ppo_mini_batch_size")
     if own and batch != steps * s.count(f"{ACTOR}.ppo_mini_batch_size"):
         yield s.make_error(
-            f"In separate_async {batch} tasks must be {steps} mini-batches, one to each sending of weights.",
+            f"In separate_async {batch} tasks must be {steps} mini-batches, one for each weight transfer.",
             own.removeprefix("verl."),
             f"{TRAINER}.mini_batch_num",
-            do="set ajet.trainer_common.mini_batch_num alone",
+            do="set only ajet.trainer_common.mini_batch_num",
         )
 
 
@@ -418,12 +436,12 @@ def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check settings of credit and loss, computed by `ajet_verl.trainer.trainers` as on the local backbone."""
     for key, found, expected in find_unsupported(lambda key: s.value(key)):
         yield s.make_error(
-            f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's credit and loss, the "
-            "same on every backbone, do not have.",
+            f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's advantages and "
+            "loss, the same on every backbone, do not support.",
             key,
             f"{TRAINER}.algorithm",
             expected=expected,
-            do=f"it is here {HERE[key]}" if key in HERE else "",
+            do=f"in ajet, set {HERE[key]}" if key in HERE else "",
         )
 
 
@@ -432,11 +450,11 @@ def _check_agent_loop(s: EffectiveSettings) -> Iterator[ConfigError]:
     key = f"{ROLLOUT}.agent.default_agent_loop"
     if (name := s.value(key, "ajet")) != "ajet":
         yield s.make_error(
-            f"With the agent loop {name} the workflow would not be played.",
+            f"With the agent loop {name}, verl would not run the workflow.",
             key,
             "rollout.user_workflow",
             expected="ajet",
-            do="leave it out: ajet.rollout.user_workflow names the agent",
+            do="delete the key: ajet.rollout.user_workflow names the agent",
         )
 
 

@@ -59,5 +59,5 @@ def test_a_cluster_that_has_the_trainers_alone_is_refused(monkeypatch):
     has["GPU"] = 10.0
     cluster.wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=print)
     has["CPU"] = 31.0
-    with pytest.raises(UserError, match="take 32 of Ray's CPUs, and it has 31"):
+    with pytest.raises(UserError, match="need 32 of Ray's CPUs, but Ray has 31"):
         cluster.wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=print)

@@ -84,7 +84,7 @@ def test_dead_servers_end_the_run_with_what_happened(faulty):
     assert seen["servers"] == 1 and seen["exit"] in (1, 2)
     assert seen["alive"] == [] and seen["cluster"], "what was there before stays, what the run brought is gone"
     said = run.log.read_text()
-    assert "Traceback" not in said and ("error  verl ended the run" in said or "the first at the engine" in said), said
+    assert "Traceback" not in said and ("error  verl ended the run" in said or "because of the engine" in said), said
     assert seen["after"] < 180 and run.status()["outcome"] == "failed"
 
 

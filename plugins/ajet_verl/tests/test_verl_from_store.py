@@ -97,7 +97,7 @@ def test_beside_a_server_elsewhere_it_is_asked_to_end_while_groups_are_being_pla
         recorded = [each for step in (1, 2, 3) for each in EpisodeFiles(trainer.run / "episodes").read(step)]
         assert sampled_with(trainer.run, recorded), log.read_text()
         sampler.terminate()
-        assert sampler.wait(timeout=120) in (75, 130) and "sampling with policy 2" in log.read_text(), log.read_text()
+        assert sampler.wait(timeout=120) in (75, 130) and "uses policy version 2" in log.read_text(), log.read_text()
     finally:
         trainer.end()
         sampler.kill()

@@ -43,7 +43,7 @@ def life(tmp_path_factory):
         first.end()
     second = Life(yaml, "life")
     try:
-        second.wait(lambda: "step    5/" in second.log.read_text().split("verl's processes start")[-1], "a step")
+        second.wait(lambda: "step    5/" in second.log.read_text().split("the processes of verl start")[-1], "a step")
         second.wait_for_step(9)
         left = second.processes()
         stopped = ajet("stop", "life", cwd=second.folder)

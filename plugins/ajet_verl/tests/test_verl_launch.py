@@ -321,7 +321,7 @@ def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytes
     problem = ray.exceptions.RayActorError(error_msg="The actor died.\nvLLMHttpServer was killed")
     with pytest.raises(RunFailed, match="verl ended the run: .*vLLMHttpServer was killed") as said:
         listened(monkeypatch, [(False, []), (True, [])], problem)
-    assert "the logs" in str(said.value) and "goes on from the last checkpoint" in str(said.value)
+    assert "the logs" in str(said.value) and "resumes from the last checkpoint" in str(said.value)
 
 
 def test_vllm_finds_a_plug_in_of_ours_in_runs_on_a_cpu_alone() -> None:
@@ -346,7 +346,7 @@ def test_samplers_without_a_store_are_refused_before_there_is_a_folder(tmp_path:
         "trainer_common": {"device": "cpu", "n_gpus_per_node": 1, "mode": "async"},
     }
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path, exp_dir=tmp_path / "record")
-    with pytest.raises(ConfigError, match="no store is given"):
+    with pytest.raises(ConfigError, match="no store is set"):
         launch(experiment, LaunchOptions())
     assert not (tmp_path / "record").exists()
 
@@ -373,7 +373,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path: P
     with taken, pytest.raises(UserError, match="gateway cannot listen on 127.0.0.1") as refused:
         launch(of(), LaunchOptions())
     assert "gateway.port" in refused.value.where and not (tmp_path / "record").exists()
-    with pytest.raises(ConfigError, match="8 processes play, each with a gateway of its own") as shared:
+    with pytest.raises(ConfigError, match="8 processes run episodes") as shared:
         launch(of(), LaunchOptions())
     assert "agent.num_workers: 1" in shared.value.expected and not (tmp_path / "record").exists()
     one = of(verl={"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 1}}}})

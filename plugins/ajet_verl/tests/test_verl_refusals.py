@@ -76,17 +76,17 @@ def test_episodes_need_not_divide_by_the_copies_of_the_model():
         ({"rollout.max_num_seqs": 9000}, "9000 sequences"),
         ({"data.max_prompt_length": 18000}, "leaves no room for a reply in 18000"),
         ({"rollout.temperature": 0}, "temperature 0 have no probabilities"),
-        ({"trainer_common.lora.alpha": 1.5}, "no alpha of 1.5"),
+        ({"trainer_common.lora.alpha": 1.5}, "an alpha of 1.5"),
         ({"trainer_common.device": "mps"}, "does not train on 'mps'"),
         ({"trainer_common.device": "cuda:1"}, "does not train on 'cuda:1'"),
         ({"trainer_common.device": "cpu", "rollout.name": "sglang"}, "sglang needs GPUs"),
         ({"trainer_common.device": "cpu", **MEGATRON}, "Megatron needs GPUs"),
-        ({"trainer_common.resume": "runs/x/checkpoints/7"}, "no checkpoint of verl"),
-        ({"model.path": "m.gguf"}, "no .gguf file"),
-        ({"trainer_common.mode": "separate_async"}, "machines of its own for the engines"),
-        ({"trainer_common.megatron.context_parallel_size": 2}, "which fsdp does not do"),
-        ({**FSDP2, "trainer_common.megatron.pipeline_model_parallel_size": 2}, "which fsdp2 does not do"),
-        ({**MEGATRON, "trainer_common.ulysses_sequence_parallel_size": 2}, "the way of Ulysses"),
+        ({"trainer_common.resume": "runs/x/checkpoints/7"}, "not a checkpoint of verl"),
+        ({"model.path": "m.gguf"}, ".gguf file"),
+        ({"trainer_common.mode": "separate_async"}, "separate machines for the engines"),
+        ({"trainer_common.megatron.context_parallel_size": 2}, "which fsdp cannot do"),
+        ({**FSDP2, "trainer_common.megatron.pipeline_model_parallel_size": 2}, "which fsdp2 cannot do"),
+        ({**MEGATRON, "trainer_common.ulysses_sequence_parallel_size": 2}, "by Ulysses"),
         ({**MEGATRON, "model.dtype": "float32"}, "bfloat16 with Megatron"),
         ({**MEGATRON, "trainer_common.megatron.pipeline_model_parallel_size": 3}, "groups of 3"),
         ({**MEGATRON, "trainer_common.megatron.expert_model_parallel_size": 3}, "groups of 3 .*expert"),
@@ -101,8 +101,8 @@ def test_settings_that_verl_does_not_take_are_named_with_their_place(ajet, said)
 @pytest.mark.parametrize(
     ("ajet", "model", "said"),
     [
-        ({"rollout.max_model_len": 40000}, QWEN, "is 40000, and the model takes 32768 tokens"),
-        (SIX, QWEN, "16 attention heads (8 of keys and values) can't be split over 6 GPUs"),
+        ({"rollout.max_model_len": 40000}, QWEN, "is 40000, but the model supports 32768 tokens"),
+        (SIX, QWEN, "16 attention heads (8 of keys and values) cannot be split over 6 GPUs"),
         ({"trainer_common.ulysses_sequence_parallel_size": 8}, ModelLimits(4096 * 8, heads=12), "12 attention heads"),
         ({**MEGATRON, "trainer_common.megatron.expert_model_parallel_size": 2}, QWEN, "no experts"),
     ],
@@ -118,10 +118,10 @@ def test_settings_that_the_model_does_not_take(ajet, model, said):
         (f"{ACTOR}.ppo_mini_batch_size", 7, "mini-batches of 7"),
         (f"{ACTOR}.ppo_mini_batch_size", "many", "'many'"),
         (f"{ACTOR}.ppo_max_token_len_per_gpu", 1000, "A pass of 1000 tokens"),
-        (f"{ACTOR}.strategy", "megatron", "strategy is 'megatron' where ajet.trainer_common.strategy is fsdp"),
+        (f"{ACTOR}.strategy", "megatron", "strategy is 'megatron', but ajet.trainer_common.strategy is fsdp"),
         (f"{ACTOR}.strategy", "veomni", "strategy is 'veomni'"),
         (f"{ACTOR}.use_dynamic_bsz", False, "verl needs actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
-        (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "no pipeline parallel"),
+        (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "pipeline parallelism"),
         (f"{ROLLOUT}.expert_parallel_size", 2, "expert_parallel_size is 2"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "is 1.5"),
         (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent", "ajet.rollout.user_workflow"),
@@ -140,7 +140,7 @@ def test_the_users_own_verl_sections_are_checked_by_the_names_used_there(key, va
         ({}, {}, ModelLimits(positions=32768, images=True), "Rows with images"),
         ({}, {"model": {"use_fused_kernels": True}}, QWEN, "own forward pass"),
         ({}, {"actor": {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2}}, QWEN, "by tokens, not by rows"),
-        (MEGATRON, {}, QWEN, "by FSDP's engine alone"),
+        (MEGATRON, {}, QWEN, "Only the FSDP engine"),
     ],
 )  # fmt: skip
 def test_trees_are_refused_where_they_are_not_computed(ajet, verl, model, said):
@@ -191,8 +191,8 @@ def test_micro_batches_by_rows_need_their_sizes():
 
 def test_unknown_roots_and_contradictions_below_verl_are_refused():
     error = refusal(verl={"trainers": {"nnodes": 2}})
-    assert "no root name 'trainers'" in error.what and error.do == "did you mean verl.trainer?"
-    assert "no root name 'ajet'" in refusal(verl={"ajet": {"seed": 1}}).what
+    assert "no section 'trainers'" in error.what and error.do == "did you mean verl.trainer?"
+    assert "no section 'ajet'" in refusal(verl={"ajet": {"seed": 1}}).what
     error = refusal(verl=nested("trainer.nnodes", 2), trainer={"nnodes": 4})
     assert (
         "trainer.nnodes is 4 and verl.trainer.nnodes is 2" in error.what and error.where.count("experiment.yaml:") == 2
@@ -234,7 +234,7 @@ def test_what_the_config_file_of_a_model_says(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 9, "num_experts": 4}}))
     assert read_limits(tmp_path) == ModelLimits(positions=9, experts=4)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="no JSON object"):
+    with pytest.raises(UserError, match="a JSON object"):
         read_limits(tmp_path)
 
 
@@ -276,7 +276,10 @@ def test_the_resolvers_are_plain_functions():
 @pytest.mark.parametrize(
     ("verl", "said"),
     [
-        (nested(f"{ACTOR}.optim.lr_scheduler_type", "linear"), "no linear schedule.*lr_schedule also linear"),
+        (
+            nested(f"{ACTOR}.optim.lr_scheduler_type", "linear"),
+            "the learning-rate schedule linear.*lr_schedule also linear",
+        ),
         (nested("algorithm.adv_estimator", "gae"), "adv_estimator is gae.*grpo, rloo, gigpo, reinforce_plus_plus"),
         (nested("critic.enable", True), "critic.enable is true.*false"),
         (nested(f"{ACTOR}.policy_loss.loss_mode", "gspo"), "loss_mode is gspo.*vanilla"),
@@ -289,7 +292,7 @@ def test_the_resolvers_are_plain_functions():
         ),
         (nested(f"{ACTOR}.checkpoint.async_save", True), "async_save .*false"),
         (nested("trainer.checkpoint_callback_class", "my.Callback"), "my.Callback .*SavedCallback"),
-        (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not know our credit and loss"),
+        (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not use ajet's advantages and loss"),
     ],
 )
 def test_what_our_trainers_do_not_have_is_refused_with_the_place(verl, said):

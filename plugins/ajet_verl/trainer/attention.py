@@ -66,8 +66,8 @@ def check_attention(engine: Any) -> None:
     if not int(differs):
         return
     logger.warning(
-        "torch's fused attention differs from {}'s own: using transformers' eager attention, with memory growing "
-        "with the square of the length",
+        "torch's fused attention differs from the attention of {}: ajet uses transformers' eager attention, "
+        "whose memory grows with the square of the length",
         type(model).__name__,
     )
     if packed:

@@ -96,12 +96,17 @@ class TreeEngine(FSDPEngineWithLMHead):
         set_attention(self.module, before if why else self.attention)
         if why and self._is_misled:
             raise ConfigError(
-                f"{type(model).__name__} does not support trees ({why}), and verl splits rows by flash attention.",
+                f"{type(model).__name__} does not support computing shared prefixes as trees ({why}), and verl "
+                "splits rows only with flash attention.",
                 where="ajet.trainer_common.ulysses_sequence_parallel_size",
                 expected=f"1 for this model, or a GPU with flash attention (it attends by {before})",
             )
         if why:
-            logger.warning("{} does not support trees, so rows are computed one by one ({})", type(model).__name__, why)
+            logger.warning(
+                "{} does not support computing shared prefixes as trees, so rows are computed one by one ({})",
+                type(model).__name__,
+                why,
+            )
         else:
             logger.info("{}: shared prefixes of rows are computed once", type(model).__name__)
 
@@ -289,8 +294,9 @@ class TreeEngine(FSDPEngineWithLMHead):
         self._read_in_head = seen.is_all(found[None]) and not by_itself
         if by_itself:
             logger.warning(
-                "FSDP gathers weights of the head at each of its passes (an adapter's, say): the logits of a pass are "
-                "computed all at once; strategy: fsdp2, or target_modules without the head, needs less memory"
+                "FSDP gathers weights of the output head in each pass (for example an adapter's), so the logits "
+                "of a pass are computed all at once; strategy: fsdp2, or target_modules without the head, needs "
+                "less memory"
             )
         self._vocabulary = found.shape[-1]
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
@@ -298,12 +304,12 @@ class TreeEngine(FSDPEngineWithLMHead):
         wanted = torch.stack(foretold) if foretold else found[:0]  # with many ranks, the last ranks have only padding
         why = explain_unseen_masks(self.module, windows)
         if found.shape != wanted.shape:
-            why = "its forward pass does not choose the positions whose logits are asked for"
+            why = "its forward pass cannot be limited to the positions whose logits are needed"
         elif not why and not logits_match(found, wanted, self._autocast_dtype):
-            why = "its layers carry state along a row, or attend in a way of their own"
+            why = "its layers keep a recurrent state, or use an attention of their own"
         differs = torch.tensor(int(bool(why)), device=device)
         dist.all_reduce(differs, op=dist.ReduceOp.MAX)
-        return why or ("another rank found so" if int(differs) else "")
+        return why or ("another process found the reason" if int(differs) else "")
 
 
 def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:

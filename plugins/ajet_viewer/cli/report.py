@@ -18,10 +18,10 @@ def report(
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> None:
-    """Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
+    """Collect what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
     from ajet_viewer.report import list_contents, write_report
 
     bundle = write_report(run, exp_dir.absolute(), out=out)
     for name, size in list_contents(bundle):
         typer.echo(f"  {size:>9,} bytes  {name}")
-    typer.echo(f"{bundle}: secrets are removed. Check the content before attaching it to an issue.")
+    typer.echo(f"{bundle}: secrets are removed. Read the content before you attach it to an issue.")

@@ -34,7 +34,7 @@ def episodes(
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or debug.", show_default=False)] = "",
     episode: Annotated[
-        str, typer.Option("--episode", metavar="UUID", help="Only this episode.", show_default=False)
+        str, typer.Option("--episode", metavar="UUID", help="Only the episode with this id.", show_default=False)
     ] = "",
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:

@@ -27,7 +27,7 @@ def view(
     is_attached: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """Look at runs in a browser: curves, episodes, tokens."""
+    """Show runs in a browser: curves, episodes, tokens."""
     from ajet_viewer.view import choose_place, open_viewer
 
     chosen = exp_dir if place is None else choose_place(place, exp_dir)

@@ -27,7 +27,7 @@ def test_runs_are_listed_with_state_step_reward_and_age(tmp_path):
     first, second = [line.split() for line in done.stdout.splitlines() if line.startswith(("one", "two"))]
     assert first[:4] == ["one", "finished", "3", "0.3"]
     assert second[:4] == ["two", "failed", "1", "0.1"] and second[-2:] == ["2", "h"]
-    assert "No runs" in ajet("runs", "--exp-dir", str(tmp_path / "nothing"), cwd=tmp_path).stdout
+    assert "There are no runs" in ajet("runs", "--exp-dir", str(tmp_path / "nothing"), cwd=tmp_path).stdout
 
 
 def test_the_worst_episodes_come_first_and_obey_no_terminal(tmp_path):
@@ -92,7 +92,7 @@ def test_a_mistake_before_the_first_episode_leaves_no_run_behind(tmp_path):
     for _ in range(2):
         done = ajet(*command, cwd=tmp_path)
         assert done.returncode == 2 and "/nowhere/at/all" in done.stdout, done.stdout
-    assert "No runs" in ajet("runs", cwd=tmp_path).stdout
+    assert "There are no runs" in ajet("runs", cwd=tmp_path).stdout
     assert list((tmp_path / "launcher_record").rglob("*")) == []
     other = tmp_path / "launcher_record" / "tool" / "debug" / "earlier"
     other.mkdir(parents=True)

@@ -31,4 +31,4 @@ def test_a_list_of_runs_has_names_that_can_be_copied(
 def test_where_there_are_no_runs_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / f"[bold] {'long ' * 30}".strip() / "x[" / "bold]"
     assert tables.show_runs(root) == 0
-    assert f"No runs in {root}. Start one: " in capsys.readouterr().out
+    assert f"There are no runs in {root}. " in capsys.readouterr().out

@@ -68,7 +68,8 @@ class AnthropicDialect:
             raise fields.invalid_value("max_tokens", "an integer of at least 1")
         if request.messages[-1]["role"] == "assistant":
             raise fields.unsupported_value(
-                "messages", "the last message must be a user's: this model does not continue a turn of the assistant."
+                "messages",
+                ("the last message must have the role 'user': this server cannot continue an assistant message."),
             )
         request.options = MessagesOptions(body.get("model") or "ajet", thinking, self._room)
         request.is_streamed = fields.read_boolean(body, "stream", False)
@@ -112,7 +113,7 @@ class CountTokensDialect(AnthropicDialect):
 
 def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedRequest, ThinkingDisplay]:
     if body.get("thread") is not None:  # clients continue without threads after this error code
-        message = "thread: conversations are not held here; send all of their messages."
+        message = "thread: this server does not store conversations; send all messages of the conversation."
         raise Refused(message, param="thread", code="thread_unsupported_request")
     fields.refuse_unknown(body, TAKEN)
     model = fields.read_model(body)
@@ -152,10 +153,12 @@ def _read_thinking(value: Any) -> tuple[ThinkingDisplay, int | None]:
     if kind == "disabled":
         return "hidden", None
     if kind not in ("enabled", "adaptive"):
-        raise fields.unsupported_value("thinking.type", "only 'enabled', 'adaptive' and 'disabled' are known.")
+        raise fields.unsupported_value(
+            "thinking.type", "this server supports 'enabled', 'adaptive' and 'disabled' only."
+        )
     display = value.get("display")
     if display not in (None, "summarized", "omitted"):
-        raise fields.unsupported_value("thinking.display", "only 'summarized' and 'omitted' are known.")
+        raise fields.unsupported_value("thinking.display", "this server supports 'summarized' and 'omitted' only.")
     try:
         budget = fields.read_integer(value, "budget_tokens", 1, 1 << 31)
     except Refused:
@@ -188,7 +191,7 @@ def _read_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise fields.invalid_value(where, "an object")
     for name in config:
         if name not in ("format", "effort") and config[name] is not None:
-            raise fields.unsupported_value(f"{where}.{name}", "this model has no such setting.")
+            raise fields.unsupported_value(f"{where}.{name}", "this server does not support the setting; leave it out.")
     wanted, where = config.get("format"), "output_config.format"
     if wanted is None:
         wanted, where = body.get("output_format"), "output_format"

@@ -61,7 +61,7 @@ def _list_blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
-        raise invalid_value(where, "a string or a list of blocks")
+        raise invalid_value(where, "a string or a list of content blocks")
     for index, block in enumerate(content):
         if not isinstance(block, dict):
             raise invalid_value(f"{where}[{index}]", "a block")
@@ -72,7 +72,7 @@ def _build_misplaced(block: dict[str, Any], where: str, expected: str) -> Refuse
     kind = block.get("type")
     if not isinstance(kind, str) or kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
         return invalid_value(f"{where}.type", expected)
-    return unsupported_value(f"{where}.type", f"this is a text model, it cannot take {kind!r} blocks.")
+    return unsupported_value(f"{where}.type", f"this model takes text only, not {kind!r} blocks.")
 
 
 def _read_string(block: dict[str, Any], name: str, where: str) -> str:
@@ -114,7 +114,7 @@ def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, An
             images.append(f"{place}.type")
             parts.append(read_image(block, place))
         else:
-            raise _build_misplaced(block, place, "'text', 'image' or 'tool_result' in a user's turn")
+            raise _build_misplaced(block, place, "'text', 'image' or 'tool_result' in a message of the role 'user'")
     if parts or not read:
         add_message()
     return read
@@ -145,7 +145,9 @@ def _read_assistant(content: Any, where: str) -> dict[str, Any]:
         elif kind == "tool_use":
             calls.append(_read_tool_use(block, place))
         elif kind != "redacted_thinking":
-            raise _build_misplaced(block, place, "'text', 'thinking' or 'tool_use' in an assistant's turn")
+            raise _build_misplaced(
+                block, place, "'text', 'thinking' or 'tool_use' in a message of the role 'assistant'"
+            )
     read: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
     if thought := "".join(thoughts):
         read["reasoning_content"] = thought

@@ -74,7 +74,7 @@ def _parse_input(function: dict[str, Any]) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise Refused(
-            f"the model called {function.get('name')!r} with arguments that are no JSON object",
+            f"the model called the tool {function.get('name')!r} with arguments that are not a JSON object",
             status=502,
             code="invalid_tool_arguments",
         )

@@ -38,12 +38,15 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind is not None and kind != "custom":
         raise unsupported_value(
-            f"{where}.type", "only tools with an 'input_schema' of yours (type 'custom') are known."
+            f"{where}.type",
+            "this server supports only tools that the client defines by an 'input_schema' (type 'custom').",
         )
     if read_boolean(tool, "defer_loading", False, where):
-        raise unsupported_value(f"{where}.defer_loading", "there is no tool search here.")
+        raise unsupported_value(f"{where}.defer_loading", "this server has no tool search; leave the field out.")
     if tool.get("allowed_callers") not in (None, [], ["direct"]):
-        raise unsupported_value(f"{where}.allowed_callers", "only the model itself calls tools here ('direct').")
+        raise unsupported_value(
+            f"{where}.allowed_callers", "this server supports 'direct' only: the model itself calls the tools."
+        )
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise invalid_value(f"{where}.input_schema", "a JSON schema (an object)")
@@ -71,10 +74,10 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if kind in ("auto", "none"):
         return kind, None, several or not tools
     if not tools:
-        raise invalid_value("tool_choice", "'tools' beside it")
+        raise invalid_value("tool_choice", "'tools' in the same request")
     if kind == "any":
         return "required", None, several
     name = check_text(choice.get("name"), "tool_choice.name")
     if all(tool["function"]["name"] != name for tool in tools):
-        raise invalid_value("tool_choice.name", "the name of one of the tools")
+        raise invalid_value("tool_choice.name", "the name of a tool that 'tools' lists")
     return "named", name, several

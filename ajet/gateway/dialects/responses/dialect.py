@@ -127,7 +127,7 @@ class ResponsesDialect:
                 raise fields.invalid_value("instructions", "a string")
             messages.insert(0, {"role": "system", "content": instructions})
         if not messages:
-            raise fields.invalid_value("input", "a text or a non-empty list of items")
+            raise fields.invalid_value("input", "a string or a non-empty list of items")
         tools, namespaces = read_tools(body.get("tools"))
         choice, named = read_tool_choice(body, tools)
         includes = _read_includes(body.get("include"))
@@ -272,7 +272,9 @@ def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
             param="previous_response_id",
         )
     if found.response["status"] == "failed":
-        raise fields.unsupported_value("previous_response_id", "that response failed.")
+        raise fields.unsupported_value(
+            "previous_response_id", "the response with this id failed, so it cannot be continued."
+        )
     return found
 
 
@@ -287,7 +289,7 @@ def _read_includes(value: Any) -> list[str]:
         raise fields.invalid_value("include", "a list")
     for index, name in enumerate(value):
         if not isinstance(name, str) or name not in _INCLUDES:
-            raise fields.unsupported_value(f"include[{index}]", f"no response here has {name!r}.")
+            raise fields.unsupported_value(f"include[{index}]", f"this server's responses do not contain {name!r}.")
     return value
 
 
@@ -299,11 +301,13 @@ def _read_reasoning(value: Any) -> tuple[bool, str | None]:
         raise fields.invalid_value("reasoning", "an object")
     for name, neutral in (("context", "auto"), ("mode", "standard")):
         if value.get(name) not in (None, neutral):
-            raise fields.unsupported_value(f"reasoning.{name}", "this server's models do not know it.")
+            raise fields.unsupported_value(f"reasoning.{name}", "this server's models do not support it; leave it out.")
     fields.refuse_unknown(value, {"context", "mode", "effort", "summary", "generate_summary"})
     wanted = [value[name] for name in ("summary", "generate_summary") if value.get(name) is not None]
     if any(each not in ("auto", "detailed") for each in wanted):
-        raise fields.unsupported_value("reasoning.summary", "reasoning is told whole: 'auto' or 'detailed'.")
+        raise fields.unsupported_value(
+            "reasoning.summary", "this server returns the complete reasoning: send 'auto' or 'detailed'."
+        )
     effort = value.get("effort")
     return bool(wanted), None if effort is None else fields.check_text(effort, "reasoning.effort")
 
@@ -334,9 +338,13 @@ def _build_response_format(value: Mapping[str, Any]) -> dict[str, Any]:
 def _check_rest(body: Mapping[str, Any]) -> None:
     """Raise Refused for unsupported values of partly supported fields."""
     if fields.read_boolean(body, "background", False):
-        raise fields.unsupported_value("background", "replies are given at once or streamed.")
+        raise fields.unsupported_value(
+            "background", "this server has no background responses; wait for the response, or set 'stream': true."
+        )
     if body.get("truncation") not in (None, *ONLY_VALUES["truncation"]):
-        raise fields.unsupported_value("truncation", "nothing is left out of a conversation: 'disabled' only.")
+        raise fields.unsupported_value(
+            "truncation", "this server never truncates a conversation: send 'disabled', or leave the field out."
+        )
     fields.read_integer(body, "max_tool_calls", 1, 1 << 31)
     metadata = body.get("metadata")
     if metadata is not None:
@@ -351,7 +359,10 @@ def _check_rest(body: Mapping[str, Any]) -> None:
     options = body.get("stream_options")
     if options is not None:
         if not isinstance(options, dict) or not body.get("stream"):
-            raise fields.invalid_value("stream_options", "an object, and 'stream' to be true")
+            raise fields.invalid_value("stream_options", "an object, together with 'stream': true")
         fields.refuse_unknown(options, {"include_obfuscation"})
         if fields.read_boolean(options, "include_obfuscation", False):
-            raise fields.unsupported_value("stream_options.include_obfuscation", "streams are not obfuscated.")
+            raise fields.unsupported_value(
+                "stream_options.include_obfuscation",
+                "this server does not obfuscate streams; send false, or leave the field out.",
+            )

@@ -27,7 +27,7 @@ def read_input(value: Any, stored: StoredResponses) -> list[Item]:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
-        raise invalid_value("input", "a text or a list of items")
+        raise invalid_value("input", "a string or a list of items")
     items: list[Item] = []
     for index, item in enumerate(value):
         where = f"input[{index}]"
@@ -89,7 +89,7 @@ class _Conversation:
         elif kind == "function_call_output":
             self._add_result(item, where)
         else:
-            raise unsupported_value(f"{where}.type", f"this server has no use for items of type {kind!r}.")
+            raise unsupported_value(f"{where}.type", f"this server does not support items of type {kind!r}.")
 
     def _add_message(self, item: Item, where: str) -> None:
         role = item.get("role")
@@ -98,7 +98,7 @@ class _Conversation:
         images = self._images if role == "user" else None
         content = read_content(item.get("content"), f"{where}.content", images)
         if content is None:
-            raise invalid_value(f"{where}.content", "a text or a list of text parts")
+            raise invalid_value(f"{where}.content", "a string or a list of text parts")
         if role != "assistant":
             self._reply = None
             self.messages.append({"role": role, "content": content})
@@ -120,14 +120,14 @@ class _Conversation:
         call = check_text(item.get("call_id"), f"{where}.call_id")
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
-            raise invalid_value(f"{where}.arguments", "a string of JSON")
+            raise invalid_value(f"{where}.arguments", "a string that contains JSON")
         tool_call = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call}
         self._open_reply(begin=False, call=call).setdefault("tool_calls", []).append(tool_call)
 
     def _add_result(self, item: Item, where: str) -> None:
         output = read_content(item.get("output"), f"{where}.output")
         if output is None:
-            raise invalid_value(f"{where}.output", "a text or a list of text parts")
+            raise invalid_value(f"{where}.output", "a string or a list of text parts")
         call = check_text(item.get("call_id"), f"{where}.call_id")
         self._answered = True
         self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
@@ -172,9 +172,12 @@ def _read_reasoning(item: Item, where: str) -> str:
     secret = item.get("encrypted_content")
     if secret is not None:
         if not isinstance(secret, str) or not secret.startswith(_SEALED):
-            raise unsupported_value(f"{where}.encrypted_content", "it was not made here, so it cannot be read.")
+            raise unsupported_value(
+                f"{where}.encrypted_content",
+                "this server did not create the encrypted content, so it cannot decrypt it.",
+            )
         try:
             return base64.b64decode(secret[len(_SEALED) :], validate=True).decode()
         except ValueError as error:  # invalid base64 or invalid UTF-8
-            raise invalid_value(f"{where}.encrypted_content", "the text that was given") from error
+            raise invalid_value(f"{where}.encrypted_content", "the unchanged text that this server returned") from error
     return "".join(texts)

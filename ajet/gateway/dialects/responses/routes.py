@@ -25,7 +25,9 @@ def response_routes(find_state: Callable[[Request], dict[str, Any]]) -> list[Rou
         if request.method == "DELETE":
             return JSONResponse(stored.delete(name))
         if request.query_params.get("stream", "false") != "false":
-            raise unsupported_value("stream", "a response that has ended is given whole.")
+            raise unsupported_value(
+                "stream", "the response has ended and can be read only as one JSON object; leave 'stream' out."
+            )
         return JSONResponse(stored.get(name).response)
 
     async def items(request: Request) -> Response:
@@ -40,7 +42,7 @@ def response_routes(find_state: Callable[[Request], dict[str, Any]]) -> list[Rou
 
     async def cancel(request: Request) -> Response:
         find_stored_responses(find_state(request)).get(request.path_params["name"])
-        raise Refused("Only responses made with 'background' can be cancelled.", code="invalid_value")
+        raise Refused("Only responses created with 'background': true can be cancelled.", code="invalid_value")
 
     return [
         Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),

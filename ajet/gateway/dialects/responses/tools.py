@@ -48,7 +48,7 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
             read["function"] = {**function, "name": one, **({"description": "\n\n".join(about)} if about else {})}
             tools.append(read)
     if namespaces and len({tool["function"]["name"] for tool in tools}) < len(tools):
-        raise invalid_value("tools", "functions whose names differ, those of namespaces with the namespace in front")
+        raise invalid_value("tools", "unique function names; a function in a namespace is called NAMESPACE__FUNCTION")
     return tools or None, namespaces
 
 
@@ -62,11 +62,11 @@ def _read_function(tool: Any, where: str) -> dict[str, Any]:
         raise invalid_value(where, "an object")
     if tool.get("type") != "function":
         raise unsupported_value(
-            f"{where}.type", f"there is no {tool.get('type')!r} here, only tools of type 'function'."
+            f"{where}.type", f"this server has no tools of type {tool.get('type')!r}, only of type 'function'."
         )
     for name in _ONLY:
         if tool.get(name) and tool[name] != ["direct"]:
-            raise unsupported_value(f"{where}.{name}", "this server's models do not know it.")
+            raise unsupported_value(f"{where}.{name}", "this server's models do not support it; leave it out.")
     function: dict[str, Any] = {"name": check_text(tool.get("name"), f"{where}.name")}
     if tool.get("description") is not None:
         if not isinstance(tool["description"], str):
@@ -87,7 +87,7 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
     if not tools:
-        raise invalid_value("tool_choice", "'tools' beside it")
+        raise invalid_value("tool_choice", "'tools' in the same request")
     if choice == "required":
         return "required", None
     names = [tool["function"]["name"] for tool in tools]
@@ -97,8 +97,10 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if kind == "allowed_tools":
         return _read_allowed(choice, names)
     if isinstance(kind, str):
-        raise unsupported_value("tool_choice.type", f"there is no {kind!r} here, only tools of type 'function'.")
-    raise invalid_value("tool_choice", "'auto', 'none', 'required' or a function")
+        raise unsupported_value(
+            "tool_choice.type", f"this server has no tools of type {kind!r}, only of type 'function'."
+        )
+    raise invalid_value("tool_choice", "'auto', 'none', 'required' or the name of a function")
 
 
 def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
@@ -111,16 +113,22 @@ def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
     allowed = set()
     for index, tool in enumerate(listed):
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise unsupported_value(f"tool_choice.tools[{index}]", "only tools of type 'function' are known.")
+            raise unsupported_value(
+                f"tool_choice.tools[{index}]", "this server supports only tools of type 'function'."
+            )
         allowed.add(_check_known(tool.get("name"), names, f"tool_choice.tools[{index}].name"))
     if allowed == set(names):
         return mode, None
     if mode == "required" and len(allowed) == 1:
         return "named", allowed.pop()
-    raise unsupported_value("tool_choice.tools", "a model that is shown a tool may call it: leave it out of 'tools'.")
+    raise unsupported_value(
+        "tool_choice.tools",
+        "this server cannot keep the model from calling a tool that 'tools' lists; remove the tool from 'tools' "
+        "instead.",
+    )
 
 
 def _check_known(name: Any, names: list[str], where: str) -> str:
     if check_text(name, where) not in names:
-        raise invalid_value(where, "the name of one of the tools")
+        raise invalid_value(where, "the name of a tool that 'tools' lists")
     return name
