@@ -229,7 +229,7 @@ class TrainerConfig(Section):
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
         "auto",
-        "Number of threads of torch on a CPU. auto: as many as other processes leave cores free, during a run too; with "
+        "Threads of torch on a CPU. auto: as many as other processes leave cores free, during a run too; with "
         "`rollout.deterministic` all cores.",
         training=False,
     )
