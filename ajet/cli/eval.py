@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ _WHAT, _OUT = "Episodes", "Results"
 
 def evaluate(
     target: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(
             metavar="RUN_OR_YAML", help="A run's name or folder, or the YAML of an experiment.", show_default=False
         ),
@@ -24,7 +24,7 @@ def evaluate(
     conf: Conf = None,
     exp_dir: ExpDir = None,
     model: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--model", metavar="MODEL", show_default=False, rich_help_panel=_WHAT,
             help="base, best, latest or step-N of the run; a run's name; a folder; a Hugging Face name; embedded:NAME; "
@@ -32,7 +32,7 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--tasks", metavar="FILE.jsonl", help="Tasks in place of the validation tasks.", show_default=False,
             rich_help_panel=_WHAT,
@@ -42,27 +42,27 @@ def evaluate(
         bool, typer.Option("--training", help="Play the training tasks instead.", rich_help_panel=_WHAT)
     ] = False,
     at_most: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--at-most", metavar="N", min=1, help="The first N tasks only.", show_default=False, rich_help_panel=_WHAT
         ),
     ] = None,
     repeat: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--repeat", metavar="K", min=1, show_default=False, rich_help_panel=_WHAT,
             help="Attempts at each task; more than one are drawn and give pass@K and the noise of a run.",
         ),
     ] = None,
     temperature: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--temperature", metavar="T", min=0.0, show_default=False, rich_help_panel=_WHAT,
             help="0 is greedy. Without it as rollout.val_kwargs says.",
         ),
     ] = None,
     judge: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--judge", metavar="FILE.py->NAME", show_default=False, rich_help_panel=_OUT,
             help="Scores by this judge, the scorer of this name, or the judge of a YAML, too, and how far they agree; "
@@ -73,26 +73,26 @@ def evaluate(
         bool, typer.Option("--fresh", help="Replay recorded attempts.", rich_help_panel=_WHAT)
     ] = False,
     by: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--by", metavar="KEY", show_default=False, rich_help_panel=_OUT,
             help="Scores for each value of this key of the tasks' metadata, too (tag and tags, where they have such).",
         ),
     ] = None,
     csv: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--csv", metavar="FILE", help="Write a row an attempt.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     parquet: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--parquet", metavar="FILE", help="The same as Parquet.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     mark: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--mark", metavar="FILE.jsonl", show_default=False, rich_help_panel=_OUT,
             help="Write the tasks, and of each whether all of the first model's attempts solved it, or none did.",
@@ -102,7 +102,7 @@ def evaluate(
         bool, typer.Option("--drop-marked", help="Leave marked tasks out of --mark's file.", rich_help_panel=_OUT)
     ] = False,
     picture: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--picture", metavar="FILE.svg|png", help="Draw the scores.", show_default=False, rich_help_panel=_OUT
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,15 +13,15 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 def gc(
     run: RunName,
     episodes: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--episodes", metavar="N", min=0, help="Keep those of N steps.", show_default=False),
     ] = None,
     arrays: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--arrays", metavar="N", min=0, help="Keep token arrays of N steps.", show_default=False),
     ] = None,
     checkpoints: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--checkpoints", metavar="N", min=1, help="Keep N newest.", show_default=False),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it they are only listed.")] = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from typer.core import TyperCommand
@@ -40,7 +40,7 @@ def launch(
         bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.", rich_help_panel=_START)
     ] = False,
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", rich_help_panel=_START),
     ] = None,
     no_rehearsal: Annotated[
@@ -77,7 +77,7 @@ def launch(
         ),
     ] = "",
     with_service: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--with",
             metavar="NAME",

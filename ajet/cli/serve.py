@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ def serve(
     port: Port = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.")] = False,
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),
     ] = None,
     no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Begin without a trial update.")] = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -39,7 +39,7 @@ def serve(
         int, typer.Option("--tasks", metavar="N", help="Training tasks, where the environment names none.", min=1)
     ] = 1000,
     data: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--data", metavar="FILE", help="Tasks as JSON lines (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:
@@ -62,12 +62,12 @@ def check(
     env_type: Annotated[str, typer.Option("--env-type", metavar="NAME", help="The kind that it is asked for.")] = "",
     split: Annotated[str, typer.Option("--split", metavar="NAME", help="Split whose first task is played.")] = "train",
     action: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--action", metavar="TEXT", help="What to do, once a step; without any, something is made up."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="At most so many steps.", min=1)] = 10,
     data: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--data", metavar="FILE", help="Tasks as JSON lines (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Optional
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from ajet.config.plugins import list_first_names
 from ajet.schema.errors import UserError
 
 
-class ManifestFormat(str, Enum):
+class ManifestFormat(StrEnum):
     kubernetes = "kubernetes"
 
 
@@ -29,7 +29,7 @@ def up(
     ],
     host: Annotated[str, typer.Option("--host", help="0.0.0.0: other machines reach it.")] = "127.0.0.1",
     port: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--port", help="0: a free one.", show_default="8000 if it is free"),
     ] = None,
     token: Annotated[
@@ -42,7 +42,7 @@ def up(
         bool, typer.Option("--docker", help="All of it in one container of podman's or docker's: needs --image.")
     ] = False,
     image: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--image", help="With --docker: it holds ajet, and what the servers need.", show_default=False),
     ] = None,
     network: Annotated[
@@ -133,7 +133,7 @@ def render(
 
 def try_(
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
-    tool: Annotated[Optional[str], typer.Argument(metavar="TOOL", help="Without one: all are listed.")] = None,  # noqa: UP045
+    tool: Annotated[str | None, typer.Argument(metavar="TOOL", help="Without one: all are listed.")] = None,
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="The tool's arguments.")] = "{}",
 ) -> int:
     """Call an environment's tools by hand, and see what a call costs."""
