@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST, NEWEST = (3, 10), (3, 12)
+OLDEST, NEWEST = (3, 11), (3, 13)
 EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,dev"
 SHARED = (
     ("trl==1.16.0", "trl", "the train engine trl, and the tests that render published chat templates,"),
