@@ -16,12 +16,12 @@ help: ## What there is
 
 setup: $(STAMP) ## Make .venv with ajet and all that its tests need
 
-$(STAMP): pyproject.toml scripts/setup_venv.py tests/contract/npm_packages.py $(wildcard constraints/*.txt)
-	$(PYTHON) scripts/setup_venv.py --venv $(VENV)
+$(STAMP): pyproject.toml scripts/setup_venv.py scripts/environments.py tests/contract/npm_packages.py $(wildcard constraints/*.txt)
+	$(PYTHON) -m scripts.setup_venv --venv $(VENV)
 	@touch $@
 
 trinity-gpu: setup ## On GPUs: an environment of its own for Trinity's versions, in which the command then goes on
-	$(PYTHON) scripts/setup_venv.py --venv $(VENV) --trinity-gpu
+	$(PYTHON) -m scripts.setup_venv --venv $(VENV) --trinity-gpu
 
 quickstart: setup ## Train a small model on this machine and watch the reward rise
 	$(RUN)/ajet --conf tutorial/quickstart/quickstart.yaml --backbone local $(ARGS)
@@ -41,9 +41,7 @@ test-plugin: setup ## The tests of one plug-in (NAME=ajet_trl)
 
 test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
 	$(RUN)/python -m tests.contract.npm_packages --slow
-	$(RUN)/python -m tests.contract.mcp_two
-	$(RUN)/python -m tests.contract.real_sglang
-	$(RUN)/python -m tests.contract.newest_vllm
+	$(RUN)/python -m tests.support.environments
 	$(RUN)/python scripts/slow_parts.py $(ARGS)
 
 test-times: setup ## The same as test, with a table of what each file and each test costs

@@ -16,11 +16,13 @@ from typing import Any
 import typer
 
 from ajet.record.metric_definitions import GROUPS, list_metric_definitions
+from scripts.environments import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "plugins/ajet_viewer/page/definitions.js"
+TEST_ENVIRONMENTS = "<!-- Generated from scripts/environments.py by `make docs`. -->"
 MEASURED = "<!-- Generated from benchmarks/results/measured.jsonl by `make docs`. -->"
 
 
@@ -128,6 +130,18 @@ def performance_md() -> str:
             cells = (shown["what"], shown["against"], shown["goal"], shown["measured"], met, script)
             table.append(f"| {' | '.join(cells)} |")
     return _with_table((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), MEASURED, table)
+
+
+def tests_md() -> str:
+    """Return the page with its table: the environments of the tests."""
+    table = ["| Environment | Packages | Tests | MB | Made by | Where |", "|---|---|---|---|---|---|"]
+    for each in ENVIRONMENTS:
+        packages = ", ".join(f"`{package}`" for package in each.packages)
+        python = f"Python {each.python}: " if each.python else ""
+        place = {"cache": "cache", "": "temporary", ".venv": "`.venv`"}.get(each.place, f"`.venv/{each.place}`")
+        cells = (each.name, f"{python}{packages}", each.tests, str(each.megabytes), f"{each.maker}", place)
+        table.append(f"| {' | '.join(cells)} |")
+    return _with_table((ROOT / "docs" / "tests.md").read_text(encoding="utf-8"), TEST_ENVIRONMENTS, table)
 
 
 def _code(key: str) -> str:

@@ -11,8 +11,8 @@ import pytest
 from ajet.environment.pinned import ToolPins, ToolsChangedError
 from ajet.schema.tool_use import compute_digest
 from ajet_mcp import CallFailedError, Server
-from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
+from tests.support.environments import find_environment_python
 from tests.support.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
 
 PLACES = {"http": "/mcp", "sse": "/sse"}
@@ -228,7 +228,7 @@ def test_what_a_server_asks_of_a_client_is_refused_politely():
 @pytest.mark.parametrize("transport", ["http", "pipes"])
 def test_servers_of_the_packages_second_line(transport):
     """The plain servers of both eras fail for the same defects."""
-    python, script = python_with_mcp_two(), SERVERS / "with_sdk_two.py"
+    python, script = find_environment_python("mcp-2"), SERVERS / "with_sdk_two.py"
     if transport == "pipes":
         asyncio.run(holds(f"{python} {script}"))
         return
