@@ -17,11 +17,13 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
+from ajet.schema.errors import MissingExtraError, RunFailed, ServiceUnreachableError, UserError
 
 OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 NEGATIVE = 1
 """The command worked and the answer is no or missing: a failed proof, judges without a decision."""
+LOCAL_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "huggingface_hub", "pyarrow", "pandas")
+"""Packages of the extra `local`, without which commands on models and data sets end with one screen."""
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -58,6 +60,11 @@ class ExitGroup(TyperGroup):
         except Exception as error:  # noqa: BLE001 — the border of the process
             from ajet.client.proxies import explain_problem
 
+            if isinstance(error, ModuleNotFoundError) and error.name in LOCAL_PACKAGES:
+                show_user_error(
+                    MissingExtraError(error.name, "local", needed_for="This command"), show_traceback=show_traceback
+                )
+                raise typer.Exit(USER) from None
             if explained := explain_problem(error):
                 show_user_error(UserError(explained, where="environment"), show_traceback=show_traceback)
                 raise typer.Exit(USER) from None

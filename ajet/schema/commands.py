@@ -64,11 +64,12 @@ def explain_python_bound(extra: str) -> str | None:
     from packaging.requirements import Requirement
 
     try:
-        requirements = [Requirement(line) for line in requires("ajet") or [] if f'extra == "{extra}"' in line]
+        requirements = [Requirement(line) for line in requires("ajet") or []]
     except PackageNotFoundError:
         return None
-    for each in requirements:
-        bound = re.search(r'python_version < "([\d.]+)"', str(each.marker))
+    for each in sorted(requirements, key=lambda each: not extra.startswith(each.name)):  # its namesake first
+        marker = str(each.marker)
+        bound = re.search(r'python_version < "([\d.]+)"', marker) if f'extra == "{extra}"' in marker else None
         if bound and each.marker is not None and not each.marker.evaluate({"extra": extra}):
             package = f"{each.name} {str(each.specifier).removeprefix('==')}"
             return f"{package} needs Python below {bound[1]}, and this is Python {platform.python_version()}"

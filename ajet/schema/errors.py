@@ -8,6 +8,7 @@ episode is never trained. Any other exception is a bug in ajet: exit 1 with the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 from ajet.schema.commands import explain_python_bound, format_extra_install
@@ -74,6 +75,13 @@ class MissingExtraError(UserError):
             f"{needed_for} needs the package {package}, which is not installed{f': {bound}' if bound else ''}.",
             do="make an environment with an older Python" if bound else format_extra_install(extra),
         )
+
+
+def require_packages(*packages: str, extra: str, needed_for: str) -> None:
+    """Raise MissingExtraError unless all packages are installed. None is imported."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, extra, needed_for=needed_for)
 
 
 class BoundaryError(AjetError):

@@ -272,6 +272,12 @@ def test_a_users_error_is_one_screen(project, run, monkeypatch):
     assert code == 2 and "Traceback" in err and "Row 3 is no task." in err
 
 
+def test_a_missing_package_names_its_extra(project, run, monkeypatch):
+    raising(monkeypatch, ModuleNotFoundError("No module named 'torch'", name="torch"))
+    code, _, err = run("--conf", "x.yaml")
+    assert code == 2 and "needs the package torch" in err and "[local]" in err and len(err.splitlines()) == 2
+
+
 def test_anything_unexpected_is_exit_code_1_with_the_traceback_in_a_log(project, run, monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "sk-very-secret-value")
     raising(monkeypatch, RuntimeError("broken inside with sk-very-secret-value"))
