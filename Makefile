@@ -6,7 +6,7 @@ STAMP := $(VENV)/ajet-setup.stamp
 PYTEST := $(RUN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
-WHOLE_PROGRAMS := contract docs faults learns tutorials
+WHOLE_PROGRAMS := contract docs faults installs learns tutorials
 
 .DEFAULT_GOAL := help
 .PHONY: help setup trinity-gpu quickstart test test-fast test-kernel test-plugin test-slow test-times check golden bench bench-report gpu-check docs constraints clean
