@@ -1,7 +1,8 @@
 """The environments of the tests: what each holds and tests, its size on disk, and who makes it. Standard library only.
 
 `make setup` makes `.venv` from here, `make test-slow` the cached ones (`tests/support/environments.py`). A test that
-needs an environment names it: `find_environment_python("vllm-newest")`. docs/tests.md shows the table.
+needs an environment names it: `find_environment_python("vllm-newest")`. `make docs` writes the table of the
+documentation.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ ENVIRONMENTS = (
         3400,
         unwanted=("torchvision", "torchaudio", "torchcodec"),
     ),
-    PackageEnvironment("mcp-2", ("mcp==2.3.0",), "servers of the MCP SDK 2", 60),
+    PackageEnvironment("mcp-2", ("mcp==2.3.0",), "servers of the MCP SDK 2", 70),
     # Its wheel asks for CUDA's torch and kernels; on a CPU it needs neither.
     PackageEnvironment(
         "sglang",

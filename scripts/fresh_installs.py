@@ -109,7 +109,12 @@ def measure_install(wheel: Path, extra: str, version: str, interpreter: str) -> 
         seconds, busy = time.monotonic() - began, _read_processor_seconds() - busy
         packages = len(list(folder.glob("lib/python3*/site-packages/*.dist-info")))
         megabytes = (_count_bytes(folder) - empty) / 1e6
-    row = {"how": "uv" if extra in BY_UV else "pip", "extra": extra, "python": version, "seconds": round(seconds)}
+    row: dict[str, object] = {
+        "how": "uv" if extra in BY_UV else "pip",
+        "extra": extra,
+        "python": version,
+        "seconds": round(seconds),
+    }
     return row | {"processor_seconds": round(busy), "megabytes": round(megabytes), "packages": packages}
 
 

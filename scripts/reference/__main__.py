@@ -16,10 +16,11 @@ from scripts.reference.pages import (
     algorithms_md,
     cli_md,
     definitions_js,
+    install_md,
     metrics_md,
     packages_md,
     performance_md,
-    tests_md,
+    test_environments_md,
     verl_keys_md,
 )
 from scripts.reference.surface import COMMIT_ON_PURPOSE, FILE, compare_surface, describe_surface
@@ -36,7 +37,8 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "packages.md": packages_md(),
         ROOT / "docs" / "reference" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "performance.md": performance_md(),
-        ROOT / "docs" / "tests.md": tests_md(),
+        ROOT / "docs" / "install.md": install_md(),
+        ROOT / "docs" / "reference" / "test_environments.md": test_environments_md(),
         ROOT / "docs" / "verl_keys.md": verl_keys_md(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),
