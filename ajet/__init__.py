@@ -4,8 +4,6 @@ The public names are `exports` of plug-ins, including the kernel's, and each is 
 ajet` only defines names. The import loads only the standard library, registers no import hook and patches no library.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -25,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.commit is not None:
         from compare_commits import compare_commits
 
-        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        date = datetime.now(UTC).isoformat(timespec="seconds")
         return compare_commits(
             options.commit, options.only, seconds=options.seconds, results=options.to or options.folder / "results",
             description={"date": date, "commit": commit_of(ROOT), "machine": machine()},
@@ -117,7 +117,7 @@ def measured(folder: Path, only: Sequence[str] | None, repeat: int, device: str 
     found = {file.stem.removeprefix("bench_"): file for file in sorted(folder.glob("bench_*.py"))}
     if unknown := sorted(set(only or ()) - set(found)):
         raise SystemExit(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(found)}")
-    results = Results(commit_of(ROOT), datetime.now(timezone.utc).isoformat(timespec="seconds"), machine())
+    results = Results(commit_of(ROOT), datetime.now(UTC).isoformat(timespec="seconds"), machine())
     if device is not None:
         results.machine["device"] = device
     failed = set()

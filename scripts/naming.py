@@ -25,7 +25,19 @@ BANNED_WORDS = frozenset({
 })  # fmt: skip
 """Words of no technical vocabulary, each with a plain one in its stead (log, request, store, remote, complete)."""
 FOLDERS_OF_NO_MODULE = frozenset(
-    {"benchmarks", "contract", "docs", "faults", "learns", "mistakes", "scripts", "support", "toys", "tutorials"}
+    {
+        "benchmarks",
+        "contract",
+        "docs",
+        "faults",
+        "installs",
+        "learns",
+        "mistakes",
+        "scripts",
+        "support",
+        "toys",
+        "tutorials",
+    }
 )
 """Their tests are of pages, clients, whole commands: no module's."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

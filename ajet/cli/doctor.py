@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from ajet.cli.options import RECORD_ROOT, BackboneChoice, Conf, RunRoot
 
 def doctor(
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(
             metavar="MODEL",
             help="Model to check, as in model.path: a folder, hub name or embedded:NAME.",
@@ -22,7 +22,7 @@ def doctor(
     backbone: BackboneChoice = None,
     exp_dir: RunRoot = RECORD_ROOT,
     store: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(metavar="URI", help="Check only this store: sqlite:PATH or mongodb://HOST/DATABASE."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ _WHAT, _OUT = "Episodes", "Results"
 
 def evaluate(
     target: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(
             metavar="RUN_OR_YAML", help="Name or folder of a run, or the YAML of an experiment.", show_default=False
         ),
@@ -24,7 +24,7 @@ def evaluate(
     conf: Conf = None,
     exp_dir: ExpDir = None,
     model: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--model", metavar="MODEL", show_default=False, rich_help_panel=_WHAT,
             help="Model to evaluate: base, best, latest or step-N of the run; a run's name; a folder; a Hugging "
@@ -33,7 +33,7 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--tasks", metavar="FILE.jsonl", help="Tasks to use instead of the validation tasks.", show_default=False,
             rich_help_panel=_WHAT,
@@ -43,27 +43,27 @@ def evaluate(
         bool, typer.Option("--training", help="Use the training tasks instead.", rich_help_panel=_WHAT)
     ] = False,
     at_most: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--at-most", metavar="N", min=1, help="Use the first N tasks.", show_default=False, rich_help_panel=_WHAT
         ),
     ] = None,
     repeat: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--repeat", metavar="K", min=1, show_default=False, rich_help_panel=_WHAT,
             help="Attempts at each task. More than one give pass@K and the noise of a run.",
         ),
     ] = None,
     temperature: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--temperature", metavar="T", min=0.0, show_default=False, rich_help_panel=_WHAT,
             help="Sampling temperature; 0: greedy. Default: rollout.val_kwargs.",
         ),
     ] = None,
     judge: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--judge", metavar="FILE.py->NAME", show_default=False, rich_help_panel=_OUT,
             help="Score by this judge too (a judge, a scorer's name, or the judge of a YAML), and print how far "
@@ -74,7 +74,7 @@ def evaluate(
         bool, typer.Option("--fresh", help="Score recorded attempts again.", rich_help_panel=_WHAT)
     ] = False,
     by: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--by", metavar="KEY", show_default=False, rich_help_panel=_OUT,
             help="Print scores for each value of this key of the tasks' metadata too (if the rows have them, also "
@@ -82,19 +82,19 @@ def evaluate(
         ),
     ] = None,
     csv: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--csv", metavar="FILE", help="Write one row per attempt.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     parquet: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--parquet", metavar="FILE", help="The same as a Parquet file.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
     mark: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--mark", metavar="FILE.jsonl", show_default=False, rich_help_panel=_OUT,
             help="Write the tasks, each with a mark whether all attempts of the first model solved it, or none.",
@@ -104,7 +104,7 @@ def evaluate(
         bool, typer.Option("--drop-marked", help="Leave marked tasks out of the file of --mark.", rich_help_panel=_OUT)
     ] = False,
     picture: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--picture", metavar="FILE.svg|png", help="Plot the scores.", show_default=False, rich_help_panel=_OUT
         ),

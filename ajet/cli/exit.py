@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
+from ajet.schema.errors import MissingExtraError, RunFailed, ServiceUnreachableError, UserError
 
 OK, INTERRUPTED = 0, 130
 UNEXPECTED, USER, PREEMPTED = RunFailed.exit_code, UserError.exit_code, ServiceUnreachableError.exit_code
@@ -31,6 +31,8 @@ EXIT_CODES = (
     (INTERRUPTED, "Ctrl-C"),
 )
 """Every exit code and what it means."""
+LOCAL_PACKAGES = ("torch", "transformers", "datasets", "safetensors", "huggingface_hub", "pyarrow", "pandas")
+"""Packages of the extra `local`, without which commands on models and data sets end with one screen."""
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -63,6 +65,11 @@ class ExitGroup(TyperGroup):
         except Exception as error:  # noqa: BLE001 — the border of the process
             from ajet.client.proxies import explain_problem
 
+            if isinstance(error, ModuleNotFoundError) and error.name in LOCAL_PACKAGES:
+                show_user_error(
+                    MissingExtraError(error.name, "local", needed_for="This command"), show_traceback=show_traceback
+                )
+                raise typer.Exit(USER) from None
             if explained := explain_problem(error):
                 show_user_error(UserError(explained, where="environment"), show_traceback=show_traceback)
                 raise typer.Exit(USER) from None

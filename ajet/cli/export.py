@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from ajet.cli.options import RECORD_ROOT, EngineName, RunName, RunRoot
 _CHECK = "Checking it"
 
 
-class DtypeName(str, Enum):
+class DtypeName(StrEnum):
     """Number formats available for exported weights."""
 
     float32 = "float32"
@@ -23,17 +23,17 @@ class DtypeName(str, Enum):
 def export(
     run: RunName,
     step: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--step", metavar="N", help="Step of the checkpoint (default: the last).", show_default=False),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--out", metavar="DIR", help="New folder (exports/step-N in the run folder).", show_default=False
         ),
     ] = None,
     dtype: Annotated[
-        Optional[DtypeName],  # noqa: UP045
+        DtypeName | None,
         typer.Option(
             "--dtype", metavar="float32|bfloat16", show_default=False,
             help="Number format for verl checkpoints; default: the training format.",
@@ -58,7 +58,7 @@ def export(
         int, typer.Option("--at-most", metavar="N", min=1, help="Number of tasks to repeat.", rich_help_panel=_CHECK)
     ] = 16,
     tolerance: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False, rich_help_panel=_CHECK,
             help="Largest allowed difference in a token's log-probability (0.01 in float32, 1.5 in bfloat16).",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,19 +13,19 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 def gc(
     run: RunName,
     episodes: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--episodes", metavar="N", min=0, help="Keep the episodes of the last N steps.", show_default=False
         ),
     ] = None,
     arrays: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--arrays", metavar="N", min=0, help="Keep the token arrays of the last N steps.", show_default=False
         ),
     ] = None,
     checkpoints: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--checkpoints", metavar="N", min=1, help="Keep the N newest files.", show_default=False),
     ] = None,
     yes: Annotated[

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,7 @@ OWN_TASKS = ("app", "math", "tool")
 """Templates with their own tasks, in code or as a table. The other templates share `train.jsonl` and `test.jsonl`."""
 
 
-class Template(str, Enum):
+class Template(StrEnum):
     """Names of the folders below `templates/`."""
 
     math = "math"

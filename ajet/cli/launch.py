@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from typer.core import TyperCommand
@@ -44,7 +44,7 @@ def launch(
         typer.Option("--fresh", help="Start a new run; the folder of the earlier run is kept.", rich_help_panel=_START),
     ] = False,
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--resume", metavar="auto|never|PATH", help="Checkpoint to resume from.", rich_help_panel=_START),
     ] = None,
     no_rehearsal: Annotated[
@@ -87,7 +87,7 @@ def launch(
         ),
     ] = "",
     with_service: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--with",
             metavar="NAME",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RECORD_ROOT = Path("launcher_record")
 
 
-class EngineName(str, Enum):
+class EngineName(StrEnum):
     """The engines for sampling a checkpoint's replies."""
 
     transformers = "transformers"
@@ -27,7 +27,7 @@ class EngineName(str, Enum):
 
 
 Conf = Annotated[
-    Optional[Path],  # noqa: UP045 — typer evaluates the type on Python 3.10 as well
+    Path | None,
     typer.Option(
         "--conf",
         metavar="FILE.yaml",
@@ -37,7 +37,7 @@ Conf = Annotated[
     ),
 ]
 BackboneChoice = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--backbone",
         help="Overrides ajet.backbone; also the name of a backbone that an installed package adds.",
@@ -48,27 +48,27 @@ BackboneChoice = Annotated[
     ),
 ]
 ExpDir = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
         "--exp-dir", metavar="DIR", help="Folder that contains the runs (launcher_record).", show_default=False,
         rich_help_panel="Experiment",
     ),
 ]  # fmt: skip
 Overrides = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Overrides of the YAML, e.g. rollout.num_repeat=8.", show_default=False),
 ]
 ADDRESS_PANEL = "Where"
 """Panel of the address options."""
 Host = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
         rich_help_panel=ADDRESS_PANEL,
     ),
 ]  # fmt: skip
 Port = Annotated[
-    Optional[int],  # noqa: UP045
+    int | None,
     typer.Option(
         "--port",
         metavar="N",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,7 +38,7 @@ def sample(
     ] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of this sampler (host-process).")] = "",
     concurrency: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--concurrency",
             metavar="N",
@@ -49,7 +49,7 @@ def sample(
         ),
     ] = None,
     per_minute: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--rate",
             metavar="N",
@@ -70,7 +70,7 @@ def sample(
         ),
     ] = 60.0,
     lease: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--lease",
             metavar="SECONDS",
@@ -81,7 +81,7 @@ def sample(
         ),
     ] = None,
     tasks: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--tasks", metavar="FILE", help="Local file of the training tasks (JSON Lines).", show_default=False
         ),

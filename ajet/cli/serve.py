@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ def serve(
         bool, typer.Option("--fresh", help="Start a new run; the folder of the earlier run is kept.")
     ] = False,
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--resume", metavar="auto|never|PATH", help="Checkpoint to resume from."),
     ] = None,
     no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Start without a trial update.")] = False,

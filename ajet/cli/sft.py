@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ _DATA_PANEL = "Training data"
 def sft(
     conf: Conf = None,
     data: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option(
             "--data",
             metavar="FILE.jsonl",
@@ -25,7 +25,7 @@ def sft(
         ),
     ] = None,
     from_run: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--from-run",
             metavar="RUN",
@@ -35,7 +35,7 @@ def sft(
         ),
     ] = None,
     objective: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--objective",
             metavar="sft|dpo",
@@ -45,7 +45,7 @@ def sft(
         ),
     ] = None,
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--model", metavar="MODEL", help="Model to train (model.path).", show_default=False),
     ] = None,
     backbone: BackboneChoice = None,
@@ -54,7 +54,7 @@ def sft(
         bool, typer.Option("--fresh", help="Start a new run; the folder of the earlier run is kept.")
     ] = False,
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--resume", metavar="auto|never|PATH", help="Checkpoint to resume from.", show_default=False),
     ] = None,
     overrides: Overrides = None,

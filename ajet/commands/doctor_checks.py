@@ -22,7 +22,7 @@ from ajet.backbone.requirements import check_requirements, find_installed_versio
 from ajet.client.proxies import explain_proxies
 from ajet.engine.machine import measure_main_memory
 from ajet.record.processors import usable_cpus
-from ajet.schema.commands import format_extra_install, format_install, format_own_install
+from ajet.schema.commands import explain_python_bound, format_extra_install, format_install, format_own_install
 from ajet.schema.errors import Finding, State, UserError
 
 if TYPE_CHECKING:
@@ -140,8 +140,11 @@ def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
                 requirements.setdefault(extra, []).append(each)
     own = _check_requirements(requirements.pop(""))
     other = {name if not has_nvidia() else f"{name}-cpu" for name in _FOR_CPU}
-    shown = sorted(set(requirements) - _NOT_FOR_USERS - other)
-    return [own, *(_check_extra(extra, requirements[extra], extra.removesuffix("-cpu") in needed) for extra in shown)]
+    shown = sorted(set(extras) - _NOT_FOR_USERS - other)
+    return [
+        own,
+        *(_check_extra(each, requirements.get(each, []), each.removesuffix("-cpu") in needed) for each in shown),
+    ]
 
 
 def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
@@ -160,6 +163,10 @@ def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) 
     if extra == "agentscope" and agentscope.startswith("1.") and int(mcp.partition(".")[0] or 0) >= 2:
         text = f"agentscope {agentscope} needs mcp 1, and mcp {mcp} is installed"
         return Finding(topic, "problem" if needed else "warning", text, format_install("mcp<2"))
+    if bound := explain_python_bound(extra):
+        return Finding(
+            topic, "problem" if needed else "note", bound, "an environment with an older Python, for this extra"
+        )
     if not wrong:
         return Finding(topic, "ok", ", ".join(have))
     do = format_extra_install(extra)

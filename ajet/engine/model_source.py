@@ -20,7 +20,7 @@ from ajet.config.other_models import OPENAI, read_api_key
 from ajet.engine.model_cache import Progress, ProgressLines, find_entry
 from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import find_python, format_command, format_list_command
-from ajet.schema.errors import UserError
+from ajet.schema.errors import UserError, require_packages
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _OLLAMA_NAME = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
@@ -63,6 +63,7 @@ def locate_model(
     Raises:
         UserError: the model cannot be found.
     """
+    require_packages("transformers", extra="local", needed_for=f"The model {path}")
     found = _find_model(path, base, progress or ProgressLines(), weights)
     return replace(found, trust_remote_code=trust_remote_code)
 

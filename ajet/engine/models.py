@@ -18,7 +18,7 @@ from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, name_gguf_entry
 from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import digest_file, require_sound
-from ajet.schema.errors import UserError
+from ajet.schema.errors import UserError, require_packages
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     Raises:
         UserError: the tokenizer or its chat template is missing.
     """
+    require_packages("transformers", "jinja2", extra="local", needed_for="A model's tokenizer")
     from transformers import AutoTokenizer
 
     folder = prepare_folder(source, weights=False)

@@ -7,7 +7,6 @@ before any call.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -186,7 +185,7 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
                     status=reply.status,
                     after=_retry_after_seconds(reply.headers.get("Retry-After")),
                 )
-    except asyncio.TimeoutError:
+    except TimeoutError:
         if hung_endpoints.is_due(model.place):
             logger.warning(
                 "the model {} at {} hangs: no complete reply within {:g} s", model.model, model.place, seconds

@@ -85,7 +85,7 @@ class TurnSelector:
         """
         try:
             return await asyncio.wait_for(in_thread(self._choose_all, episode), self._timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             message = f"{self._reference} did not return within {self._timeout} seconds"
             raise JudgeFailure(message, own=True) from None
 

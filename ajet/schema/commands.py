@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shlex
 import shutil
 import sys
@@ -53,6 +55,25 @@ def format_extra_install(extra: str) -> str:
         return f'{_find_installer()} -e "{shorten_path(HOME)}[{extra}]"'
     origin = find_origin()
     return f'{_find_installer()} "ajet[{extra}] @ {origin}"' if origin else f'{_find_installer()} "ajet[{extra}]"'
+
+
+def explain_python_bound(extra: str) -> str | None:
+    """Return why an extra of ajet has no packages for this Python, or None if it has."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [Requirement(line) for line in requires("ajet") or []]
+    except PackageNotFoundError:
+        return None
+    for each in sorted(requirements, key=lambda each: not extra.startswith(each.name)):  # its namesake first
+        marker = str(each.marker)
+        bound = re.search(r'python_version < "([\d.]+)"', marker) if f'extra == "{extra}"' in marker else None
+        if bound and each.marker is not None and not each.marker.evaluate({"extra": extra}):
+            package = f"{each.name} {str(each.specifier).removeprefix('==')}"
+            return f"{package} needs Python below {bound[1]}, and this is Python {platform.python_version()}"
+    return None
 
 
 def format_own_install() -> str:

@@ -9,9 +9,10 @@ the log.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import ClassVar, Literal
 
-from ajet.schema.commands import format_extra_install
+from ajet.schema.commands import explain_python_bound, format_extra_install
 
 Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge", "ajet"]
 NO_COMPLETION = "the answer is not a chat completion of the OpenAI API"
@@ -75,13 +76,21 @@ class TaskError(UserError):
 
 
 class MissingExtraError(UserError):
-    """An optional package is not installed. The message names the extra to install."""
+    """An optional package is not installed. The message names the extra to install, or why this Python has none."""
 
     def __init__(self, package: str, extra: str, *, needed_for: str) -> None:
+        bound = explain_python_bound(extra)
         super().__init__(
-            f"{needed_for} needs the package {package}, which is not installed.",
-            do=format_extra_install(extra),
+            f"{needed_for} needs the package {package}, which is not installed{f': {bound}' if bound else ''}.",
+            do="make an environment with an older Python" if bound else format_extra_install(extra),
         )
+
+
+def require_packages(*packages: str, extra: str, needed_for: str) -> None:
+    """Raise MissingExtraError unless all packages are installed. None is imported."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, extra, needed_for=needed_for)
 
 
 class BoundaryError(AjetError):

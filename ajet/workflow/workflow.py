@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo, ModelPrivateAttr
-from typing_extensions import Self
 
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 

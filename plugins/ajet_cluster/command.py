@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from ajet.schema.errors import UserError
 app = typer.Typer(help="Render job files for a cluster (verl).", no_args_is_help=True)
 
 
-class ClusterScheduler(str, Enum):
+class ClusterScheduler(StrEnum):
     """The scheduler of the run."""
 
     slurm = "slurm"
@@ -27,11 +27,11 @@ def render(
     scheduler: Annotated[ClusterScheduler, typer.Argument(metavar="slurm|kuberay", help="Scheduler of the cluster.")],
     conf: Conf = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", metavar="FILE", help="Output file; default: standard output.", show_default=False),
     ] = None,
     folder: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--folder",
             metavar="DIR",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from ajet.cli.options import Conf, Overrides
 def traces(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder.", show_default=False)],
     source: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--from", metavar="PATH", show_default=False,
             help="Spans, or a folder of `ajet observe` (task_reader.tracing.sources); may be repeated.",

@@ -14,7 +14,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from ajet.record.episode_codec import decode, encode
@@ -257,4 +257,4 @@ def _clean_text(text: str) -> str:
 
 def _to_date(seconds: float) -> datetime | None:
     """Return the time as a date; None for an implausible time."""
-    return datetime.fromtimestamp(seconds, timezone.utc) if 0 < seconds < 4e9 else None
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 4e9 else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import Finding
@@ -52,7 +52,7 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
         started, began = time.perf_counter(), time.time()
         answer = link.run_durable(lambda base: base.client.admin.command("hello"))
         took.append(time.perf_counter() - started)
-        skew = answer["localTime"].replace(tzinfo=timezone.utc).timestamp() - began - took[-1] / 2
+        skew = answer["localTime"].replace(tzinfo=UTC).timestamp() - began - took[-1] / 2
     delay = statistics.median(took)
     far = "each task takes several round trips" if delay > FAR else ""
     shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms per round trip", far))

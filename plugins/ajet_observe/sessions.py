@@ -260,7 +260,7 @@ class ObservedSessions:
                 return found
             try:
                 await asyncio.wait_for(self._settled.wait(), until - time.monotonic())
-            except asyncio.TimeoutError:  # not a TimeoutError on Python 3.10
+            except TimeoutError:
                 return None
 
     async def _write_row(self, session: ObservedSession, row: Mapping[str, Any]) -> None:

@@ -204,7 +204,7 @@ class _Mailbox:
         """Return some notices, or none after `seconds`."""
         try:
             taken = [await asyncio.wait_for(self._letters.get(), seconds)]
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return []
         while len(taken) < BATCH and not self._letters.empty():
             taken.append(self._letters.get_nowait())

@@ -18,10 +18,12 @@ from scripts.reference.pages import (
     algorithms_md,
     cli_md,
     definitions_js,
+    install_md,
     llms_txt,
     metrics_md,
     packages_md,
     performance_md,
+    test_environments_md,
     verl_keys_md,
 )
 from scripts.reference.surface import COMMIT_ON_PURPOSE, FILE, compare_surface, describe_surface
@@ -40,6 +42,8 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "packages.md": packages_md(),
         ROOT / "docs" / "reference" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "performance.md": performance_md(),
+        ROOT / "docs" / "install.md": install_md(),
+        ROOT / "docs" / "reference" / "test_environments.md": test_environments_md(),
         ROOT / "docs" / "reference" / "verl_keys.md": verl_keys_md(),
         ROOT / "llms.txt": llms_txt(),
         ROOT / WORDS: definitions_js(),

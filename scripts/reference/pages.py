@@ -17,11 +17,13 @@ import typer
 
 from ajet.record.metric_definitions import GROUPS, list_metric_definitions
 from scripts.docs_site import LIST, resolve_link
+from scripts.environments import ENVIRONMENTS, MOST_MEGABYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "plugins/ajet_viewer/page/definitions.js"
+INSTALLS = "<!-- Generated from benchmarks/results/installs.jsonl by `make docs`. -->"
 MEASURED = "<!-- Generated from benchmarks/results/measured.jsonl by `make docs`. -->"
 
 
@@ -129,6 +131,52 @@ def performance_md() -> str:
             cells = (shown["what"], shown["against"], shown["goal"], shown["measured"], met, script)
             table.append(f"| {' | '.join(cells)} |")
     return _with_table((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), MEASURED, table)
+
+
+def install_md() -> str:
+    """Return the page with its table: what the base and each extra cost, and the Pythons that they were tried on."""
+    lines = (ROOT / "benchmarks" / "results" / "installs.jsonl").read_text(encoding="utf-8").splitlines()
+    by_extra: dict[str, list[dict[str, Any]]] = {}
+    for row in map(json.loads, lines):
+        by_extra.setdefault(row["extra"], []).append(row)
+    table = ["| Extra | MB | Packages | Processor seconds | Installed on | Resolved on |", "|---|---|---|---|---|---|"]
+    for extra, rows in by_extra.items():
+        tried = [row for row in rows if row["how"] != "resolved"]
+        costs = (
+            [str(tried[0][key]) for key in ("megabytes", "packages", "processor_seconds")] if tried else ["", "", ""]
+        )
+        installed = ", ".join(row["python"] for row in tried)
+        resolved = ", ".join(row["python"] for row in rows if row["how"] == "resolved" and row["packages"])
+        name = " + ".join(f"`{each}`" for each in extra.split(",")) if extra else "none"
+        table.append(f"| {' | '.join([name, *costs, installed, resolved])} |")
+    return _with_table((ROOT / "docs" / "install.md").read_text(encoding="utf-8"), INSTALLS, table)
+
+
+def test_environments_md() -> str:
+    """Return the page of the tests' environments."""
+    lines = [
+        _TEST_ENVIRONMENTS,
+        "| Environment | Packages | Tests | MB | Made by | Where |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in ENVIRONMENTS:
+        packages = ", ".join(f"`{package}`" for package in each.packages)
+        python = f"Python {each.python}: " if each.python else ""
+        place = {"cache": "cache", "": "temporary folder", ".venv": "`.venv`"}.get(each.place, f"`.venv/{each.place}`")
+        cells = (each.name, python + packages, each.tests, str(each.megabytes), each.maker, place)
+        lines.append(f"| {' | '.join(cells)} |")
+    total = sum(each.megabytes for each in ENVIRONMENTS)
+    return "\n".join([*lines, f"| all | | | {total} | | |"]) + "\n"
+
+
+_TEST_ENVIRONMENTS = f"""\
+# Environments of the tests
+
+<!-- Generated from scripts/environments.py by `make docs`; change it there. -->
+
+An environment in the cache is made once; another list of packages is another entry. The tests of one in a temporary
+folder install the package there and remove it. All together may have {MOST_MEGABYTES:,} MB.
+"""
 
 
 def _code(key: str) -> str:

@@ -14,14 +14,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PARTS = Path(__file__).resolve().parent
 TIMEOUT_S = 900

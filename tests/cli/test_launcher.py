@@ -1,5 +1,6 @@
 """The `ajet` command around the runs: what it parses, prints and exits with."""
 
+import ast
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from ajet.config.plugins import find_all_commands
 from ajet.schema.commands import format_command
 from tests.support.ajet_process import ajet, environment
 
+ROOT = Path(__file__).resolve().parents[2]
 READY = """
 ajet:
   model: {path: embedded:tiny-tools}
@@ -270,6 +272,23 @@ def test_a_users_error_is_one_screen(project, run, monkeypatch):
     ]
     code, _, err = run("--conf", "x.yaml", "--traceback")
     assert code == 2 and "Traceback" in err and "Row 3 is no task." in err
+
+
+@pytest.mark.parametrize("machine", ["version_info = (3, 10)", "platform = 'win32'"])
+def test_other_pythons_and_windows_get_one_sentence(machine):
+    program = f"import sys; sys.{machine}; from ajet.cli.launcher import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    (sentence,) = done.stderr.splitlines()
+    assert done.returncode == 1 and sentence.startswith("ajet needs Python 3.11 or newer on Linux or macOS")
+    for module in ("__init__", "__main__", "_version", "launcher", "cli/__init__"):
+        text = (ROOT / "ajet" / f"{module}.py").read_text()
+        assert "from __future__" not in text and ast.parse(text, feature_version=(3, 6))
+
+
+def test_a_missing_package_names_its_extra(project, run, monkeypatch):
+    raising(monkeypatch, ModuleNotFoundError("No module named 'torch'", name="torch"))
+    code, _, err = run("--conf", "x.yaml")
+    assert code == 2 and "needs the package torch" in err and "[local]" in err and len(err.splitlines()) == 2
 
 
 def test_anything_unexpected_is_exit_code_1_with_the_traceback_in_a_log(project, run, monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import platform
 import re
 import resource
 import shutil
@@ -16,6 +17,7 @@ from ajet.cli import launcher
 from ajet.commands.doctor_checks import check_network, check_packages
 from ajet.engine.dimensions import read_embedding_shapes
 from ajet.schema.commands import format_extra_install
+from ajet.schema.errors import MissingExtraError
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from ajet_verl.checkup import check_verl as verl
@@ -135,6 +137,7 @@ def installed(monkeypatch, tmp_path):
     def put(name: str, version: str, *requires: str, files: dict[str, str] | None = None) -> None:
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
         lines += [f"Requires-Dist: {each}" for each in requires]
+        lines += [f"Provides-Extra: {extra}" for each in requires for extra in re.findall(r'extra == "([^"]+)"', each)]
         for file, text in {f"{name}-{version}.dist-info/METADATA": "\n".join(lines) + "\n", **(files or {})}.items():
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).write_text(text)
@@ -152,6 +155,15 @@ def test_both_agentscopes_fit_with_their_mcp(installed, agentscope, mcp, state):
         installed(name, version)
     (found,) = [each for each in check_packages() if each.topic == "[agentscope]"]
     assert found.state == state and (mcp != "2.3.0" or state == "ok" or '"mcp<2"' in found.do)
+
+
+def test_an_extra_for_older_pythons_says_so(installed):
+    installed("ajet", "0.1.0", 'verl==0.9.1; python_version < "3.5" and extra == "verl-cpu"')
+    bound = f"verl 0.9.1 needs Python below 3.5, and this is Python {platform.python_version()}"
+    found = {each.topic: each for each in check_packages(["verl"])}
+    assert found["[verl-cpu]"].state == "problem" and found["[verl-cpu]"].text == bound
+    error = MissingExtraError("verl", "verl-cpu", needed_for="The verl backbone")
+    assert error.what.endswith(f"not installed: {bound}.") and "older Python" in error.do
 
 
 def test_what_verl_needs_fits_here():

@@ -5,8 +5,7 @@ what this environment lacks of what they import lie in a folder of the cache, ah
 Attention is torch's own. Of the kernels for CPUs, which are nowhere to be had but by a build, it names some as it is
 imported; none of them is called here, and says so if it is.
 
-Invariant: a test makes nothing: `make test-slow` does (`python -m tests.contract.real_sglang`). Where it could not, the
-tests that need it are skipped with that as their reason.
+Invariant: a test installs nothing: `make test-slow` does. Where it could not, the tests that need it are skipped.
 """
 
 from __future__ import annotations
@@ -25,13 +24,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.cached_packages import find_packages_folder, install_packages
+from tests.support.environments import find_environment_folder
 from tests.support.ports import free_port
 from tests.support.vllm_fixtures import tiny_folder
 
-REQUIREMENT = "sglang==0.5.23"
-PACKAGES = (REQUIREMENT, "transformers==5.19.0", "tokenizers==0.23.2", "soundfile==0.13.1")
-"""Without what they ask for."""
 KERNELS = '''"""Stands where SGLang's kernels for CPUs would be: each name is one that must not be called."""
 
 
@@ -55,16 +51,19 @@ WITHIN = 500.0
 @contextmanager
 def real_sglang() -> Iterator[str]:
     """Its URL, `http://HOST:PORT`, of a process group of its own; skips where it is not there."""
-    packages, images = find_packages_folder(REQUIREMENT), Path(sys.prefix, "share", "torchvision")
-    if not packages.is_dir() or not images.is_dir():
-        pytest.skip(f"{REQUIREMENT} or torchvision is not there: `make test-slow` fetches them, if a registry answers")
+    packages, images = find_environment_folder("sglang"), Path(sys.prefix, "share", "torchvision")
+    if not images.is_dir():
+        pytest.skip("torchvision is not there: `make setup` fetches it, if a registry answers")
     port = free_port()
-    path = os.pathsep.join(map(str, (ROOT / "tests" / "vision", packages, images)))  # the first: for the last
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_folder())]
     command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32"]
     command += ["--attention-backend", "torch_native", "--context-length", str(CONTEXT), "--max-total-tokens", "16384"]
     command += ["--max-running-requests", "16", "--served-model-name", "tiny", "--log-level", "warning"]
     with tempfile.TemporaryDirectory(prefix="s") as theirs, Path(theirs, "log").open("w+") as log:
+        Path(theirs, "sgl_kernel.py").write_text(KERNELS)
+        path = os.pathsep.join(
+            map(str, (ROOT / "tests" / "vision", theirs, packages, images))
+        )  # the first: for the last
         own = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": path, "TMPDIR": theirs, "OMP_NUM_THREADS": "1"}
         server = subprocess.Popen(
             command, env={**os.environ, **own}, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
@@ -101,13 +100,3 @@ def end(server: subprocess.Popen[bytes]) -> None:
     server.wait()
     for path in left:
         Path(path).unlink(missing_ok=True)
-
-
-def _install(folder: Path) -> None:
-    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
-    subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True, timeout=600)
-    (folder / "sgl_kernel.py").write_text(KERNELS)
-
-
-if __name__ == "__main__":
-    install_packages(REQUIREMENT, _install)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ajet.record import read_status
-from tests.contract.agentscope_two import REQUIREMENT, ROOT, python_with_agentscope_two
+from scripts.environments import get_environment
 from tests.docs.test_tutorials import MATH, SMALL, assert_trained, gsm8k  # noqa: F401
+from tests.support.environments import ROOT, find_environment_python
 
 pytestmark = pytest.mark.extra_slow
 PLAYED_THERE = ("tests/workflow/test_tuner_agentscope_two.py", "tests/contract/test_clients_agentscope_two.py")
@@ -19,7 +20,7 @@ PLAYED_THERE = ("tests/workflow/test_tuner_agentscope_two.py", "tests/contract/t
 
 def run_there(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a module of Python in the environment; its two streams are read as one."""
-    command = [str(python_with_agentscope_two()), "-m", *words]
+    command = [str(find_environment_python("agentscope-2")), "-m", *words]
     threads = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.run(
         command, cwd=cwd, env=threads, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600
@@ -43,7 +44,7 @@ def test_the_tutorial_trains(tmp_path: Path, gsm8k: str) -> None:  # noqa: F811
 
 def test_code_for_version_one_gets_a_sentence(tmp_path: Path, gsm8k: str) -> None:  # noqa: F811
     done = run_there("ajet", "--conf", str(MATH), "--backbone", "debug", *SMALL, gsm8k, cwd=tmp_path)
-    version = REQUIREMENT.partition("==")[2]
+    version = get_environment("agentscope-2").packages[0].partition("==")[2]
     said = " ".join(done.stdout.replace("│", " ").split())
     assert done.returncode == 2 and f"AgentScope {version} is installed; code for AgentScope 1 needs" in said, said
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.agentscope_two import allow, needs_agentscope_two
+from tests.support.agentscope_two import allow, needs_agentscope_two
 from tests.support.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.support.client_fixtures import add as add_numbers
 

@@ -12,23 +12,25 @@ import pytest
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.schema.errors import UserError
-from tests.contract.newest_vllm import REQUIREMENT, newest_vllm_python
+from scripts.environments import get_environment
+from tests.support.environments import find_environment_python
 from tests.support.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
+VERSION = get_environment("vllm-newest").packages[0].partition("==")[2]
 PROMPT = np.array([5, 6, 7], np.int32)
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     arguments = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
-    with vllm_server(*arguments, python=newest_vllm_python(), seconds=400) as address:
+    with vllm_server(*arguments, python=find_environment_python("vllm-newest"), seconds=400) as address:
         yield address
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_replies_have_the_models_logprobs(url: str, temperature: float) -> None:
-    assert httpx.get(f"{url}/version").json()["version"] == REQUIREMENT.partition("==")[2]
+    assert httpx.get(f"{url}/version").json()["version"] == VERSION
     engine = RemoteVllm(url, vocabulary=VOCABULARY)
 
     async def sample() -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
@@ -48,7 +50,7 @@ def test_replies_have_the_models_logprobs(url: str, temperature: float) -> None:
 
 def test_a_server_without_the_route_says_how_to_start_it() -> None:
     with (
-        vllm_server(python=newest_vllm_python(), seconds=400) as address,
+        vllm_server(python=find_environment_python("vllm-newest"), seconds=400) as address,
         pytest.raises(UserError, match="--enable-scale-out"),
     ):
         RemoteVllm(address, vocabulary=VOCABULARY)

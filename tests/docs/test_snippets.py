@@ -165,10 +165,10 @@ def run(words: list[str], where: str, gsm8k: str) -> None:
         done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"{where}: {done.stderr}"
     elif words[:2] == ["pip", "install"] or words[:3] == ["uv", "pip", "install"]:
-        (wanted,) = re.findall(r"\[([\w,-]+)\]", " ".join(rest))
+        (wanted,) = re.findall(r"\[([\w,-]+)\]", " ".join(rest)) or [""]
         known = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.S)
         assert known is not None
-        assert set(wanted.split(",")) <= set(re.findall(r"^([\w-]+) = \[", known[1], re.M)), where
+        assert set(filter(None, wanted.split(","))) <= set(re.findall(r"^([\w-]+) = \[", known[1], re.M)), where
     elif program == "ruff" or words[1:3] == ["-m", "pytest"]:
         named = [word for word in rest if not word.startswith("-") and (ROOT / word).exists()]
         assert named, where

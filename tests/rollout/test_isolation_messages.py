@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -54,7 +54,7 @@ from ajet.workflow.resources import Resources
 DATA = {
     "texts": ["ä", "\ud800", ""], "numbers": [1, -2.5, 10**40, True, None], "tuple": (1, (2,)), "set": {1, "a", (3,)},
     "frozen": frozenset({1}), "bytes": b"\x00\xff", "date": date(2026, 1, 2),
-    "time": datetime(2026, 1, 2, tzinfo=timezone.utc),
+    "time": datetime(2026, 1, 2, tzinfo=UTC),
     "path": Path("a/b"), "keys": {1: "one", (2, 3): "two", None: "none"}, "looks tagged": {"$set": [1]}, "$": {"$x": 0},
 }  # fmt: skip
 

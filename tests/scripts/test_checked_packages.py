@@ -7,16 +7,12 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from ajet_testing.packages import find_packages, list_sources
-
-try:
-    import tomllib
-except ModuleNotFoundError:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ("ajet_toy", "ajet_other")

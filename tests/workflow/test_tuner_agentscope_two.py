@@ -12,7 +12,7 @@ from ajet import ModelTuner
 from ajet.context_tracker import timelines
 from ajet.schema.errors import UserError
 from ajet.task_judge.extraction import boxed_answer
-from tests.contract.agentscope_two import allow, needs_agentscope_two
+from tests.support.agentscope_two import allow, needs_agentscope_two
 from tests.support.workflow_fixtures import CALL, scene
 
 pytestmark = [pytest.mark.extra_slow, needs_agentscope_two]

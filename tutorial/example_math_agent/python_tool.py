@@ -33,7 +33,7 @@ async def execute_python_code(code: str, timeout: float = 30.0) -> str:
     )
     try:
         printed, _ = await asyncio.wait_for(process.communicate(), timeout)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         process.kill()
         await process.wait()
         return f"The code was stopped after {timeout:.0f} seconds."

@@ -6,11 +6,10 @@ reported with its key.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ajet.algorithm.learning_rate import LearningRateSchedule
-from ajet.schema.errors import ConfigError, MissingExtraError, UserError
+from ajet.schema.errors import ConfigError, UserError, require_packages
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -92,12 +91,13 @@ def require_machine(config: AjetConfig) -> None:
         ConfigError: the device is missing.
         MissingExtraError: a package is missing.
     """
+    require_packages("torch", "transformers", "jinja2", extra="local", needed_for="The local backbone")
     from ajet.backbone.local.machine import choose_device
 
     choose_device(config.trainer_common.device)
     lora = config.trainer_common.lora
-    if (lora.rank or lora.adapters) and find_spec("peft") is None:
-        raise MissingExtraError("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
+    if lora.rank or lora.adapters:
+        require_packages("peft", extra="local", needed_for="LoRA (trainer_common.lora.rank)")
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
         from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
 

@@ -176,8 +176,6 @@ def describe_field(field: FieldInfo) -> str:
 def find_section_model(field: FieldInfo) -> type[Section] | None:
     """Return the model of a nested section, or None for a plain key."""
     annotation = field.annotation
-    if get_origin(annotation) is not None:  # on Python 3.10 list[str] passes for a type
-        return None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 

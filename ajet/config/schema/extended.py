@@ -18,7 +18,7 @@ from ajet.config.schema.experiment import AjetConfig
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class PluginKeys(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,16 +13,16 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 def chat(
     run: RunName,
     prompt: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--prompt", metavar="TEXT", help="Send this prompt and exit.", show_default=False),
     ] = None,
     system: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False),
     ] = None,
     agent: Annotated[bool, typer.Option("--agent", help="Use the run's own workflow and tools.")] = False,
     conf: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--conf",
             metavar="FILE.yaml",
@@ -31,7 +31,7 @@ def chat(
         ),
     ] = None,
     adapter: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--adapter", metavar="NAME", help="Name of the adapter, if the run has several.", show_default=False
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,14 +15,14 @@ def deploy(
         str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Checkpoint: latest, best or step-N.")
     ] = "latest",
     engine: Annotated[
-        Optional[EngineName],  # noqa: UP045
+        EngineName | None,
         typer.Option(
             "--engine", metavar="transformers|vllm", show_default=False,
             help="Engine that samples: transformers in this process, or vllm; default: the run's engine.",
         ),
     ] = None,
     name: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--name", metavar="NAME", help="Model name for clients (the run's name).", show_default=False),
     ] = None,
     with_base: Annotated[

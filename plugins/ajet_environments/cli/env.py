@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -45,7 +45,7 @@ def serve(
         typer.Option("--tasks", metavar="N", help="Number of training tasks, if the environment lists none.", min=1),
     ] = 1000,
     data: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--data", metavar="FILE", help="JSON Lines file of tasks (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:
@@ -70,12 +70,12 @@ def check(
     ] = "",
     split: Annotated[str, typer.Option("--split", metavar="NAME", help="Split whose first task is run.")] = "train",
     action: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--action", metavar="TEXT", help="Action of each step; without this option, actions are made up."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Largest number of steps.", min=1)] = 10,
     data: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--data", metavar="FILE", help="JSON Lines file of tasks (skyrl, nemo_gym).", show_default=False),
     ] = None,
 ) -> int:

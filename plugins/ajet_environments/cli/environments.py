@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Optional
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from ajet.config.plugins import list_first_names
 from ajet.schema.errors import UserError
 
 
-class ManifestFormat(str, Enum):
+class ManifestFormat(StrEnum):
     kubernetes = "kubernetes"
 
 
@@ -31,7 +31,7 @@ def up(
         str, typer.Option("--host", help="Address to listen on; 0.0.0.0: other machines can reach it.")
     ] = "127.0.0.1",
     port: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--port", help="Port; 0: a free one.", show_default="8000 if it is free"),
     ] = None,
     token: Annotated[
@@ -51,7 +51,7 @@ def up(
         bool, typer.Option("--docker", help="Run everything in one container of podman or docker; needs --image.")
     ] = False,
     image: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--image", help="Image for --docker; it must contain ajet and what the servers need.", show_default=False
         ),
@@ -152,7 +152,7 @@ def render(
 def try_(
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
     tool: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(metavar="TOOL", help="Name of the tool; without it, all tools are listed."),
     ] = None,
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments of the tool, as JSON.")] = "{}",

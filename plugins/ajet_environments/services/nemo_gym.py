@@ -185,7 +185,7 @@ class NemoGymInstance:
                     if len(raw) > MAX_ANSWER_BYTES:
                         raise WorldServerError(f"the answer to /{path} is longer than {MAX_ANSWER_BYTES >> 20} MiB")
                 return answer.status, raw.decode(errors="replace")
-        except asyncio.TimeoutError:  # on Python 3.10 no TimeoutError
+        except TimeoutError:
             raise WorldServerError(f"no answer to /{path} within {ANSWER_S:.0f} s") from None
         except (aiohttp.ClientError, OSError) as problem:
             raise WorldServerError(

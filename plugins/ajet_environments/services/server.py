@@ -239,7 +239,7 @@ class WorldServer:
         """Acquire a slot. Raises RequestRefusedError if none is free in time."""
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RequestRefusedError(503, f"all {self._capacity} instances are in use or being closed") from None
         self._living.add(held)
         if held.failure:

@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Iterator
 from difflib import unified_diff
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from .folder import Entry
 from .tool import Answer, FilePath, Image, ToolError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -21,7 +21,7 @@ def judges() -> None:
 @app.command("check")
 def check(
     examples: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(
             metavar="FILE.jsonl", show_default=False,
             help="Labelled examples, {question, answer, reference, label} each; default: ajet's own.",
@@ -30,7 +30,7 @@ def check(
     overrides: Overrides = None,
     conf: Conf = None,
     at_least: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--at-least", metavar="KAPPA", min=-1.0, max=1.0, show_default=False,
             help="Exit with 1 if the lower end of kappa's interval is below this value.",

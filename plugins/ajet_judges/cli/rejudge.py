@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 def rejudge(
     run: RunName,
     judge: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--judge", metavar="FILE.py->NAME",
             help="A judge or a scorer's name. Default: the run's own judge with its current code.",
@@ -22,11 +22,11 @@ def rejudge(
         ),
     ] = None,
     conf: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--conf", metavar="FILE.yaml", help="The judge or scorers of this YAML.", show_default=False),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", metavar="FILE.csv", show_default=False,
             help="A new .csv (ajet-rejudge-RUN.csv) or .jsonl file; steps go next to it."),
     ] = None,

@@ -11,9 +11,9 @@ import pytest
 from ajet.environment.pinned import ToolPins, ToolsChangedError
 from ajet.schema.tool_use import compute_digest
 from ajet_mcp import CallFailedError, Server
-from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
 from tests.docs.snippets import ROOT, blocks
+from tests.support.environments import find_environment_python
 from tests.support.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
 
 PLACES = {"http": "/mcp", "sse": "/sse"}
@@ -248,7 +248,7 @@ def test_what_a_server_asks_of_a_client_is_refused_politely():
 @pytest.mark.parametrize("transport", ["http", "sse", "pipes"])
 def test_servers_of_the_packages_second_line(transport):
     """The plain servers of both eras fail for the same defects."""
-    python, script = python_with_mcp_two(), SERVERS / "with_sdk.py"
+    python, script = find_environment_python("mcp-2"), SERVERS / "with_sdk.py"
     if transport == "pipes":
         asyncio.run(shows(f"{python} {script}"))
         return
@@ -258,7 +258,7 @@ def test_servers_of_the_packages_second_line(transport):
 
 @pytest.mark.extra_slow
 def test_the_server_of_the_page_on_mcp_two(tmp_path):
-    asyncio.run(sells(f"{python_with_mcp_two()} {prices_server(tmp_path)}"))
+    asyncio.run(sells(f"{find_environment_python('mcp-2')} {prices_server(tmp_path)}"))
 
 
 @pytest.mark.extra_slow

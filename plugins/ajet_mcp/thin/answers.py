@@ -46,7 +46,7 @@ class Answers:
             return result_of(
                 await asyncio.wait_for(self._send_and_wait(request(number, method, params), answer), seconds)
             )
-        except (asyncio.TimeoutError, asyncio.CancelledError) as problem:
+        except (TimeoutError, asyncio.CancelledError) as problem:
             if self.over is None and method != "initialize":
                 details = {"requestId": number, "reason": "no one waits for it"}
                 self._send_in_background(notification("notifications/cancelled", details))

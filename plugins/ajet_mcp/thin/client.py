@@ -58,7 +58,7 @@ class ThinClient:
             channel = StdioChannel(server, limits)
         try:
             await asyncio.wait_for(channel.start(limits.start), limits.start)
-        except (RpcError, asyncio.TimeoutError) as problem:
+        except (TimeoutError, RpcError) as problem:
             await channel.close(limits.close)
             reason = str(problem) or f"the server did not answer within {limits.start:g} s"
             raise CallFailedError(

@@ -51,7 +51,7 @@ class DockSession:
         session = cls(server, limits)
         try:
             await asyncio.wait_for(session._start_servers(), limits.start)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await session.close()
             reason = f"{server.name} did not answer within {limits.start:g} s"
             raise CallFailedError(reason, "environment", delivered=False) from None

@@ -178,7 +178,7 @@ class HttpServer:
         except aiohttp.ConnectionTimeoutError:
             problem = f"cannot be reached: no connection within {CONNECT_S:g} s"
             raise self.failed(problem, "transport", delivered=False) from None
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise self.failed(f"did not answer within {seconds:.3g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
             raise self.failed(f"cannot be reached: {error}", "transport", delivered=False) from error
@@ -272,7 +272,7 @@ class HttpServer:
         """Refuse a request of the server; a server that does not accept the refusal delays no call."""
         left = until - asyncio.get_running_loop().time()
         if left <= 0:  # buffered frames escape the connection's timeout
-            raise asyncio.TimeoutError
+            raise TimeoutError
         timeout = aiohttp.ClientTimeout(total=min(left, REFUSAL_S))
         with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
             async with self.connections.post(
@@ -323,5 +323,5 @@ async def _drain_reply(reply: aiohttp.ClientResponse) -> None:
 
     try:
         await asyncio.wait_for(read(), DRAIN_S)
-    except (asyncio.TimeoutError, aiohttp.ClientError):
+    except (TimeoutError, aiohttp.ClientError):
         reply.close()

@@ -75,7 +75,7 @@ class SseChannel:
             ) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._build_failure(f"answered with HTTP status {reply.status}", delivered=False)
-        except asyncio.TimeoutError:  # it comes first, since it is an OSError from Python 3.11 on
+        except TimeoutError:  # it comes first, since it is an OSError from Python 3.11 on
             raise self._build_failure(f"accepted no message within {self._seconds:g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
             raise self._build_failure(f"cannot be reached: {error}", delivered=False) from error

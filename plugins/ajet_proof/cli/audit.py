@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ def audit(
         str, typer.Option("--task", metavar="ID", help="Show the same for all attempts at a task.", show_default=False)
     ] = "",
     step: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--step", metavar="N", help="Show the episodes of this step's update.", show_default=False),
     ] = None,
     head: Annotated[
@@ -34,7 +34,7 @@ def audit(
         bool, typer.Option("--weights/--no-weights", help="Check the weights of the checkpoints too.")
     ] = True,
     export: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--export", metavar="FILE.jsonl|.parquet", show_default=False,
             help="Write one row per episode with its updates, without checking the chain.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -18,11 +18,11 @@ def prove(
         ),
     ] = "",
     step: Annotated[
-        Optional[list[int]],  # noqa: UP045
+        list[int] | None,
         typer.Option("--step", metavar="N", help="Check only this step; may be repeated.", show_default=False),
     ] = None,
     at_most: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--at-most", metavar="N", min=1, show_default=False,
             help="Recompute the log-probabilities of at most N episodes per step. Token ids are always checked "
@@ -31,7 +31,7 @@ def prove(
     ] = None,
     ids_only: Annotated[bool, typer.Option("--ids-only", help="Check token ids only; load no weights.")] = False,
     tolerance: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False,
             help="Allowed difference of the log-probability of a single improbable token (0.01 in float32, 1.5 in "

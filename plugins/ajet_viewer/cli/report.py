@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 def report(
     run: RunName,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", metavar="FILE.zip", help="A new file (ajet-report-RUN.zip).", show_default=False),
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -23,13 +23,13 @@ def episodes(
     run: RunName,
     worst: Annotated[int, typer.Option("--worst", metavar="N", help="Number of episodes with the lowest rewards.")] = 5,
     best: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--best", metavar="N", help="Number of episodes with the highest rewards instead.", show_default=False
         ),
     ] = None,
     step: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--step", metavar="N|A..B", help="Only these steps.", show_default=False),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or debug.", show_default=False)] = "",

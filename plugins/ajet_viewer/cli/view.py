@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -12,11 +12,11 @@ from ajet.cli.options import RECORD_ROOT, RunRoot
 
 def view(
     place: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs; default: all runs."),
     ] = None,
     html: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--html", metavar="FILE", help="Write the run into one file and exit.", show_default=False),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0: any free port.")] = 0,
