@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteVllm", "VllmEngine"]
 
+SUPPORTED_VERSIONS = ">=0.28,<0.33"
+"""The tests run both ends of this range, as an engine and as a server."""
+
 
 def __getattr__(name: str) -> Any:
     """Import an engine on first use.
