@@ -33,14 +33,16 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         MissingExtraError: vLLM is not installed.
+        UserError: the installed vLLM is not one of SUPPORTED_VERSIONS.
     """
     if name == "RemoteVllm":
         from ajet.engine.vllm.remote import RemoteVllm
 
         return RemoteVllm
     if name == "VllmEngine":
-        from ajet.engine.vllm.launch import environment
+        from ajet.engine.vllm.launch import environment, require_supported_version
 
+        require_supported_version()
         try:
             with environment(1):  # vLLM reads some variables during import
                 from ajet.engine.vllm.engine import VllmEngine

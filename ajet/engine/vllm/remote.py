@@ -5,8 +5,8 @@ The route takes exact ids and returns exact ids with one logprob per token: of t
 streamed ids must equal the final usage count, and each id must match its logprob's id. A stream without finish and
 usage is a failure, not a short reply.
 
-Servers of 0.32 also send `weight_versions` (the names of the weights of each span of tokens, which must be the
-confirmed one), `routed_experts` (passed on) and `sampling_mask` (the ids left by top_k and top_p; not read, because
+A server may also send `weight_versions` (the names of the weights of each span of tokens, which must be the confirmed
+one), `routed_experts` (passed on) and `sampling_mask` (the ids left by top_k and top_p; not read, because
 `processed_logprobs` are already of that truncated distribution).
 """
 
