@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
     "tests",
     [
         ["tests/contract/test_vllm_engine.py"],
-        ["tests/contract/test_token_engines.py", "-k", "vllm or server"],
+        ["tests/contract/test_token_engines.py", "-k", "vllm or a_server"],
         ["tests/contract/test_followed_vllm.py", "-k", "a_server_is_given"],
         ["tests/learns/test_vllm_learns.py", "-k", "tool_agent_learns"],
     ],
@@ -36,7 +36,7 @@ def test_the_engines_tests_pass_with_it(tests: list[str]) -> None:
 
 def test_a_server_without_the_route_says_how_to_start_it() -> None:
     with (
-        vllm_server(python=newest_vllm_python(), seconds=400) as address,
+        vllm_server(python=newest_vllm_python()) as address,
         pytest.raises(UserError, match="--enable-scale-out") as refused,
     ):
         RemoteVllm(address, vocabulary=VOCABULARY)

@@ -59,5 +59,5 @@ def test_held_out_tasks_are_evaluated_with_vllm_as_with_transformers(tmp_path):
 
 def test_a_policy_becomes_the_teacher_that_a_vllm_server_is(tmp_path):
     """`prompt_logprobs` of a real server, over a whole run: learned, recorded and proven."""
-    with vllm_server(seconds=400.0) as url:
+    with vllm_server() as url:
         learns_from(tmp_path, f"base_url: {url}/v1, model: {tiny_folder()}, timeout: 300.0")

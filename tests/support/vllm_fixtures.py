@@ -24,6 +24,8 @@ from ajet.engine.models import prepare_folder
 
 VOCABULARY = 379
 """Of tiny-tools."""
+START_S = 400.0
+"""What a server may take to start on a busy machine."""
 
 
 def tiny_folder() -> Path:
@@ -66,7 +68,7 @@ def list_route_options() -> tuple[str, ...]:
 
 
 @contextmanager
-def vllm_server(*arguments: str, seconds: float = 180.0, python: Path | None = None) -> Iterator[str]:
+def vllm_server(*arguments: str, python: Path | None = None) -> Iterator[str]:
     """Run `vllm serve` of tiny-tools in a process group of its own and yield its URL.
 
     Args:
@@ -99,7 +101,7 @@ def vllm_server(*arguments: str, seconds: float = 180.0, python: Path | None = N
     server = subprocess.Popen(command, env={**os.environ, **settings}, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + START_S
         while not _healthy(url):
             assert server.poll() is None, f"vllm serve ended with {server.returncode}"
             assert time.monotonic() < deadline, "vllm serve did not start in time"
