@@ -10,11 +10,10 @@ import pytest
 
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.schema.errors import UserError
-from tests.contract.newest_vllm import REQUIREMENT, newest_vllm_python
+from tests.contract.newest_vllm import REQUIREMENT, ROOT, newest_vllm_python
 from tests.support.vllm_fixtures import VOCABULARY, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_the_engines_tests_pass_with_it(tests: list[str]) -> None:
     command = [str(newest_vllm_python()), "-m", "pytest", "-p", "no:cacheprovider", *tests]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    outer = ("PYTEST_XDIST", "PYTEST_CURRENT")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    environment["PYTHONPATH"] = str(ROOT / "tests" / "support")
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-5000:]
 
