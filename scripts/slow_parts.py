@@ -50,7 +50,7 @@ PARTS = (
     Part("products", 1260, (CONTRACT, "tests/docs", "plugins"), boots=False),
     Part("oldest and newest Python", 400, ("tests/installs/test_fresh_pythons.py",), boots=False),
     Part("newest packages", 900, ("tests/installs/test_newest_packages.py",), boots=False),
-    Part("vllm", 1400, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
+    Part("vllm", 1800, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
                        f"{CONTRACT}/test_newest_vllm.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),
     Part("sglang", 400, (f"{CONTRACT}/test_real_sglang.py",), boots=True),

@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
+from loguru import logger
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
 from ajet.engine.remote_server import (
@@ -94,10 +97,12 @@ class RemoteEngine:
         self.has_unknown_weights = False
         """True after a call found another name; no call starts until the next `confirm_weights`."""
         first = min(silence, STARTUP_TIMEOUT_S)
+        server_version = ""
         try:
             with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=build_timeout(first)) as client:
                 served = self._read_served_model(client)
                 self.model = str(served["id"])
+                server_version = self._read_server_version(client)
                 longest = wire.longest(client, served)
                 self.max_model_len = min(max_model_len or longest, longest)
                 self.reports_sampled = self.constrains = self._probe_logprobs(client)
@@ -113,7 +118,8 @@ class RemoteEngine:
                 f"The {wire.kind} server does not answer at the route {wire.route}: "
                 f"{self._server.clean(str(error)) or type(error).__name__}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected=wire.expected,
+                expected=f"{wire.expected}, version {wire.tested_versions}"
+                + (f"; this server has {server_version}" if server_version else ""),
             ) from error
 
     def require_logprobs(self, sampling: Sampling) -> None:
@@ -257,6 +263,21 @@ class RemoteEngine:
         served: dict[str, Any] = load_json(response.content)["data"][0]
         return served
 
+    def _read_server_version(self, client: httpx.Client) -> str:
+        """Return the server's version, "" if it reports none; log a warning for a version that is not tested."""
+        response = client.get(self._wire.version_route, timeout=20.0)
+        try:
+            version = str(load_json(response.content)["version"]) if response.status_code == 200 else ""
+        except (ValueError, KeyError, TypeError):
+            version = ""
+        if version and not _includes_version(self._wire.tested_versions, version):
+            logger.warning(
+                "the {} server at {} has version {}, and ajet is tested with {}. A reply that ajet cannot read is "
+                "refused; use a tested version if that happens",
+                *(self._wire.kind, self.base_url, version, self._wire.tested_versions),
+            )
+        return version
+
     def _probe_logprobs(self, client: httpx.Client) -> bool:
         """Sample and score some tokens. Return True if the server reports logprobs of the sampled distribution."""
         prompt = np.arange(1, 3, dtype=np.int32)
@@ -282,6 +303,8 @@ class RemoteEngine:
             merged.ids += chunk.ids
             merged.logprobs += chunk.logprobs
             merged.top += chunk.top
+            if chunk.routed_experts is not None:
+                merged.routed_experts = chunk.routed_experts
         if merged.ids:
             prompt: list[int] = request.prompt_ids.tolist()
             body = self._wire.score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
@@ -314,6 +337,24 @@ class RemoteEngine:
             self.has_unknown_weights = True
             raise failure(f"another process changed the server's weights: they are {name}, expected {self._expected}")
 
+    def _check_weight_names(self, reply: StreamedReply) -> bool:
+        """Return False if the server did not name the weights of the reply's tokens.
+
+        Raises:
+            EngineFailure: other weights than the confirmed ones sampled some of them.
+        """
+        names = reply.weight_names
+        if names is None:
+            return False
+        if self._expected is not None and names != {self._expected}:
+            self.has_unknown_weights = True
+            raise EngineFailure(
+                f"another process changed the server's weights: {sorted(names)} sampled instead of {self._expected}"
+            )
+        if len(names) > 1:
+            raise EngineFailure(f"the server's weights changed within the reply: {sorted(names)}")
+        return True
+
     async def _serve_call(
         self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool
     ) -> None:
@@ -330,11 +371,13 @@ class RemoteEngine:
                     held.append(chunk)
                     continue
                 if chunk.finish is not None:
-                    await self._require_expected()
+                    if not self._check_weight_names(reply):
+                        await self._require_expected()
                     finished = True
                 stream.put(chunk)
             if needs_unit:
                 merged = await self._add_unit_logprobs(request, held, version)
+                self._check_weight_names(reply)
                 await self._require_expected()
                 stream.put(merged)
                 finished = True
@@ -369,3 +412,11 @@ class RemoteEngine:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
             return self._server.client()
+
+
+def _includes_version(specifier: str, version: str) -> bool:
+    """True if a version matches the specifier; a build between two releases counts as well."""
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False

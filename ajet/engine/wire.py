@@ -32,6 +32,10 @@ class Wire(Protocol):
     """Route of generate requests."""
     name_route: str
     """Route with the name of the weights, in `weight_version`."""
+    version_route: str
+    """Route with the server's `version`."""
+    tested_versions: str
+    """Versions of the server that ajet is tested with, as a version specifier."""
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the maximum tokens of prompt plus reply that can be scored. `served`: entry in /v1/models.
@@ -111,6 +115,9 @@ class StreamedReply:
     """
 
     def __init__(self, request: TokenRequest, version: int) -> None:
+        self.weight_names: set[str] | None = None
+        """The server's names for the weights that sampled the reply; None if it sends none."""
+        self._prompt_tokens = len(request.prompt_ids)
         self._greedy = request.sampling.temperature == 0.0
         self._top = request.sampling.top_logprobs
         self._version = version

@@ -98,7 +98,7 @@ def test_a_server_is_given_the_trainers_weights(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    with vllm_server("--logprobs-mode", "processed_logprobs", *PLAIN, seconds=400) as url:
+    with vllm_server("--logprobs-mode", "processed_logprobs", *PLAIN) as url:
         require_weights_by_version(trained, url)
         (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
         trained_from(url, tmp_path / "one")
@@ -216,7 +216,7 @@ def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
     if torch.cuda.is_available():
         pytest.skip("vLLM packs its weights on a CPU only")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
+    with vllm_server("--logprobs-mode", "processed_logprobs") as url:
         engine = trained.engine(url)
         assert engine.load_weights(None, 0, trained.probe, int) and versions(engine) == {0}
         with pytest.raises(UserError, match="loads later weights only in part"):
@@ -225,7 +225,7 @@ def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
 
 
 def test_a_server_that_keeps_its_weights_is_known_by_what_it_says(trained: Trained) -> None:
-    with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
+    with vllm_server("--logprobs-mode", "processed_logprobs") as url:
         engine = trained.engine(url)
         assert not engine.load_weights(trained.first, 1, trained.probe, int)
         assert (engine.version, versions(engine)) == (0, {0})

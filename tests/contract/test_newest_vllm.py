@@ -1,56 +1,46 @@
-"""The newest vLLM server as an engine: its token route gives the ids and logprobs of the model."""
+"""The newest vLLM for CPUs, in an environment of its own: the tests of the engine and of its server pass there, too."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+import os
+import subprocess
+from pathlib import Path
 
-import httpx
-import numpy as np
 import pytest
 
-from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.schema.errors import UserError
 from scripts.environments import get_environment
-from tests.support.environments import find_environment_python
-from tests.support.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_server
+from tests.support.environments import ROOT, find_environment_python
+from tests.support.vllm_fixtures import VOCABULARY, vllm_server
 
-pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 VERSION = get_environment("vllm-newest").packages[0].partition("==")[2]
-PROMPT = np.array([5, 6, 7], np.int32)
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    arguments = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
-    with vllm_server(*arguments, python=find_environment_python("vllm-newest"), seconds=400) as address:
-        yield address
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_replies_have_the_models_logprobs(url: str, temperature: float) -> None:
-    assert httpx.get(f"{url}/version").json()["version"] == VERSION
-    engine = RemoteVllm(url, vocabulary=VOCABULARY)
-
-    async def sample() -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
-        ids: list[int] = []
-        logprobs: list[float] = []
-        top: list[list[tuple[int, float]]] = []
-        sampling = Sampling(8, temperature=temperature, top_logprobs=2)
-        async for chunk in engine.generate(TokenRequest(PROMPT, sampling, DrawKey(0, 0, 0, 0))):
-            ids, logprobs, top = ids + chunk.ids, logprobs + chunk.logprobs_unit, top + (chunk.top or [])
-        return ids, logprobs, top
-
-    ids, logprobs, top = asyncio.run(sample())
-    assert len(ids) == 8 and np.allclose(logprobs, unit_logprobs(PROMPT, ids), atol=1e-4)
-    assert [len(rows) for rows in top] == [2] * 8 and all(rows[0][1] >= rows[1][1] for rows in top)
-    assert np.allclose(engine.score([*PROMPT.tolist(), *ids])[-8:], unit_logprobs(PROMPT, ids), atol=1e-4)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["tests/contract/test_vllm_engine.py"],
+        ["tests/contract/test_token_engines.py", "-k", "vllm or a_server"],
+        ["tests/contract/test_followed_vllm.py", "-k", "a_server_is_given"],
+        ["tests/learns/test_vllm_learns.py", "-k", "tool_agent_learns"],
+    ],
+    ids=lambda tests: Path(tests[0]).stem,
+)
+def test_the_engines_tests_pass_with_it(tests: list[str]) -> None:
+    command = [str(find_environment_python("vllm-newest")), "-m", "pytest", "-p", "no:cacheprovider", *tests]
+    outer = ("PYTEST_XDIST", "PYTEST_CURRENT")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    environment["PYTHONPATH"] = str(ROOT / "tests" / "support")
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-5000:]
 
 
 def test_a_server_without_the_route_says_how_to_start_it() -> None:
     with (
-        vllm_server(python=find_environment_python("vllm-newest"), seconds=400) as address,
-        pytest.raises(UserError, match="--enable-scale-out"),
+        vllm_server(python=find_environment_python("vllm-newest")) as address,
+        pytest.raises(UserError, match="--enable-scale-out") as refused,
     ):
         RemoteVllm(address, vocabulary=VOCABULARY)
+    assert VERSION in str(refused.value)

