@@ -37,7 +37,7 @@ def find_named_file(named: str, base: Path, key: str) -> Path:
     return file
 
 
-def read_yaml(file: Path, form: str = "no YAML") -> Any:
+def read_yaml(file: Path, form: str = "not valid YAML") -> Any:
     """Return the file's tree, cached until the file changes. Callers must not modify the tree.
 
     Raises:

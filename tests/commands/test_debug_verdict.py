@@ -83,4 +83,4 @@ def test_a_line_a_task_is_one_whatever_the_task_is_called() -> None:
     made = group(0.0, 0.0)
     made.task.task_id = "a\nb\x1b[31m" + "x" * 6000
     (line,) = describe_tasks([made], lambda _: False)
-    assert "\n" not in line and "\x1b" not in line and line.startswith("  a b�[31mx") and len(line) < 120
+    assert "\n" not in line and "\x1b" not in line and line.startswith("  a b�[31mx") and len(line) < 140

@@ -50,9 +50,9 @@ def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: 
     assert "backbone local" in said, "not debug, which trains nothing"
     assert "2 tasks × 4 episodes" in said and "a pass of up to 1,440 tokens" in said and "GiB are free" in said
     assert "MiB per checkpoint, at most 1 at once" in said
-    assert f"not measured yet: {format_command('--conf', 'x.yaml', '--backbone', 'debug')}" in said
+    assert f"not measured yet; to measure it: {format_command('--conf', 'x.yaml', '--backbone', 'debug')}" in said
     start = format_command("--conf", "x.yaml", "--backbone", "local", "store.type=sqlite")
-    assert said.endswith(f"Nothing was started. Start it: {start}")
+    assert said.endswith(f"Nothing was started. To start the run: {start}")
     assert not (project / "launcher_record").exists()
     assert "memory about" not in planned(capsys, "--backbone", "debug")
 
@@ -111,7 +111,7 @@ def test_services_that_are_started_for_a_plan_are_ended_and_named(
     assert named in planned(capsys)
     with pytest.raises(SystemExit):
         launcher.main(["--conf", "x.yaml", "--dry-run"])
-    assert " ".join(capsys.readouterr().out.split()).endswith(f"{named} (--dry-run).")
+    assert " ".join(capsys.readouterr().out.split()).endswith(f"{named} (stopped again) (--dry-run).")
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 

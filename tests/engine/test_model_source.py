@@ -84,7 +84,7 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
         locate_model(str(tmp_path))
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(UserError, match="holds 2 .gguf files") as refused:
+    with pytest.raises(UserError, match="contains 2 .gguf files") as refused:
         locate_model(str(tmp_path))
     assert "a.gguf, b.gguf" in refused.value.do
 

@@ -182,7 +182,7 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         open_remote(config_of(rollout__vllm=server, rollout__temperature=0.7), vocabulary=99)
     assert said.value.do and "SGLANG_RETURN_ORIGINAL_LOGPROB" in said.value.do
     owner = "vllm"
-    with pytest.raises(UserError, match="no vLLM server"):
+    with pytest.raises(UserError, match="The vLLM server does not answer"):
         open_remote(config, vocabulary=99)
     down = True
     for url in ("http://server/v1", "http://[::1"):

@@ -232,7 +232,7 @@ def test_close_fails_who_waits_and_who_comes_after(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_server_that_is_none_is_refused_and_its_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="There is no vLLM server") as said:
+    with pytest.raises(UserError, match="The vLLM server does not answer") as said:
         engine_of(Server(processed=True), monkeypatch, key="another-key")
     assert "another-key" not in str(said.value) and "[redacted]" in str(said.value)
 

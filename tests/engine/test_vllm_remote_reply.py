@@ -49,12 +49,18 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], names_
         ([event([3], "stop"), usage(2)], "streamed 1 tokens, but counts 2"),
         ([event([3], "stop")], "after 1 tokens"),
         ([event([3]), usage(1)], "after 1 tokens"),
-        ([event([3], "abort")], "ended the reply"),
+        ([event([3], "abort")], "ended its reply"),
         ([{"choices": [{"token_ids": [3]}]}], "does not belong to this route"),
         ([{"id": "chatcmpl-1"}], "does not belong to this route"),
         ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3]}]}], "belongs to id 4"),
-        ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3, 4]}]}], "2 tokens with 1 logprobs"),
-        ([{**event([3]), "choices": [{**event([4], names_ids=True)["choices"][0], "token_ids": [3]}]}], "is of 4"),
+        (
+            [{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3, 4]}]}],
+            "2 tokens, but 1 log-probabilities",
+        ),
+        (
+            [{**event([3]), "choices": [{**event([4], names_ids=True)["choices"][0], "token_ids": [3]}]}],
+            "belongs to id 4",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:

@@ -116,7 +116,7 @@ def test_a_resumed_run_keeps_the_defaults_that_it_began_with(tmp_path: Path) -> 
             assert again.experiment.ajet.trainer_common.algorithm.is_cap == 2.0
             assert any("ajet.rollout.top_p stays 0.75" in note for note in again.notes), again.notes
             assert "top_p: 0.75" in (again.path / "resolved.yaml").read_text()
-    with pytest.raises(UserError, match="rollout.top_p: 0.75 then, 0.5 now"):
+    with pytest.raises(UserError, match="rollout.top_p: 0.75 before, 0.5 now"):
         RunDirectory.open(experiment(tmp_path, rollout={"top_k": 7, "top_p": 0.5}), root=tmp_path)
     with pytest.raises(UserError, match="rollout.top_k"):
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
@@ -142,7 +142,7 @@ def test_a_start_of_which_nothing_came_holds_nobody_to_its_settings(tmp_path: Pa
     with RunDirectory.open(experiment(tmp_path, own={"size": 5}), root=tmp_path) as mended:
         assert mended.path == tmp_path / "demo" and mended.notes == [] and mended.resumed is None
         mended.episodes.write(1, "train", [episode()])
-    with pytest.raises(UserError, match="own.size: 5 then, 4 now"):
+    with pytest.raises(UserError, match="own.size: 5 before, 4 now"):
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_a_start_with_a_store_elsewhere_does_for_others_may_have_played_into_it(
     with RunDirectory.open(experiment(tmp_path, store=store), root=tmp_path) as run:
         open_store(run.experiment, run.path, pending=None, ledger=run.run_id, at=None)
         assert (run.path / "store.address").read_text() == f"sqlite:{tmp_path}/elsewhere.db\n"
-    with pytest.raises(UserError, match="own.size: 4 then, 5 now"):
+    with pytest.raises(UserError, match="own.size: 4 before, 5 now"):
         RunDirectory.open(experiment(tmp_path, store=store, own={"size": 5}), root=tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_another_configuration_is_refused_with_both_values(
     with pytest.raises(UserError) as error:
         RunDirectory.open(experiment(tmp_path, **changed), root=tmp_path)
     text = str(error.value)
-    assert f"{key}: {then} then, {now} now" in text and "--fresh" in text and "--resume" in text
+    assert f"{key}: {then} before, {now} now" in text and "--fresh" in text and "--resume" in text
     assert before == {path: path.read_bytes() for path in before}
     assert RunLock(tmp_path / "demo").take() is None, "the refused start kept the lock"
 
@@ -390,7 +390,7 @@ def test_the_earlier_run_is_named_until_a_step_of_the_one_in_its_place_is_record
     RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True).close("failed")
     (tmp_path / "demo" / "rubrics.json").touch()
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
-        assert any("is kept as demo.old-1" in note for note in run.notes) and run.resumed is None
+        assert any("was kept as demo.old-1" in note for note in run.notes) and run.resumed is None
         save(run, 1)
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
         assert run.notes == []

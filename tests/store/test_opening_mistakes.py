@@ -70,7 +70,7 @@ def test_a_client_is_told_to_come_again_only_where_that_may_help() -> None:
         raise problem
 
     for problem in (StoreUnavailableError("It is away."), OSError(28, "No space left")):
-        with pytest.raises(Refused, match="not available now"):
+        with pytest.raises(Refused, match="cannot be reached now"):
             asyncio.run(call_store_or_refuse(refused, problem))
     for mistake in (UserError("A sentence about something else."), sqlite3.ProgrammingError("of ours")):
         with pytest.raises(type(mistake)):

@@ -471,7 +471,7 @@ def test_which_are_started(tmp_path: Path) -> None:
     agentjets = theirs["appworld"]
     assert (agentjets.command, agentjets.cwd) == (["/bin/bash", "-c", "bash run.sh"], "/opt/appworld")
     assert agentjets.ready == "Starting server on"
-    with pytest.raises(UserError, match="--with-bfcl names no service") as caught:
+    with pytest.raises(UserError, match="There is no service bfcl") as caught:
         choose_services(found, ["bfcl"], {"BFCL_PATH": "/opt"})
     assert "BFCL_SCRIPT" in caught.value.expected and "lake, world" in caught.value.expected
 

@@ -56,7 +56,7 @@ STEPS: dict[str, Any] = {
     "no state": (whole(b'{"success": true, "data": {"reward": 1}}'), "contains no state"),
     "no number": (
         whole(b'{"data": {"state": [{"role": "user", "content": ""}], "reward": NaN}}'),
-        "holds nan instead of",
+        "contains nan instead of",
     ),
     "64 MB": (FLOOD, "is longer than 16 MiB"),
 }

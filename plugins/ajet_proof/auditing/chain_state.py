@@ -268,7 +268,7 @@ def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
             with open_record_file(folder / Path(name).name) as file:
                 now = digest_of(file.read())
         except FileNotFoundError:
-            yield Change(name, "the file is missing")
+            yield Change(name, "it is missing")
             continue
         except RecordFileError as error:
             yield Change(name, str(error.strerror))
@@ -390,7 +390,7 @@ def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterat
             place = replaced
         found = inspect_checkpoint(place)
         if isinstance(found, str):
-            yield Change(name, "the file is missing" if not place.exists() else found)
+            yield Change(name, "it is missing" if not place.exists() else found)
         elif found.digest not in (digest, state.replacements.get(step)):
             yield Change(
                 f"{name}/{STATE}", f"the file was replaced: its digest is {found.digest[:12]}, not {digest[:12]}"

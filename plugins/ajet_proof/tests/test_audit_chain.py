@@ -144,7 +144,7 @@ def test_links_that_are_removed_are_missed_and_a_chain_that_is_gone_is_no_old_ru
     assert audit_run(run).ok, "the end of a chain is cut like a run that was killed"
     assert any("--head" in each for each in said(audit_run(run, head=head))), "but for who has kept its head"
     chain.unlink()
-    assert any(each.startswith(f"{FILE}: it is missing") for each in said(audit_run(run)))
+    assert any(each.startswith(f"{FILE}: the file is missing") for each in said(audit_run(run)))
 
 
 def test_with_a_key_nobody_without_it_can_write_the_chain_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
