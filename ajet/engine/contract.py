@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure
@@ -84,6 +85,8 @@ class TokenChunk:
     """Per token, (id, logprob at temperature 1) of the most likely tokens, if requested."""
     newest: int | None = None
     """Newest version in the chunk if the weights changed within it; `version` is then the oldest."""
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    """[P + R - 1, layers, experts per token], experts of all tokens but the last; in a last chunk, if reported."""
 
 
 @runtime_checkable

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from ajet.schema.errors import UserError
 
 
@@ -63,6 +65,17 @@ def read_limits(folder: Path) -> ModelLimits:
         cached_numbers=_count_cached_numbers({**config, **text}),
         rotary_border=_find_rotary_border({**config, **text}),
     )
+
+
+def warn_unreplayed_experts(folder: Path) -> None:
+    """Log a warning if the model has experts: their choice is computed anew in training."""
+    if experts := read_limits(folder).experts:
+        logger.warning(
+            "The model is a mixture of {} experts, and this training has no router replay: for some tokens the trainer "
+            "chooses other experts than the engine did, and their log-probabilities differ. Watch mismatch_kl and "
+            "logprob_gap_max. verl replays the engine's choices with strategy: megatron (docs/verl.md)",
+            experts,
+        )
 
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
