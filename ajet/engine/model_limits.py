@@ -9,6 +9,7 @@ from typing import Any
 
 from loguru import logger
 
+from ajet.engine.dimensions import list_linear_layers
 from ajet.schema.errors import UserError
 
 
@@ -26,6 +27,8 @@ class ModelLimits:
     """Number of experts of a layer."""
     parameters: int | None = None
     """Number of parameters in the weights."""
+    linear_layers: tuple[str, ...] = ()
+    """Names of the linear layers except the head, as adapters name them; empty if no file contains them."""
     images: bool = False
     """True if the model accepts images."""
     cached_numbers: int | None = None
@@ -61,6 +64,7 @@ def read_limits(folder: Path) -> ModelLimits:
         parameters=_count_parameters(
             folder, str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype"))
         ),
+        linear_layers=list_linear_layers(folder),
         images=isinstance(config.get("vision_config"), dict),
         cached_numbers=_count_cached_numbers({**config, **text}),
         rotary_border=_find_rotary_border({**config, **text}),

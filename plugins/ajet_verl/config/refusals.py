@@ -388,7 +388,13 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
         )
     key = "actor_rollout_ref.model." + ("lora.rank" if s.is_megatron else "lora_rank")
     rank = s.count(key, 0)
-    adapters = not s.value("actor_rollout_ref.model.lora.merge")  # ajet's layer sets it, so servers get merged weights
+    adapters = not s.value("actor_rollout_ref.model.lora.merge")
+    if adapters and rank and s.value("trainer.v1.trainer_mode") in (SEPARATE, DECOUPLED):
+        yield s.make_error(
+            "verl sends no adapters to servers with GPUs of their own: they would sample without.",
+            "actor_rollout_ref.model.lora.merge",
+            expected="true in this mode",
+        )
     if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
         yield s.make_error(
             f"vLLM takes no adapters of rank {rank}.",

@@ -131,6 +131,14 @@ def test_router_replay_is_refused_where_it_lacks(ajet, verl, model, said):
     assert said in str(refusal(ajet, model=model, verl={"actor_rollout_ref": verl}))
 
 
+def test_adapters_for_separate_servers_are_refused():
+    apart = {"nnodes": 1, "checkpoint_engine": {"backend": "nccl"}}
+    own = {"model": {"lora": {"merge": False}}, "rollout": apart}
+    lora = {"trainer_common.lora.rank": 8, "trainer_common.mode": "separate_async"}
+    assert "sends no adapters" in refusal(lora, verl={"actor_rollout_ref": own}).what
+    passes(lora, verl={"actor_rollout_ref": {"rollout": apart}})
+
+
 def test_router_replay_passes_on_megatron():
     passes(MEGATRON, model=EXPERTS, verl={"actor_rollout_ref": REPLAY})
     passes({**MEGATRON, "trainer_common.mode": "colocate_async"}, model=EXPERTS, verl={"actor_rollout_ref": REPLAY})
