@@ -173,6 +173,20 @@ def read_embedding_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
+def list_linear_layers(folder: Path) -> tuple[str, ...]:
+    """Return the names (`q_proj`) of a model's matrices except embedding and head; empty without safetensors files."""
+    return tuple(
+        sorted(
+            {
+                name.split(".")[-2]
+                for path in folder.glob("*.safetensors")
+                for name, about in _read_header(path).items()
+                if name.endswith(".weight") and len(about["shape"]) == 2 and not name.endswith((*_EMBEDDINGS, *_HEADS))
+            }
+        )
+    )
+
+
 def _list_weight_files(folder: Path) -> list[Path]:
     """Return the model's weight files; with an index, only those with embeddings or heads."""
     try:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
+from ajet.engine.dimensions import list_linear_layers
 from ajet.schema.errors import UserError
 
 
@@ -24,6 +27,8 @@ class ModelLimits:
     """Number of experts of a layer."""
     parameters: int | None = None
     """Number of parameters in the weights."""
+    linear_layers: tuple[str, ...] = ()
+    """Names of the linear layers except the head, as adapters name them; empty if no file contains them."""
     images: bool = False
     """True if the model accepts images."""
     cached_numbers: int | None = None
@@ -59,10 +64,22 @@ def read_limits(folder: Path) -> ModelLimits:
         parameters=_count_parameters(
             folder, str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype"))
         ),
+        linear_layers=list_linear_layers(folder),
         images=isinstance(config.get("vision_config"), dict),
         cached_numbers=_count_cached_numbers({**config, **text}),
         rotary_border=_find_rotary_border({**config, **text}),
     )
+
+
+def warn_unreplayed_experts(folder: Path) -> None:
+    """Log a warning if the model has experts: their choice is computed anew in training."""
+    if experts := read_limits(folder).experts:
+        logger.warning(
+            "The model is a mixture of {} experts, and this training has no router replay: for some tokens the trainer "
+            "chooses other experts than the engine did, and their log-probabilities differ. Watch mismatch_kl and "
+            "logprob_gap_max. verl replays the engine's choices with strategy: megatron (docs/verl.md)",
+            experts,
+        )
 
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet.context_tracker.matching import Conversations, Match, restore_reply
 from ajet.context_tracker.texts import RawPrompts
 from ajet.gateway.reply import Reply
 from ajet.gateway.request import Refused, build_ended_error
-from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids
+from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, RoutedExperts
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
 
@@ -233,6 +234,8 @@ class Recorder:
             call.logprobs = np.array(reply.logprobs[:count], dtype=np.float32)
             call.logprobs_unit = np.array(reply.unit_logprobs[:count], dtype=np.float32)
             call.versions = tuple([run for run in reply.versions if run.first < count])
+            if reply.routed_experts is not None:
+                call.routed_experts = self._take_experts(call, reply.routed_experts)
         call.finish, call.error, call.ended = finish, error, time.time()
         self.settled_at = time.monotonic()
         if message is not None:
@@ -279,6 +282,13 @@ class Recorder:
         raw = later.prefix - own >= max(1, len(call.response_ids) - 1)  # clients do not see the end token of the reply
         raw = raw and not stored.messages and later.parent == call.index
         return stored.extends == call.index or raw
+
+    def _take_experts(self, call: Call, experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
+        """Return the rows of the call's own tokens: an engine repeats the prompt's, and the parent has those."""
+        parent = None if call.parent is None else self.capture.calls[call.parent]
+        first = call.prefix - 1 if parent is not None and parent.routed_experts is not None else 0
+        stop = call.prefix + len(call.suffix_ids) + len(call.response_ids) - 1
+        return RoutedExperts(first, experts[first:stop].copy())
 
     def _find_shared(self, prompt: Rendered, parent: int) -> tuple[int | None, int, int]:
         """Return (parent, shared ids, shared characters) of a prompt with a beginning in common with a call."""

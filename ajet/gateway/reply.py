@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ajet.engine.contract import TokenRequest
 from ajet.gateway.request import ParsedRequest
 from ajet.schema.call import Call, FinishReason, VersionRun
@@ -71,6 +74,8 @@ class Reply:
     """Logprobs at temperature 1, as sent to clients."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     versions: list[VersionRun] = field(default_factory=list)
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    """As in `TokenChunk`."""
 
     # What readers may see.
     is_readable: bool = False

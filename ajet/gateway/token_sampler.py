@@ -160,6 +160,7 @@ class TokenSampler:
         reply.token_request = TokenRequest(rendered.ids, sampling, key, prompt.images, adapter)
         reply.engine_requests, reply.engine_finish = 0, None
         reply.ids, reply.logprobs, reply.unit_logprobs, reply.top, reply.versions = [], [], [], [], []
+        reply.routed_experts = None
 
     def _resolve_sampling(
         self, request: ParsedRequest, trained: bool, prompt_tokens: int
@@ -219,6 +220,8 @@ class TokenSampler:
                     unit_logprobs += chunk.logprobs_unit
                     if chunk.top:
                         reply.top += chunk.top
+                if chunk.routed_experts is not None:
+                    reply.routed_experts = chunk.routed_experts
                 finish = reply.engine_finish = chunk.finish
                 if ends_early or (request.is_streamed and reply.is_readable and not pacing.is_busy):
                     stream.feed(ids[stream.id_count :])

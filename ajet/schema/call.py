@@ -49,6 +49,15 @@ class VersionRun(NamedTuple):
     high: int
 
 
+class RoutedExperts(NamedTuple):
+    """The experts that the engine's mixture-of-experts layers chose for the tokens of a call."""
+
+    first: int
+    """Position of the first token with a row here; rows of earlier tokens are the parent call's."""
+    experts: npt.NDArray[np.integer[Any]]
+    """[N, layers, experts per token], for the tokens from `first` to the last but one of prompt and reply."""
+
+
 class PolicySpan(NamedTuple):
     """The oldest and the newest policy step of some sampled tokens."""
 
@@ -142,6 +151,8 @@ class Call:
     """True if the user's `train_turn` excluded a trainable call from training."""
     teacher: Floats | None = None
     """[R] the teacher's log-probability at temperature 1, NaN if not queried. None: no teacher."""
+    routed_experts: RoutedExperts | None = None
+    """None: not reported by the engine. Lives in the process that played the call: records have no experts."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Data for display, never used by training.
 

@@ -21,6 +21,7 @@ from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet.tokens.image_tokens import ImageTokens
 from ajet_ray.mailbox import GroupNotice, TicketGrant
+from ajet_ray.routed_experts import drop_experts
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -90,12 +91,12 @@ class Host:
     async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:
         granted = await self._grant(ticket)
         group = granted.group or await self._play_group(granted.order, granted.task, step, "train", sessions)
-        await self._post(GroupNotice(group, step, ticket))
+        await self._post(GroupNotice(drop_experts(group), step, ticket))
         return group
 
     async def _play_validation(self, place: int, task: Task, step: int, sessions: int) -> Group:
         group = await self._play_group(place, task, step, "validation", sessions)
-        await self._post(GroupNotice(group, step))
+        await self._post(GroupNotice(drop_experts(group), step))
         return group
 
     async def _play_group(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:

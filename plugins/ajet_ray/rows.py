@@ -23,6 +23,7 @@ from ajet.schema.episode import Episode, Group
 from ajet.schema.timeline import Timeline
 from ajet.tokens.image_tokens import image_urls, picture
 from ajet_ray.episode_bytes import pack_episode, unpack_episode
+from ajet_ray.routed_experts import read_experts
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
 """Fields of a row read by `rebuild_groups`, by verl's names."""
@@ -31,17 +32,23 @@ NO_TOKEN = 0
 
 
 def build_rows(
-    episode: Episode, *, group_order: int, policy_version: int = 0, others: Sequence[Episode] = ()
+    episode: Episode,
+    *,
+    group_order: int,
+    policy_version: int = 0,
+    others: Sequence[Episode] = (),
+    routed_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Return keyword arguments of verl's `AgentLoopOutput`, a dict per timeline with sampled tokens.
 
     Returns [] for an untrainable episode. Raises ValueError for a timeline with a sampled first token, since no token
-    predicts the first.
+    predicts the first, and for a call without the experts that the trainer shall replay.
 
     Args:
         group_order: the task's position in the training order.
         policy_version: version of the row's tokens if the episode's calls do not say their versions.
         others: failed or unscored episodes of the group. They have no rows and travel in the first row returned here.
+        routed_shape: (layers, experts per token) of a model with replayed experts; None: the trainer replays none.
     """
     if not episode.scored:
         return []
@@ -49,11 +56,14 @@ def build_rows(
     first = {"episodes": [pack_episode(each) for each in (episode, *others)]}
     about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
     if not trained:
-        return [build_empty_row(episode, about | first, policy_version)]
-    return _build_timeline_rows(episode, trained, about, first, policy_version)
+        return [build_empty_row(episode, about | first, policy_version, routed_shape)]
+    rows = _build_timeline_rows(episode, trained, about, first, policy_version)
+    return _add_experts(rows, episode, trained) if routed_shape else rows
 
 
-def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
+def build_unscored_rows(
+    episode: Episode, *, policy_version: int = 0, routed_shape: tuple[int, int] | None = None
+) -> list[dict[str, Any]]:
     """Return the rows of an episode scored by verl, built from its calls, without reward and without the episode.
 
     The timeline with the latest end comes last, since verl scores an episode by its last output. Raises ValueError as
@@ -62,7 +72,14 @@ def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[di
     ended = {call.index: call.ended for call in episode.calls}
     lines, _ = timelines(episode.calls)
     trained = sorted((line for line in lines if line.sampled), key=lambda line: ended.get(line.leaf, 0.0))
-    return _build_timeline_rows(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
+    rows = _build_timeline_rows(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
+    return _add_experts(rows, episode, trained) if routed_shape else rows
+
+
+def _add_experts(rows: list[dict[str, Any]], episode: Episode, trained: Sequence[Timeline]) -> list[dict[str, Any]]:
+    for row, timeline in zip(rows, trained, strict=True):
+        row["routed_experts"] = read_experts(episode, timeline)[: len(row["prompt_ids"]) + len(row["response_ids"]) - 1]
+    return rows
 
 
 def _build_timeline_rows(
@@ -167,8 +184,10 @@ def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
-def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
-    """Build an untrained row for an episode."""
+def build_empty_row(
+    episode: Episode, about: dict[str, Any], policy_version: int, routed_shape: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Build an untrained row for an episode; experts are replayed for trained rows alone."""
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],
@@ -176,6 +195,7 @@ def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int
         "response_logprobs": [0.0],
         "num_turns": 0,
         "metrics": {},
+        **({"routed_experts": np.zeros((1, *routed_shape), np.int16)} if routed_shape else {}),
         **_build_verdict_fields(episode, about, episode.calls, policy_version),
     }
 

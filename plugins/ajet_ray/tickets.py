@@ -48,6 +48,8 @@ def find_drop_age(config: Mapping[str, Any]) -> int | None:
 
 def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
     """Return the lowest policy version allowed in samples of a launch continuing after `step`."""
+    if config["actor_rollout_ref"]["rollout"].get("enable_rollout_routing_replay"):
+        return step + 1  # no earlier group is used: records have no experts to replay
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
         return step
     most = find_drop_age(config)

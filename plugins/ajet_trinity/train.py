@@ -142,6 +142,7 @@ def prepare_config(
 
     Raises TaskError if the resumed run had other tasks, ConfigError for a checkpoint of another backbone.
     """
+    from ajet.engine.model_limits import warn_unreplayed_experts
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
     from ajet.rollout.components import make_renderer
@@ -164,6 +165,7 @@ def prepare_config(
             where="ajet.model.path",
             expected="a text model, or --backbone verl",
         )
+    warn_unreplayed_experts(model)
     reader, tokenizer = open_reader(experiment), load_tokenizer(source)
     words = make_renderer(settings, tokenizer, None)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)

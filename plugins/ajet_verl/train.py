@@ -189,6 +189,7 @@ def _prepare_config(
     Raises:
         TaskError: the resumed run had other tasks.
     """
+    from ajet.engine.model_limits import warn_unreplayed_experts
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer, prepare_folder
     from ajet.rollout.components import make_renderer
@@ -199,6 +200,8 @@ def _prepare_config(
     source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
     folder = prepare_folder(source)
     config = build_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
+    if not config["actor_rollout_ref"]["rollout"].get("enable_rollout_routing_replay"):
+        warn_unreplayed_experts(folder)
     images = require_image_tokens(folder)
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)

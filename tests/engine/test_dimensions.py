@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.engine.dimensions import Dimensions, read_dimensions, read_model_size
+from ajet.engine.dimensions import Dimensions, list_linear_layers, read_dimensions, read_model_size
 from ajet.engine.embedded import find_cached_folder
 from benchmarks.bounds import Pace, pass_seconds, sampling_seconds, scoring_seconds, update_seconds
 
@@ -28,6 +28,12 @@ def test_dimensions_and_weights_are_those_of_the_files(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(where))
         head = read_dimensions(tmp_path)
         assert head is not None and head.tied, "Gemma's files leave out what is usual; others say it above text_config"
+
+
+def test_linear_layers_are_those_without_embeddings(tmp_path: Path) -> None:
+    assert TINY is not None
+    llama = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    assert list_linear_layers(TINY) == llama and list_linear_layers(tmp_path) == ()
 
 
 def test_a_pass_takes_as_long_as_its_operations_or_its_bytes() -> None:

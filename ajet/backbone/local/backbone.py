@@ -36,6 +36,7 @@ from ajet.backbone.local.requirements import require_context, require_trainable
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import TokenEngine
+from ajet.engine.model_limits import warn_unreplayed_experts
 from ajet.engine.models import read_context_length
 from ajet.engine.openmp import end_worker_threads
 from ajet.engine.thread_count import choose_threads
@@ -63,7 +64,7 @@ class LocalBackbone:
 
     def __init__(self, experiment: Experiment) -> None:
         from ajet.engine.model_source import locate_model
-        from ajet.engine.models import load_model, load_tokenizer
+        from ajet.engine.models import load_model, load_tokenizer, prepare_folder
 
         config = experiment.ajet
         path = require_trainable(config)
@@ -77,6 +78,7 @@ class LocalBackbone:
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
         require_context(config, read_context_length(model))
+        warn_unreplayed_experts(prepare_folder(source))
         verdicts = VerdictCache() if settings.canary is not None else None  # every cache key includes the weights
         algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)
         self.trainer = Trainer(model, config, algorithm, start=start, verdicts=verdicts)

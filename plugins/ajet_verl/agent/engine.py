@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet.engine.contract import TokenChunk, TokenRequest, compute_reply_limit
 from ajet.schema.call import Ids
@@ -28,14 +29,23 @@ class ServerEngine:
     constrains = False
 
     def __init__(
-        self, client: Any, *, max_model_len: int, vocabulary: int, server: str, images: ImageTokens | None = None
+        self,
+        client: Any,
+        *,
+        max_model_len: int,
+        vocabulary: int,
+        server: str,
+        images: ImageTokens | None = None,
+        routed_shape: tuple[int, int] | None = None,
     ) -> None:
         """Create the engine over verl's client.
 
         Args:
             server: vllm or sglang.
             images: image tokens of a vision model; None for a text model.
+            routed_shape: (layers, experts per token) reported by the servers; None: they report no experts.
         """
+        self.routed_shape = routed_shape
         self.version = 0
         self.max_model_len = max_model_len
         self._client, self._vocabulary, self._server, self._images = client, vocabulary, server, images
@@ -66,7 +76,9 @@ class ServerEngine:
         cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
         finish: Literal["stop", "length"] = "length" if cut else "stop"
         unit = logprobs if _has_unit_logprobs(request) else await self._score_at_temperature_one(request, ids)
-        yield TokenChunk(ids, _zero_if_greedy(request, logprobs), unit, oldest, finish, newest=newest)
+        logprobs = _zero_if_greedy(request, logprobs)
+        experts = self._read_experts(output, len(request.prompt_ids) + len(ids) - 1)
+        yield TokenChunk(ids, logprobs, unit, oldest, finish, newest=newest, routed_experts=experts)
 
     def weights_changed(self, version: int) -> None:
         """Note new weights in the servers.
@@ -81,6 +93,16 @@ class ServerEngine:
     def close(self) -> None:
         """Refuse all further requests. Idempotent."""
         self._is_closed = True
+
+    def _read_experts(self, output: Any, tokens: int) -> npt.NDArray[np.integer[Any]] | None:
+        """Return [tokens, layers, experts per token], the experts of a reply; None without replay."""
+        if self.routed_shape is None:
+            return None
+        experts, wanted = output.routed_experts, (tokens, *self.routed_shape)
+        if experts is None or experts.shape[1:] != self.routed_shape or len(experts) < tokens:
+            sent = "none" if experts is None else f"an array of shape {experts.shape}"
+            raise EngineFailure(f"verl's server sent {sent} as routed experts, not {wanted}", retryable=False)
+        return np.asarray(experts)[:tokens]
 
     def _build_params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
         sampling = request.sampling

@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task
 from ajet_ray.rows import build_rows
-from ajet_verl.agent.process import open_host
+from ajet_verl.agent.process import find_routed_shape, open_host
 
 
 class NothingToTrainError(AjetError):
@@ -47,5 +47,11 @@ class WorkflowLoop(AgentLoopBase):
         episode = group.episodes[session]
         first = bool(group.scored) and episode is group.scored[0]
         others = [each for each in group.episodes if not each.scored] if first else []
-        made = build_rows(episode, group_order=group.order, policy_version=host.version, others=others)
+        made = build_rows(
+            episode,
+            group_order=group.order,
+            policy_version=host.version,
+            others=others,
+            routed_shape=find_routed_shape(self.config),
+        )
         return [AgentLoopOutput(**row) for row in made]

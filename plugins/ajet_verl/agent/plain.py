@@ -24,6 +24,7 @@ from ajet.schema.episode import Episode, Split
 from ajet.schema.errors import RunFailed, UserError
 from ajet.task_judge import Judge
 from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
+from ajet_ray.routed_experts import drop_experts
 from ajet_ray.rows import build_empty_row, build_unscored_rows
 from ajet_verl.agent.plain_record import open_record
 from ajet_verl.agent.process import build_engine, freeze_garbage
@@ -73,9 +74,10 @@ async def play_session(
     sessions = await asyncio.to_thread(_open_sessions, name, workflow, made_with)
     episode = await sessions.play_episode(drawn, row)
     failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
-    made = [] if failed else build_unscored_rows(episode, policy_version=sessions.version)
+    version, shape = sessions.version, sessions.routed_shape
+    made = [] if failed else build_unscored_rows(episode, policy_version=version, routed_shape=shape)
     if not made and episode.split == "validation":
-        made = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, sessions.version)]
+        made = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, version, shape)]
     if not made:
         why = failed or "no agent called the trained model"
         raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {why}")
@@ -103,6 +105,11 @@ class PlainSessions:
         """The newest policy version seen in a reply."""
         return self._engine.version
 
+    @property
+    def routed_shape(self) -> tuple[int, int] | None:
+        """(layers, experts per token) of replayed experts; None without replay."""
+        return self._engine.routed_shape
+
     def close(self) -> None:
         """Close the rollout and the gateway. Used by tests; verl's processes are killed instead."""
         self._rollout.close()
@@ -128,7 +135,7 @@ class PlainSessions:
                 sampling=self._build_sampling(drawn),
             )
         )
-        await self._record.keep(group)
+        await self._record.keep(drop_experts(group))
         (episode,) = group.episodes
         return episode
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import cache
 from typing import Any
 
 from ajet.environment.pinned import ToolPins
@@ -51,8 +52,31 @@ def build_engine(
     rollout = config.actor_rollout_ref.rollout
     longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
     images = ImageTokens(processor) if processor is not None else None
-    size = len(tokenizer)
-    return ServerEngine(client, max_model_len=longest, vocabulary=size, server=rollout.name, images=images), images
+    engine = ServerEngine(
+        client,
+        max_model_len=longest,
+        vocabulary=len(tokenizer),
+        server=rollout.name,
+        images=images,
+        routed_shape=find_routed_shape(config),
+    )
+    return engine, images
+
+
+@cache
+def _read_routed_shape(path: str, trust_remote_code: bool) -> tuple[int, int]:
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+    return int(text.num_hidden_layers), int(text.num_experts_per_tok)
+
+
+def find_routed_shape(config: Any) -> tuple[int, int] | None:
+    """Return (layers, experts per token) of the model if verl's `config` replays experts, else None."""
+    if not config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay"):
+        return None
+    model = config.actor_rollout_ref.model
+    return _read_routed_shape(str(model.path), bool(model.get("trust_remote_code")))
 
 
 def freeze_garbage() -> None:

@@ -23,7 +23,7 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.printable import make_printable
 from ajet_ray.resolvers import register_resolvers
-from ajet_verl.config.refusals import refuse
+from ajet_verl.config.refusals import VLLM_LARGEST_LORA_RANK, refuse
 from ajet_verl.config.unknown import VerlSource, refuse_unknown
 from ajet_verl.descriptor import LAYERS, VERL
 
@@ -67,7 +67,7 @@ def compose_verl_config(
 
     register_resolvers()
     model = model or ModelLimits()
-    ajet = _ajet_node(experiment, model_folder, run_folder, device) | {"sees_images": model.images}
+    ajet = _ajet_node(experiment, model_folder, run_folder, device) | _describe_model(experiment, model)
     extra = find_extra(ajet["trainer_common"]["device"])
     folder = find_config_folder(extra)
     with _explain_errors(experiment):
@@ -91,7 +91,7 @@ def compose_sections(experiment: Experiment) -> tuple[DictConfig, DictConfig, di
         The config without the user's sections, the config with them, and the sections as one tree.
     """
     register_resolvers()
-    ajet = _ajet_node(experiment, None, None, None) | {"sees_images": False}
+    ajet = _ajet_node(experiment, None, None, None) | _describe_model(experiment, ModelLimits())
     folder = find_config_folder(find_extra(ajet["trainer_common"]["device"]))
     with _explain_errors(experiment):
         return *_lay_sections(experiment, ajet, folder), _merged_sections(experiment)
@@ -148,6 +148,27 @@ def _ajet_node(
     if folder:
         node["trainer_common"]["checkpoint_base_dir"] = str(Path(folder).expanduser().absolute())
     return node
+
+
+def _describe_model(experiment: Experiment, model: ModelLimits) -> dict[str, Any]:
+    """Return the values used by the layers that depend on the model."""
+    adapted = list_served_layers(experiment, model)
+    return {"sees_images": model.images, "merges_adapters": not adapted, "served_layers": adapted or None}
+
+
+def list_served_layers(experiment: Experiment, model: ModelLimits) -> list[str]:
+    """Return the layers in which the servers apply the adapter; empty if they get merged weights.
+
+    verl sends adapters to servers that share the trainer's accelerators only. vLLM gets the layers by name, because an
+    adaptable head would end the server that scores a prompt: it knows the adapters of sampled tokens alone.
+    """
+    settings, lora = experiment.ajet, experiment.ajet.trainer_common.lora
+    names = model.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
+    known = isinstance(names, list | tuple) and {*names} <= {*model.linear_layers}
+    mode, strategy = settings.trainer_common.mode, settings.trainer_common.strategy
+    sends = settings.rollout.name == "vllm" and mode in ("sync", "colocate_async") and strategy != "megatron"
+    dense = not model.experts and not model.images
+    return sorted(names) if known and sends and dense and 0 < lora.rank <= VLLM_LARGEST_LORA_RANK else []
 
 
 def _collect_sections(experiment: Experiment) -> dict[str, Any]:

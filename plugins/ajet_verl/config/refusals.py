@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 VLLM_LARGEST_LORA_RANK = 512
 TREES = "actor_rollout_ref.ajet_trees"
 """verl key: compute shared prefixes of rows once."""
+ROUTED, MEGATRON_REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
+"""verl keys: servers report the experts of each token, and Megatron replays them (mode R3)."""
 MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
 """Trainer names registered by `ajet_verl.trainer.trainers`."""
 
@@ -231,6 +233,39 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
             )
 
 
+def _check_replay(s: EffectiveSettings) -> Iterator[ConfigError]:
+    """Check the replay of experts (verl: ActorRolloutRefWorker.__init__, MegatronEngine.forward_step)."""
+    mode = s.value(MEGATRON_REPLAY, "disabled")
+    if not s.value(ROUTED) and mode == "disabled":
+        return
+    if not s.is_megatron:
+        yield s.make_error(
+            "verl's FSDP does not replay the experts of its servers.",
+            ROUTED,
+            f"{TRAINER}.strategy",
+            expected=f"strategy: megatron with {MEGATRON_REPLAY}: R3, or {ROUTED}: false",
+        )
+        return
+    if bool(s.value(ROUTED)) != (mode == "R3"):
+        yield s.make_error(
+            f"Experts of the servers are reported by {ROUTED} and replayed by {MEGATRON_REPLAY}: R3, and one is set "
+            "without the other.",
+            ROUTED if s.value(ROUTED) else MEGATRON_REPLAY,
+            expected=f"both, or neither (R2 replays without {ROUTED})",
+        )
+    if s.model.positions is not None and not s.model.experts:
+        yield s.make_error(
+            "The model has no experts to replay.", MEGATRON_REPLAY, expected=f"no {MEGATRON_REPLAY} and no {ROUTED}"
+        )
+    if s.value(ROUTED) and s.value("trainer.v1.trainer_mode") == DECOUPLED:
+        yield s.make_error(
+            "Episodes of samplers come without their experts.",
+            ROUTED,
+            f"{TRAINER}.mode",
+            expected="ajet.trainer_common.mode: sync, colocate_async or separate_async",
+        )
+
+
 def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check the engine (verl: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model; vLLM's
     SchedulerConfig)."""
@@ -371,7 +406,13 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
         )
     key = "actor_rollout_ref.model." + ("lora.rank" if s.is_megatron else "lora_rank")
     rank = s.count(key, 0)
-    adapters = not s.value("actor_rollout_ref.model.lora.merge")  # ajet's layer sets it, so servers get merged weights
+    adapters = not s.value("actor_rollout_ref.model.lora.merge")
+    if adapters and rank and s.value("trainer.v1.trainer_mode") in (SEPARATE, DECOUPLED):
+        yield s.make_error(
+            "verl sends no adapters to servers with GPUs of their own: they would sample without.",
+            "actor_rollout_ref.model.lora.merge",
+            expected="true in this mode",
+        )
     if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
         yield s.make_error(
             f"vLLM does not support adapters of rank {rank}.",
@@ -460,6 +501,6 @@ def _check_agent_loop(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 RULES: tuple[Callable[[EffectiveSettings], Iterator[ConfigError]], ...] = (
     _check_machines, _check_strategy, check_batch_sizes, check_fixed_micro_batches, _check_parallel_sizes,
-    _check_trees, _check_engine, _check_memory, _check_lengths, _check_sampling, _check_learning, check_checkpoints,
-    _check_modes, _check_credit, _check_agent_loop,
+    _check_trees, _check_replay, _check_engine, _check_memory, _check_lengths, _check_sampling, _check_learning,
+    check_checkpoints, _check_modes, _check_credit, _check_agent_loop,
 )  # fmt: skip

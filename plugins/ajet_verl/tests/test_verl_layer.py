@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 from ajet.cli import launcher
 from ajet.config.document import list_leaves
 from ajet.schema.errors import ConfigError, UserError
-from ajet_verl.config import compose_verl_config, layer, make_printable_config
+from ajet_verl.config import ModelLimits, compose_verl_config, layer, make_printable_config
 from ajet_verl.config.credit import read_credit_settings
 from ajet_verl.descriptor import LAYERS
 from ajet_verl.settings import build_settings
@@ -209,6 +210,36 @@ def test_mini_batches_are_counted_in_tasks_and_adapters_have_one_place():
     assert at(tree, f"{MODEL}.lora_rank") == 8 and at(tree, f"{MODEL}.lora.rank") == 0
 
 
+DENSE = ModelLimits(linear_layers=("down_proj", "q_proj", "up_proj"))
+LORA = {f"{TC}.lora.rank": 8}
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "served"),
+    [
+        (LORA, DENSE, ["down_proj", "q_proj", "up_proj"]),
+        ({**LORA, f"{TC}.mode": "colocate_async", f"{TC}.lora.target_modules": ["q_proj"]}, DENSE, ["q_proj"]),
+        ({}, DENSE, None),
+        (LORA, ModelLimits(), None),
+        (LORA, replace(DENSE, experts=8), None),
+        (LORA, replace(DENSE, images=True), None),
+        ({**LORA, f"{TC}.lora.target_modules": ["lm_head"]}, DENSE, None),
+        ({**LORA, f"{TC}.lora.target_modules": ".*proj"}, DENSE, None),
+        ({**LORA, f"{TC}.lora.rank": 1024}, DENSE, None),
+        ({**LORA, "rollout.name": "sglang"}, DENSE, None),
+        ({**LORA, f"{TC}.strategy": "megatron"}, DENSE, None),
+        ({**LORA, f"{TC}.mode": "separate_async"}, DENSE, None),
+    ],
+)
+def test_servers_get_adapters_where_verl_can(settings, model, served):
+    """Else merged weights."""
+    apart = {"nnodes": 1, "checkpoint_engine": {"backend": "nccl"}}
+    own = {"verl": {"actor_rollout_ref": {"rollout": apart}}} if "separate_async" in settings.values() else {}
+    tree = compose_verl_config(experiment(settings, **own), model=model)
+    assert at(tree, f"{MODEL}.lora.merge") is (served is None)
+    assert at(tree, f"{ROLLOUT}.engine_kwargs.vllm.lora_target_modules") == served
+
+
 def test_checkpoints_lie_in_the_run_directory():
     plain = experiment()
     assert compose_verl_config(plain)["trainer"]["default_local_dir"] == str(
@@ -327,6 +358,7 @@ def test_another_version_of_verl_is_refused(monkeypatch):
 def test_every_key_that_a_layer_names_exists():
     schema = yaml.safe_load(defaults_yaml())
     schema["ajet"] |= {"val_repeats": 1, "verl_layers": "", "sees_images": False}  # what the layer adds
+    schema["ajet"] |= {"merges_adapters": True, "served_layers": None}
     for path in sorted(LAYERS.glob("*.yaml")):
         for key in set(re.findall(r"\$\{(ajet\.[a-z_0-9.]+)[}\[]", path.read_text())):
             at(schema, key)

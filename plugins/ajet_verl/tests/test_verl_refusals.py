@@ -112,6 +112,38 @@ def test_settings_that_the_model_does_not_take(ajet, model, said):
     passes({key: value for key, value in ajet.items() if key in MEGATRON}, model=model)
 
 
+REPLAY = {"actor": {"megatron": {"router_replay": {"mode": "R3"}}}, "rollout": {"enable_rollout_routing_replay": True}}
+EXPERTS = ModelLimits(positions=32768, heads=16, kv_heads=8, experts=64)
+
+
+@pytest.mark.parametrize(
+    ("ajet", "verl", "model", "said"),
+    [
+        ({}, REPLAY, EXPERTS, "verl's FSDP does not replay"),
+        (FSDP2, {"rollout": REPLAY["rollout"]}, EXPERTS, "verl's FSDP does not replay"),
+        (MEGATRON, {"rollout": REPLAY["rollout"]}, EXPERTS, "one is set without the other"),
+        (MEGATRON, {"actor": REPLAY["actor"]}, EXPERTS, "one is set without the other"),
+        (MEGATRON, REPLAY, QWEN, "no experts to replay"),
+        ({**MEGATRON, "trainer_common.mode": "async"}, REPLAY, EXPERTS, "come without their experts"),
+    ],
+)
+def test_router_replay_is_refused_where_it_lacks(ajet, verl, model, said):
+    assert said in str(refusal(ajet, model=model, verl={"actor_rollout_ref": verl}))
+
+
+def test_adapters_for_separate_servers_are_refused():
+    apart = {"nnodes": 1, "checkpoint_engine": {"backend": "nccl"}}
+    own = {"model": {"lora": {"merge": False}}, "rollout": apart}
+    lora = {"trainer_common.lora.rank": 8, "trainer_common.mode": "separate_async"}
+    assert "sends no adapters" in refusal(lora, verl={"actor_rollout_ref": own}).what
+    passes(lora, verl={"actor_rollout_ref": {"rollout": apart}})
+
+
+def test_router_replay_passes_on_megatron():
+    passes(MEGATRON, model=EXPERTS, verl={"actor_rollout_ref": REPLAY})
+    passes({**MEGATRON, "trainer_common.mode": "colocate_async"}, model=EXPERTS, verl={"actor_rollout_ref": REPLAY})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

@@ -19,7 +19,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.padding_utils import build_padding_position_ids
+from verl.trainer.ppo.padding_utils import build_padding_position_ids, build_padding_routed_experts
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.metric import reduce_metrics
@@ -41,7 +41,7 @@ from ajet_verl.trainer.mini_batches import TREES, deal_rows
 
 LR_SCHEDULE = "ajet_lr_schedule"
 """Key of ajet under verl's `trainer`: a schedule missing in verl's own key."""
-SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs")
+SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs", "routed_experts")
 """Fields of an update's rows with tokens and their attributes."""
 PER_TOKEN = (
     "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages", WEIGHTS, AGES,
@@ -248,6 +248,8 @@ class CreditHooks(PPOTrainer):
         row["position_ids"] = build_padding_position_ids(positions, torch.ones(2, dtype=torch.int64))
         if "multi_modal_inputs" in fields:
             row["multi_modal_inputs"] = {}
+        if "routed_experts" in fields:
+            row["routed_experts"] = build_padding_routed_experts(_unbind_rows(data, "routed_experts")[0], 2)
         keys = [f"pad{uuid.uuid4().hex}_{index}_0" for index in range(count)]
         tq.kv_batch_put(
             keys=keys,
