@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
     ids=lambda tests: Path(tests[0]).stem,
 )
 def test_the_engines_tests_pass_with_it(tests: list[str]) -> None:
-    command = [str(find_environment_python("vllm-newest")), "-m", "pytest", "-p", "no:cacheprovider", *tests]
+    command = [str(find_environment_python("vllm-newest")), "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", *tests]
     outer = ("PYTEST_XDIST", "PYTEST_CURRENT")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     environment["PYTHONPATH"] = str(ROOT / "tests" / "support")

@@ -208,7 +208,7 @@ def test_a_tested_version_is_not_mentioned(monkeypatch: pytest.MonkeyPatch, vers
 def test_a_server_without_the_route_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(processed=True)
     server.version, server.scores = "0.34.0", "text"
-    with pytest.raises(UserError, match="There is no vLLM server") as refused:
+    with pytest.raises(UserError, match="The vLLM server does not answer at the route") as refused:
         engine_of(server, monkeypatch)
     assert refused.value.expected.endswith(f"version {SUPPORTED_VERSIONS}; this server has 0.34.0")
 

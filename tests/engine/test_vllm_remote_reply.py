@@ -130,7 +130,7 @@ def test_routed_experts_are_passed_on() -> None:
 def test_other_routed_experts_are_refused(sent: str) -> None:
     last = event([3, 4, 5], "stop")
     last["choices"][0]["routed_experts"] = sent
-    with pytest.raises(EngineFailure, match="experts of the shape|not of this route"):
+    with pytest.raises(EngineFailure, match="experts of the shape|does not belong to this route"):
         VllmReply(request_of(), 0).read(last)
 
 
