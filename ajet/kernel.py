@@ -52,7 +52,7 @@ PLUGIN = Plugin(
     },
     isolations={
         "thread": "ajet.rollout.isolation.thread:ThreadIsolation",
-        "loop": "ajet.rollout.isolation.loop:LoopIsolation",
+        "loop": "ajet.rollout.isolation.shared_player:LoopIsolation",
         "loops": PluginPart("ajet.rollout.isolation.loops:LoopsIsolation", interactive=False),
         "process": PluginPart("ajet.rollout.isolation.process:ProcessIsolation", interactive=False),
     },

@@ -1,7 +1,7 @@
 """A bare relay: an ASGI app that reads a request as JSON, writes the engine's tokens as events, and does nothing else.
 
 Invariant: it has no template, no tokeniser and no capture. It writes a token an event, or, where it gathers, as many
-events as the gateway's own rule makes of them (ajet/gateway/stream_pacing.py), so that beside the gateway it does no
+events as the gateway's own rule makes of them (ajet/gateway/reply.py), so that beside the gateway it does no
 more and no less of that work.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.gateway.stream_pacing import StreamPacing
+from ajet.gateway.reply import StreamPacing
 
 
 def relay(engine: Any, prompt: Any, words: Mapping[int, str], *, tokens: int, gathers: int = 0) -> Any:

@@ -7,7 +7,7 @@ request as JSON and writes the engine's tokens as events, a token an event: no t
 `litellm` is its proxy with one worker, before that relay. The load comes from another process over loopback. A stream
 counts as left open when it has not ended within --patience seconds.
 
-The gateway lets tokens gather when more than 16 clients wait (ajet/gateway/stream_pacing.py), and then writes fewer
+The gateway lets tokens gather when more than 16 clients wait (ajet/gateway/reply.py), and then writes fewer
 events than there are tokens: beside the bare relay it does less of that work. So each row has the events of a stream,
 and `gathering` is the same relay with the gateway's own rule, for how long tokens gather: the ratio to it is of equal
 work, as far as the two are as late. `canned`, without engine time, is the same server before an app that answers each

@@ -64,7 +64,7 @@ def tiny(kind: str, longest: int) -> Any:
 def samples(kind: str, length: int) -> list[Any]:
     """Of one group, the longest of `length` tokens."""
     from ajet.schema.batch import Sample
-    from ajet.schema.timeline import SampledSpan, Timeline
+    from ajet.schema.episode import SampledSpan, Timeline
 
     draw = np.random.default_rng(length)
     start = length - REPLY if kind == "tree" else length // 2

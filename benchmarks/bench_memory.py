@@ -24,7 +24,7 @@ from ratios import kept
 
 from ajet.config import Experiment, load_experiment
 from ajet.schema.batch import Sample, TrainingBatch
-from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.schema.episode import SampledSpan, Timeline
 
 ADDITION = Path(__file__).parent / "addition" / "addition.yaml"
 GROUPS, REPEATS, PROMPT, REPLY = 8, 8, 75, 15

@@ -29,7 +29,7 @@ from ratios import kept
 from ajet.config import load_experiment
 from ajet.context_tracker import packing
 from ajet.schema.batch import Sample, TrainingBatch
-from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.schema.episode import SampledSpan, Timeline
 
 ADDITION = Path(__file__).parent / "addition" / "addition.yaml"
 SHARED, QUESTION, REPLY = 50, 9, 15

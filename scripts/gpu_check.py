@@ -229,7 +229,7 @@ def gpus_here() -> int:
 
 def _installed(name: str) -> bool:
     """Trinity may lie aside, or in an environment of its own, in which its commands go on."""
-    from ajet_trinity.own_environment import find_python
+    from ajet_trinity.launch import find_python
     from ajet_trinity.package import OWN_FOLDER, find_version
 
     if name == TRINITY and (find_python("cuda") is not None or find_version(Path(sys.prefix) / OWN_FOLDER)):

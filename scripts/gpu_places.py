@@ -28,14 +28,14 @@ COVERED = {
     "plugins/ajet_trinity/config.py::_list_refused": "plugins/ajet_trinity/tests/test_trinity_config.py",
     "plugins/ajet_trinity/config.py::choose_device": "trinity",
     "plugins/ajet_trinity/config.py::compose_trinity_config": "trinity",
-    "plugins/ajet_trinity/own_environment.py::find_python": "",  # once `make trinity-gpu` has run, which nobody has
+    "plugins/ajet_trinity/launch.py::find_python": "",  # once `make trinity-gpu` has run, which nobody has
     "plugins/ajet_trinity/processes/stage.py::TrinityStage.run": "trinity",
     "plugins/ajet_trinity/train.py::_build_environment": "trinity",
     "plugins/ajet_trinity/train.py::_build_needs": "trinity",
     "plugins/ajet_trinity/train.py::train_on_trinity": "trinity",
-    "plugins/ajet_verl/checkup.py::_check_engine": "doctor",
-    "plugins/ajet_verl/checkup.py::_check_flash_attention": "doctor",
-    "plugins/ajet_verl/checkup.py::check_verl": "doctor",
+    "plugins/ajet_verl/launch.py::_check_engine": "doctor",
+    "plugins/ajet_verl/launch.py::_check_flash_attention": "doctor",
+    "plugins/ajet_verl/launch.py::check_verl": "doctor",
     "plugins/ajet_ray/cluster/gpus.py::list_gpus": "verl",
     "plugins/ajet_ray/cluster/gpus.py::refuse_busy": "verl",
     "plugins/ajet_verl/launch.py::VerlRunner.name_accelerators": "",  # the estimate of a dry run

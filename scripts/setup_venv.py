@@ -107,7 +107,7 @@ def aworld_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -
 
 def make_trinity_gpu(venv: Path) -> int:
     """Trinity's own environment within `venv`, for GPUs: the versions that Trinity names, and ajet beside them; answers
-    the exit code. The command goes on there by itself (plugins/ajet_trinity/own_environment.py)."""
+    the exit code. The command goes on there by itself (plugins/ajet_trinity/launch.py)."""
     own, python = venv / get_environment("trinity-gpu").place, venv / "bin" / "python"
     uv = venv / "bin" / "uv"
     if not uv.exists():

@@ -75,7 +75,7 @@ PARTS = (
                               f"{VERL}/test_verl_async_resume.py"), boots=True),
     Part("verl from a store", 800, (f"{VERL}/test_verl_from_store.py",), boots=True),
     Part("verl elsewhere", 1500, ("plugins/ajet_cluster/tests/test_cluster_slurm.py",
-                                  f"{VERL}/test_verl_vision.py"), boots=True),
+                                  f"{VERL}/test_verl_workers_vision.py"), boots=True),
     Part("trinity", 1500, ("plugins/ajet_trinity/tests",), boots=True),
     Part("aworld on verl", 900, ("plugins/ajet_aworld/tests",), boots=True),
     Part("verl learns", 2400, (f"{VERL}/test_verl_learns.py",), boots=True),

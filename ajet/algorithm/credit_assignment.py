@@ -27,8 +27,7 @@ from ajet.algorithm.contract import (
     index_groups,
     shape_rewards,
 )
-from ajet.algorithm.own_algorithm import explain_failures, require_finite
-from ajet.algorithm.registry import open_algorithm
+from ajet.algorithm.registry import explain_failures, open_algorithm, require_finite
 from ajet.algorithm.token_credit import (
     CriticFunction,
     ReplyPlaces,

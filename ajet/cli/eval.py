@@ -130,7 +130,7 @@ def evaluate(
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.commands.evaluation.report import draw_report, dump_json, print_report, write_csv, write_parquet
     from ajet.record.attempts import TAG_KEYS
-    from ajet.record.write_errors import require_place
+    from ajet.record.files import require_place
 
     show_logs("ERROR" if as_json else "WARNING")
     settings = list(overrides or ())

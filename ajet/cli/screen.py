@@ -1,4 +1,4 @@
-"""A command's output other than results: log lines (`ajet.record.log_sinks`) and warnings.
+"""A command's output other than results: log lines (`ajet.record.logs`) and warnings.
 
 Invariant: a process of ajet has one sink for shown log lines, and no default sink of loguru.
 """
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet.record.log_sinks import LogSink
+    from ajet.record.logs import LogSink
 
 _shown: LogSink | None = None
 
@@ -19,7 +19,7 @@ def show_logs(level: str = "INFO") -> None:
     """Show log lines from `level` on in short form. The log file stores everything."""
     from loguru import logger
 
-    from ajet.record.log_sinks import show_logs
+    from ajet.record.logs import show_logs
 
     global _shown
     if _shown is not None:

@@ -22,7 +22,7 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record.console import counted
 from ajet.schema.episode import Episode
-from ajet.schema.messages import extract_text
+from ajet.schema.task import extract_text
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -15,9 +15,8 @@ from ajet.config.backbones import find_checkpoint_owner
 from ajet.config.record_file import make_record_folder
 from ajet.record.checkpoint import Checkpoint, damaged_checkpoint_error, inspect_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
-from ajet.record.files import apply_umask, sync_tree
+from ajet.record.files import apply_umask, convert_os_errors, explain_write_errors, sync_tree
 from ajet.record.find_run import require_run
-from ajet.record.write_errors import convert_os_errors, explain_write_errors
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")

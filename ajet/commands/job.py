@@ -333,7 +333,7 @@ class AgentJetJob:
     def _launch_run(self, options: LaunchOptions, **values: Any) -> Path:
         """Run the experiment with other values, and return the run directory."""
         from ajet.commands.launch import run_experiment
-        from ajet.record.log_sinks import show_logs_in_program
+        from ajet.record.logs import show_logs_in_program
 
         experiment = self._compose_experiment(**values)
         with show_logs_in_program():

@@ -69,8 +69,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
         fresh=options.fresh,
     )
     experiment = run.experiment
-    from ajet.commands.run_hooks import enter_run_hooks
-    from ajet.commands.services import require_services
+    from ajet.commands.services import enter_run_hooks, require_services
     from ajet.task_judge.registry import prepare_judge
     from ajet.train.footprint import require_tools_fit
     from ajet.train.interrupts import Interrupts

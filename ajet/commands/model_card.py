@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config import AjetConfig, load_recorded_experiment
 from ajet.config.record_file import list_record_folder
-from ajet.record.bounded_json import read_json
 from ajet.record.console import printable
 from ajet.record.curve import MetricCurve, held_out_course, training_course
 from ajet.record.evaluations import base_evaluations_of, evaluations_of
-from ajet.record.files import read_rows, write_atomically
+from ajet.record.files import read_json, read_rows, write_atomically
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import UserError
 

@@ -97,8 +97,7 @@ def show_plan(
     Raises:
         UserError: A launch would be refused.
     """
-    from ajet.commands.run_hooks import enter_run_hooks
-    from ajet.commands.services import require_services
+    from ajet.commands.services import enter_run_hooks, require_services
 
     is_own = here and experiment.backbone.shares_gpus
     if experiment.backbone.shares_gpus and not here and experiment.ajet.trainer_common.device == "auto":

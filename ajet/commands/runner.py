@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
-    from ajet.train.parts import RunParts
+    from ajet.train.runner import RunParts
     from ajet.train.sink import RunSink
     from ajet.train.sources.store import SamplerPool
 
@@ -37,7 +37,7 @@ class InProcessRunner(Runner):
         """Train in this process, on own episodes or on episodes of a store."""
         from ajet.commands.sampling.colocated import run_colocated_sampler, share_cores
         from ajet.train.footprint import rehearse_update
-        from ajet.train.parts import assemble, pins_of
+        from ajet.train.runner import assemble, pins_of
         from ajet.train.sources.store import SamplerPool
 
         samplers = SamplerPool(options.from_store) if options.from_store is not None else None
@@ -133,7 +133,7 @@ def load_algorithm(experiment: Experiment) -> Algorithm:
         UserError: The algorithm fails, or the backbone refuses the settings.
     """
     from ajet.algorithm import open_algorithm
-    from ajet.algorithm.own_algorithm import try_group
+    from ajet.algorithm.registry import try_group
 
     algorithm = open_algorithm(load_runner(experiment.backbone).settings(experiment), base=experiment.base)
     try_group(algorithm)

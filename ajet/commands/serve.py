@@ -24,7 +24,7 @@ from ajet.commands.launch import record_run, warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.progress import format_step
 from ajet.commands.recording import EpisodeRecording
-from ajet.commands.run_hooks import enter_run_hooks
+from ajet.commands.services import enter_run_hooks
 from ajet.commands.summary import print_summary
 from ajet.record.console import console, counted, print_line, printable
 from ajet.rollout.components import open_gateway, require_gateway
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ajet.rollout.served import EpisodeRegistry, EpisodeStore
     from ajet.schema.task import Task
     from ajet.task_judge import Judge
-    from ajet.train.parts import RunParts
+    from ajet.train.runner import RunParts
 
 ADMIN_KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key for opening episodes."""
@@ -203,7 +203,7 @@ def open_held_out(
     from ajet.rollout import Rollout
     from ajet.rollout.components import load_workflow
     from ajet.train.footprint import require_tools_fit
-    from ajet.train.parts import RunParts, pins_of
+    from ajet.train.runner import RunParts, pins_of
 
     settings = experiment.ajet
     trainer = settings.trainer_common

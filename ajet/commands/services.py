@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from ajet.client.proxies import explain_problem
 from ajet.config.plugin import load_code
-from ajet.config.plugins import list_references
+from ajet.config.plugins import list_references, load_references
 from ajet.config.services import RequiredService
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+
 
 WITHIN_S = 10.0
 REQUEST_TIMEOUT_S = 8.0
@@ -86,3 +89,34 @@ def _explain_down(wrong: list[tuple[RequiredService, str]]) -> UserError:
     return UserError(
         f"{len(wrong)} services cannot be reached:\n    " + "\n    ".join(rows), do="start them, or correct these keys"
     )
+
+
+# Context managers of plug-ins around a run (`Plugin.run_hooks`), such as the services of the YAML.
+# Invariant: hooks are entered before any part of the run is loaded, and left after the run, whatever ends the run.
+# A hook that cannot be loaded only causes a warning, since the run may not need the hook. A UserError of a hook
+# ends the run.
+class RunHook(Protocol):
+    """A context around each command that plays episodes, including `--dry-run`."""
+
+    def __call__(
+        self, experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str
+    ) -> AbstractContextManager[str]:
+        """Return a context manager that yields the names of started programs, or "" for none.
+
+        Args:
+            folder: Folder for the hook's files. May not exist yet.
+            flags: NAME of each `--with-NAME`, the name of a service.
+            prefix: Text before the names of log files (`--prefix`).
+        """
+        ...
+
+
+@contextmanager
+def enter_run_hooks(
+    experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
+) -> Iterator[list[str]]:
+    """Enter all hooks and yield the names of started programs. Raises UserError."""
+    with ExitStack() as stack:
+        hooks: Iterator[RunHook] = load_references("run_hooks", "run hook")
+        started = [stack.enter_context(hook(experiment, folder, flags, prefix)) for hook in hooks]
+        yield [each for each in started if each]

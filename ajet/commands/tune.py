@@ -128,11 +128,11 @@ def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
     if isinstance(tasks, str | Path) and not (as_rows and str(tasks).lower().endswith(TABLES)):
         return str(tasks)
 
-    from ajet.record import write_errors
+    from ajet.record import files
     from ajet.record.files import write_atomically
 
     rows = _parse_table(tasks, name) if isinstance(tasks, str | Path) else _parse_objects(tasks, name)
-    with write_errors.explain_write_errors("the tasks", file.parent, intact="the run was not started"):
+    with files.explain_write_errors("the tasks", file.parent, intact="the run was not started"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, "".join(f"{json.dumps(row)}\n" for row in rows))
     return str(file)

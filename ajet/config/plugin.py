@@ -140,7 +140,7 @@ class Plugin:
     services: tuple[str, ...] = ()
     """Functions `(experiment) -> Iterable[RequiredService]`: the services needed at the start of a run."""
     run_hooks: tuple[str, ...] = ()
-    """References to `ajet.commands.run_hooks.RunHook` functions: context managers around a run."""
+    """References to `ajet.commands.services.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
     """References to classes of `ajet.train.step.StepObserver`: metrics of each training step."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)

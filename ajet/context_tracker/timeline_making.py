@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from ajet.context_tracker.merge import PrefixTree, Spot, allocate_bytes, find_continued, insert_calls
 from ajet.schema.call import Call, Floats, ForkReason, Ids
-from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.schema.episode import SampledSpan, Timeline
 
 _EACH = 13
 """Bytes of a token: two logprobs and a version of four bytes each, and a mask of one."""

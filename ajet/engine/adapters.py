@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.record.bounded_json import read_json
+from ajet.record.files import read_json
 from ajet.schema.errors import MissingExtraError, UserError
 
 if TYPE_CHECKING:

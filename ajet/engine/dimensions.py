@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.engine.model_source import find_local_model
-from ajet.record.bounded_json import read_json
+from ajet.record.files import read_json
 
 
 class Dimensions(NamedTuple):

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ajet.config.locations import find_cache_root
 from ajet.record.console import console
+from ajet.record.files import explain_write_errors
 from ajet.record.lock import alone
 from ajet.record.progress import Progress as ShownProgress
 from ajet.record.progress import ProgressBar
-from ajet.record.write_errors import explain_write_errors
 
 Progress = Callable[[str, int, int], None]
 """Called with (current work, units done, total units); total is 0 if unknown."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.engine.model_cache import Progress, ProgressLines, open_entry, quiet_transformers
 from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, name_gguf_entry
-from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import digest_file, require_sound
+from ajet.record.files import read_json
 from ajet.schema.errors import UserError, require_packages
 
 if TYPE_CHECKING:

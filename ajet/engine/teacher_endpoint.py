@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.config.schema.algorithm import TeacherConfig
     from ajet.schema.call import Floats
-    from ajet.schema.timeline import Timeline
+    from ajet.schema.episode import Timeline
 
 KEY = "ajet.trainer_common.algorithm.teacher"
 PROBED = 512

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.record.bounded_json import read_json
-from ajet.record.files import write_atomically
+from ajet.record.files import read_json, write_atomically
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import EnvironmentFailure, UserError
 

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.record.bounded_json import read_json
-from ajet.record.files import write_atomically
+from ajet.record.files import read_json, write_atomically
 from ajet.schema.errors import UserError
 
 FILE = "aside.json"

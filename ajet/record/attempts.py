@@ -16,8 +16,7 @@ from ajet.record.files import read_rows
 from ajet.schema.call import UNDELIVERED
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import UserError
-from ajet.schema.messages import extract_text
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 
 TAG_KEYS = ("tag", "tags")
 """Default metadata keys of a task's tags."""

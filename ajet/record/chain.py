@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ajet.config.record_file import has_record_file, open_record_file, read_record_part
-from ajet.record import write_errors
-from ajet.record.bounded_json import next_line, parse_object
-from ajet.record.files import append_lines, cut_partial_line
+from ajet.record import files
+from ajet.record.files import append_lines, cut_partial_line, next_line, parse_object
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 
@@ -185,7 +184,7 @@ class Chain:
             cut_partial_line(self.path)  # a failed write is cut back to `size`, which must not include a partial line
             size = self.path.stat().st_size if self.path.exists() else 0
             try:
-                with write_errors.explain_write_errors(
+                with files.explain_write_errors(
                     "an entry of the chain (the run's record of file digests)",
                     self.path.parent,
                     intact="earlier entries are complete",

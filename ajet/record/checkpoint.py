@@ -23,7 +23,7 @@ from ajet.config.record_file import (
     refuse_special_files,
     split_record_path,
 )
-from ajet.record.bounded_json import LONGEST_LINE, read_json
+from ajet.record.files import LONGEST_LINE, read_json
 from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.record_file import list_record_folder
-from ajet.record import write_errors
+from ajet.record import files
 from ajet.record.chain import Chain
 from ajet.record.checkpoint import (
     NAME,
@@ -176,7 +176,7 @@ class Checkpoints:
         )
         on = ", which resumes from the last complete checkpoint" if latest else ""
         try:
-            with write_errors.explain_write_errors(
+            with files.explain_write_errors(
                 f"the checkpoint of step {step}", self.folder, intact=intact, room=ROOM, other_folder="", then=on
             ):
                 self.folder.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,10 @@ import numpy as np
 
 from ajet.record.tool_uses import decode_uses, encode_uses
 from ajet.schema.call import Call, Ids, RawPrompt, Terms, VersionRun, full_ids
-from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Failure, Outcome, Verdict
+from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Failure, Outcome, SampledSpan, Timeline, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.schema.tool_use import ToolUse
 
 MOST_NUMBERS = 1 << 26

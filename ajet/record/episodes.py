@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
-from ajet.record import write_errors
+from ajet.record import files
 from ajet.record.chain import Chain, LinkedLine, LinkedLines, digest_of, linked_line
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
 from ajet.record.files import append_lines, cut_partial_line, read_rows, sync_folder
@@ -68,7 +68,7 @@ class EpisodeFiles:
         Raises:
             UserError: the disk is full.
         """
-        with write_errors.explain_write_errors(
+        with files.explain_write_errors(
             f"the episodes of step {step}", self.folder.parent, intact="the episodes of earlier steps are complete"
         ):
             self.folder.mkdir(exist_ok=True)

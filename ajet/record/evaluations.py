@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.record_file import read_record_file
-from ajet.record.bounded_json import LONGEST_LINE, read_json
 from ajet.record.checkpoint import STATE
+from ajet.record.files import LONGEST_LINE, read_json
 
 if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint

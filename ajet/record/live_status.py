@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.record_file import list_record_folder, open_record_file
-from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episodes import NAME
-from ajet.record.files import read_last_lines
+from ajet.record.files import next_line, parse_object, read_last_lines
 from ajet.record.status import find_run_state, read_status
 
 TAIL = 1 << 18

@@ -23,8 +23,7 @@ from filelock import FileLock, Timeout
 from loguru import logger
 
 from ajet.config.record_file import open_record_descriptor, refuse_links
-from ajet.record.bounded_json import read_json
-from ajet.record.files import write_atomically
+from ajet.record.files import read_json, write_atomically
 from ajet.record.process_identity import ProcessIdentity, boot_id
 from ajet.schema.errors import UserError
 

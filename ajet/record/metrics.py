@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.record import write_errors
+from ajet.record import files
 from ajet.record.chain import Chain
 from ajet.record.files import append_lines, keep_rows, read_rows
-from ajet.record.plain_json import plain
 from ajet.record.secrets import Redactor
 from ajet.record.trackers import Tracker, Trackers
+from ajet.schema.bounded_json import plain
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome
@@ -48,9 +48,7 @@ class Metrics:
         numbers = {name: _finite_or_none(value) for name, value in values.items()}
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
-            with write_errors.explain_write_errors(
-                "a row of metrics", self.path.parent, intact="earlier rows are complete"
-            ):
+            with files.explain_write_errors("a row of metrics", self.path.parent, intact="earlier rows are complete"):
                 append_lines(self.path, [line := self._redact.row(row)])
             if self.chain is not None:
                 self.chain.note_row(line)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.code_digests import CodeDigests, list_changed_files
-from ajet.record.bounded_json import read_json
-from ajet.record.files import write_atomically
+from ajet.record.files import read_json, write_atomically
 from ajet.schema.commands import FRESH_ADVICE, shorten_path
 from ajet.schema.errors import UserError
 

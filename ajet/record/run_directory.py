@@ -29,7 +29,7 @@ from loguru import logger
 from ajet.config.record_file import open_record_file
 from ajet.config.resolution import HIDDEN, is_secret_name
 from ajet.config.why import list_origins
-from ajet.record import write_errors
+from ajet.record import files
 from ajet.record.chain_starts import resume_facts, start_facts
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.episodes import EpisodeFiles
@@ -140,8 +140,8 @@ class RunDirectory:
         """
         root = Path(root).absolute()
         redact = redactor_of(experiment)
-        with write_errors.explain_write_errors(
-            write_errors.RECORD, root, intact="the run was not started", other_folder=write_errors.EXP_DIR
+        with files.explain_write_errors(
+            files.RECORD, root, intact="the run was not started", other_folder=files.EXP_DIR
         ):
             if kind != "train":
                 place = (
@@ -172,9 +172,7 @@ class RunDirectory:
         self._taken_up = True
         self._place.confirm_start()
         step = self.resumed.step if self.resumed else None
-        with write_errors.explain_write_errors(
-            "the record of the run", self.path, intact="its checkpoints are unchanged"
-        ):
+        with files.explain_write_errors("the record of the run", self.path, intact="its checkpoints are unchanged"):
             self._forget_later(step)
 
     def _forget_later(self, step: int | None) -> None:

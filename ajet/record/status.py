@@ -16,11 +16,10 @@ from typing import Any
 import psutil
 from loguru import logger
 
-from ajet.record.bounded_json import read_json
-from ajet.record.files import write_atomically
-from ajet.record.plain_json import plain
+from ajet.record.files import read_json, write_atomically
 from ajet.record.process_identity import ProcessIdentity
 from ajet.record.secrets import Redactor
+from ajet.schema.bounded_json import plain
 from ajet.schema.errors import UserError
 
 TO_VALIDATE = "to_validate"

@@ -18,8 +18,8 @@ from ajet.rollout.episode import cut_timelines
 from ajet.rollout.failure import classify_exception, score_failure
 from ajet.rollout.runtime import wait_first
 from ajet.schema.call import Call, Floats
+from ajet.schema.episode import Timeline
 from ajet.schema.errors import TeacherFailure
-from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig

@@ -11,8 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ajet.schema.call import Floats
-from ajet.schema.episode import Outcome
-from ajet.schema.timeline import Timeline
+from ajet.schema.episode import Outcome, Timeline
 
 
 @dataclass(slots=True)

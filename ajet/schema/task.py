@@ -131,3 +131,11 @@ def find_non_finite(value: Any) -> tuple[str, float] | None:
         elif isinstance(each, (list, tuple)):
             waiting += [(f"{place}.{n}" if place else str(n), each[n]) for n in reversed(range(len(each)))]
     return None
+
+
+def extract_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message's content, without images."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""

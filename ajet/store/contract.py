@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.record.write_errors import CannotWriteError
+from ajet.record.files import CannotWriteError
 from ajet.schema.episode import Episode, UntrainedReason
 from ajet.schema.errors import AjetError, RunFailed, ServiceUnreachableError, UserError
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from ajet.record.episode_codec import rebuild
 from ajet.schema.call import Call
-from ajet.schema.episode import Episode, Status, UntrainedReason, Verdict
+from ajet.schema.episode import Episode, SampledSpan, Status, Timeline, UntrainedReason, Verdict
 from ajet.schema.errors import AjetError, Boundary
-from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.store.contract import Kept, Lease
 
 RefusalKind = Literal[

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import Finding, UserError
-from ajet.store import findings, sqlite_tables
+from ajet.store import sqlite_tables
 from ajet.store.opening import Address, StoreLeftovers, missing_store_error
 from ajet.store.reader import StoredPosition, build_stored_position
 from ajet.store.shared import Policy, StoreOptions
@@ -187,23 +188,23 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
     if not found:
         sqlite_tables.require_own(base, path)
         return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it creates them")]
-    shown.append(findings.report_schema_version(found, sqlite_tables.VERSION))
+    shown.append(report_schema_version(found, sqlite_tables.VERSION))
     if found != sqlite_tables.VERSION:
         return shown
     sqlite_tables.require_own(base, path)
     states = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
     (ends,) = base.execute("SELECT COUNT(*) FROM ends").fetchone()
-    shown.append(findings.report_contents(states, ends, path.stat().st_size))
+    shown.append(report_contents(states, ends, path.stat().st_size))
     dead = base.execute("SELECT place, reasons FROM positions WHERE state = 'dead' ORDER BY place").fetchall()
-    shown += findings.report_dead_letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
+    shown += report_dead_letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
     for row in base.execute("SELECT said, trainer, time FROM policy"):
         latest = read_announced(row, time.time())
-        shown.append(findings.report_policy(asdict(latest.policy), latest.age))
+        shown.append(report_policy(asdict(latest.policy), latest.age))
     leased = "SELECT holder, COUNT(*) FROM positions WHERE state = 'leased' GROUP BY holder"
     holds = dict(base.execute(leased).fetchall())
     for row in base.execute("SELECT role, name, seen, joined, told, 0 FROM members ORDER BY role DESC, name"):
         if (member := read_member(row, time.time())) is not None:
-            shown.append(findings.report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
+            shown.append(report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
         else:
             shown.append(
                 Finding(
@@ -214,3 +215,67 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
                 )
             )
     return shown
+
+
+SILENT = 300.0
+"""Seconds without a heartbeat after which a member is reported as silent."""
+
+
+def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
+    """Report the numbers of positions and episodes, and the size of the store.
+
+    Args:
+        states: number of positions in each state.
+        ends: number of put episodes.
+        size: bytes.
+    """
+    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
+    return Finding("positions", "ok", f"{counts}; {ends:,} episodes, {size / 1e6:,.1f} MB")
+
+
+def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
+    """Report dead positions. `reasons`: (order, last reason) pairs."""
+    dead = list(reasons)
+    if not dead:
+        return []
+    shown = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
+    more = f"; and {len(dead) - 3} more" if len(dead) > 3 else ""
+    return [
+        Finding(
+            "dead letters",
+            "warning",
+            f"{len(dead)}: {shown}{more}",
+            "these tasks will not be run again; correct what the reason names",
+        )
+    ]
+
+
+def report_member(role: str, name: str, age: float, leases: int) -> Finding:
+    """Report one member of the store.
+
+    Args:
+        age: seconds since the last heartbeat.
+        leases: number of positions that the member holds.
+    """
+    holds = f"{leases} lease{'s' * (leases != 1)}"
+    silent = "no heartbeat: its leased tasks go to other samplers when the leases end" if age > SILENT else ""
+    return Finding(f"{role} {name}", "warning" if silent else "ok", f"last heartbeat {age:.0f} s ago, {holds}", silent)
+
+
+def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
+    """Report the policy announced for samplers, `age` seconds ago."""
+    return Finding(
+        "policy", "ok", f"weights of step {policy['step']}, announced {age:.0f} s ago, in {policy['weights']}"
+    )
+
+
+def report_schema_version(found: int, known: int) -> Finding:
+    """Compare the store's schema version with this ajet's."""
+    if found == known:
+        return Finding("schema", "ok", f"version {found}")
+    do = (
+        "update ajet here"
+        if found > known
+        else "set an empty store in store.uri or --from-store, or use the ajet version that created this store"
+    )
+    return Finding("schema", "problem", f"the store has schema version {found}, this ajet supports version {known}", do)

@@ -18,7 +18,7 @@ from ajet.config.references import parse_reference, read_parameters_of
 from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.judge import Judge, Judging
+from ajet.task_judge.judgement import Judge, Judging
 from ajet.task_judge.scorers.bound import is_scorer_function
 from ajet.task_judge.scorers.judge import ScorerJudge, open_scorers
 

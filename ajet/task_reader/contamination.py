@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ajet.schema.messages import extract_text
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 
 RUN = 13
 """Words of a run that two tasks do not share by chance."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.schema.errors import TaskError
-from ajet.schema.messages import extract_text
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 
 if TYPE_CHECKING:
     from ajet.config.schema.data import DataConfig

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.chosen import is_service_url, is_world
-from ajet.schema.messages import extract_text
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 from ajet.task_reader.column_names import RowColumns, fold_name, nearest_name
 from ajet.task_reader.plain_values import BadRowError, to_plain
 

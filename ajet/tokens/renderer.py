@@ -21,8 +21,7 @@ from ajet.tokens.end_tokens import MARK, end_ids_of
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.image_tokens import ImageTokens, image_urls
 from ajet.tokens.parsing import IncrementalDecoder, Parser, ReplyParser, ReplyStream, assemble
-from ajet.tokens.schema_parser import SchemaParser
-from ajet.tokens.segments import decodes_token_by_token, parting
+from ajet.tokens.segments import SchemaParser, decodes_token_by_token, parting
 from ajet.tokens.template import (
     CUT,
     ChatTemplate,

@@ -53,7 +53,7 @@ def render(
 ) -> None:
     """Write a job for a run on verl: a batch script for Slurm, or a RayJob for KubeRay. No job is started."""
     from ajet.config import load_experiment
-    from ajet.record.write_errors import convert_os_errors, require_place
+    from ajet.record.files import convert_os_errors, require_place
     from ajet_cluster.job import build_job
     from ajet_cluster.kuberay import render_kuberay
     from ajet_cluster.slurm import render_slurm

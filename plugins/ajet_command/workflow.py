@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from ajet.schema.bounded_json import load_json
 from ajet.schema.endpoint import Endpoint
-from ajet.schema.errors import AgentFailure
+from ajet.schema.errors import (
+    AgentFailure,
+    BoundaryError,
+    EngineFailure,
+    EnvironmentFailure,
+    JudgeFailure,
+    SandboxFailure,
+    ToolFailure,
+)
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
 from ajet_command.environment import select_inherited
-from ajet_command.folder import EpisodeFolder
-from ajet_command.printed import apply_score
-from ajet_command.running import CommandSpec, Ended, RunningCommand
+from ajet_command.running import CommandSpec, Ended, EpisodeFolder, RunningCommand
 from ajet_command.settings import CommandSettings, fill_placeholders, get_base_folder, list_common_values
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
+
 
 RECORDED = 8_000
 """Maximum characters of each recorded output, from its end."""
@@ -280,3 +289,59 @@ def _format_last_output(ended: Ended) -> str:
     """Return the end of the command's output."""
     last = (ended.stderr.strip() or ended.stdout.strip())[-SHOWN:]
     return f"; last output:\n{last}" if last else ""
+
+
+# Parse the score printed by a command as its last line: `{"reward": 0.5, "errors": []}`.
+# Invariant: a line without a finite reward is never a reward of 0. With errors there is no reward, and the first
+# error decides the failed boundary (`Boundary`).
+FAILURES: dict[str, type[BoundaryError]] = {
+    kind.boundary: kind
+    for kind in (AgentFailure, EngineFailure, EnvironmentFailure, JudgeFailure, SandboxFailure, ToolFailure)
+}
+FORM = '{"reward": 0.5, "errors": []}'
+
+
+def apply_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
+    """Set reward, final answer and metrics of the output from the last line. Raises the line's failure, or AgentFailure
+    for a malformed line."""
+    score = parse_score(printed)
+    if score["errors"]:
+        raise make_failure(score["errors"][0])
+    output.reward = float(score["reward"])
+    if "answer" in score:
+        output.metadata["final_answer"] = score["answer"]
+    metrics = score.get("metrics")
+    if isinstance(metrics, dict):
+        output.log_metrics |= {str(name): value for name, value in metrics.items() if is_number(value)}
+    return output
+
+
+def parse_score(printed: str) -> dict[str, Any]:
+    """Parse the last line. Raises AgentFailure for another format."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    try:
+        score = load_json(last)
+    except (ValueError, RecursionError):
+        score = None
+    if not isinstance(score, dict) or not isinstance(score.setdefault("errors", []), list):
+        raise AgentFailure(
+            f"the last line that the command printed is not a score; expected {FORM}, got {last[:200]!r}"
+        )
+    if not score["errors"] and not is_number(score.get("reward")):
+        raise AgentFailure(f"the command printed neither a finite reward nor an error: {last[:200]!r}")
+    return score
+
+
+def make_failure(error: Any) -> BoundaryError:
+    """Convert `{"boundary", "type", "message"}` to a failure; an unknown boundary is an environment failure, never a
+    reward."""
+    row = error if isinstance(error, dict) else {"message": str(error)}
+    kind = FAILURES.get(str(row.get("boundary")), EnvironmentFailure)
+    message = ": ".join(str(row[name]) for name in ("type", "message") if row.get(name))
+    return kind(message or "the command reported an error without a message")
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite number."""
+    return isinstance(value, (bool, int, float)) and math.isfinite(value)

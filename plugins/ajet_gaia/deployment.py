@@ -15,19 +15,20 @@ cannot be confined as required answers with the reason.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ajet.config.locations import find_cache_root
+from ajet.schema.errors import UserError
 from ajet_environments.deployment.description import EnvironmentFamily, EnvironmentPart
-from ajet_gaia.command import PROGRAM, ServerPlace, start
-from ajet_gaia.environments import prepare
-from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
-from ajet_gaia.selection import selected
+from ajet_gaia.catalogue import SERVERS
+from ajet_gaia.environments import interpreter_of, npm_folder, prepare
+from ajet_gaia.needs import ENV_TEMPLATE, find_program, why_off, with_older_names
 from ajet_gaia.server import GaiaServer
 from ajet_mcp.servers import Server as McpServer
 from ajet_sandbox.bubblewrap import FOLDER
@@ -148,3 +149,118 @@ GAIA_LOCAL = Path(__file__).with_name("shipped") / "gaia-local.yaml"
 
 Its folder holds no code, since an environment's process starts in it.
 """
+
+
+BY_NAME = {name: server for server in SERVERS for name in (server.name, *server.aliases)}
+
+
+def selected(names: str | Iterable[str] | None, *, where: str = "") -> tuple[GaiaServer, ...]:
+    """Return the servers of these names in order, without repeats; None selects all.
+
+    A text is split at commas, as in the MCP_SERVERS header.
+
+    Args:
+        where: place of the names, for errors.
+
+    Raises:
+        UserError: a name is unknown.
+    """
+    if names is None:
+        return SERVERS
+    given = names.split(",") if isinstance(names, str) else names
+    found = [_find_server(name.strip(), where) for name in given if name.strip()]
+    return tuple(dict.fromkeys(found))
+
+
+def _find_server(name: str, where: str) -> GaiaServer:
+    if name in BY_NAME:
+        return BY_NAME[name]
+    near = get_close_matches(name, BY_NAME, n=3)
+    raise UserError(
+        f"There is no tool server {name}.",
+        where=where,
+        expected=f"one of {', '.join(near)}" if near else f"one of {', '.join(server.name for server in SERVERS)}",
+        do="correct the name; docs/gaia.md lists them",
+    )
+
+
+# Builds the start command and the environment variables of a server.
+# Invariants: a server gets its declared variables and the variables needed by any program, never the complete
+# environment. A disabled server is started too, lists its tools, and answers with the reason.
+PROGRAM = Path(__file__).with_name("servers") / "serve.py"
+ALWAYS = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+@dataclass(frozen=True)
+class ServerPlace:
+    """The folders and environment variables available to servers."""
+
+    workdir: Path
+    """The working folder, as seen by the server."""
+    environments: Path
+    """The folder filled by `prepare`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    network: bool = False
+    private: bool = False
+    """True if addresses of this machine and its network are allowed."""
+    corpus: Path | None = None
+    cache: Path = Path(".")
+    """Folder for the indexes of a corpus."""
+    readable: tuple[Path, ...] = ()
+    """Further readable folders, such as a data set."""
+
+
+@dataclass(frozen=True)
+class ServerStart:
+    """The start command of one server."""
+
+    server: GaiaServer
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    off: str
+    """The reason why the server is off, or ""."""
+
+
+def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
+    """Return the start command of a server at a place.
+
+    Raises:
+        FileNotFoundError: even the basic environment of `prepare` is missing, used by disabled servers to answer.
+    """
+    off = why_off(server, place.variables, network=place.network, corpus=place.corpus is not None)
+    python = interpreter_of(server, place.environments)
+    if not off and server.pins and python is None:
+        off = f"the server {server.name} is off: its packages are not installed"
+    if not off and server.npm and npm_folder(server, place.environments) is None:
+        off = f"the server {server.name} is off: its package {server.npm} is not installed"
+    names = (*ALWAYS, *server.variables, *server.some_tools, *server.passed, *(PROXIES if server.network else ()))
+    environment = {name: place.variables[name] for name in names if place.variables.get(name)}
+    if server.command and not off:
+        words = {
+            "workdir": str(place.workdir),
+            "packages": str(npm_folder(server, place.environments)),
+            "chromium": find_program("chromium", place.variables) or "",
+        }
+        return ServerStart(server, tuple(word.format(**words) for word in server.command), environment, off)
+    if python is None:
+        python = interpreter_of(None, place.environments)
+    if python is None:
+        raise FileNotFoundError(f"no environment for tool servers in {place.environments}")
+    return ServerStart(
+        server, (str(python), "-I", str(PROGRAM), *_build_arguments(server, place, off)), environment, off
+    )
+
+
+def _build_arguments(server: GaiaServer, place: ServerPlace, off: str) -> list[str]:
+    if off:
+        others = [word for name in server.tool_names for word in ("--tool", name)]
+        named = [server.program] if server.program else ["others", *others]
+        return [*named, "--off", off]
+    given = [server.program, "--root", str(place.workdir)]
+    for folder in place.readable:
+        given += ["--read", str(folder)]
+    if server.corpus and place.corpus is not None:
+        given += ["--corpus", str(place.corpus), "--cache", str(place.cache)]
+    given += ["--network"] if place.network and server.network else []
+    return [*given, *(["--private"] if place.private else [])]

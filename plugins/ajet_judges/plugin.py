@@ -10,7 +10,7 @@ PLUGIN = Plugin(
     scorers={
         "agentcpm": "ajet_judges.model_judge:ModelJudge",
         "llm": "ajet_judges.model_judge:ModelJudge",
-        "rubric": "ajet_judges.rubrics.scorer:RubricScorer",
+        "rubric": "ajet_judges.rubrics.judge:RubricScorer",
     },
     judges={
         "rubrics_auto_grader": PluginPart(

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import re
+import statistics
+import time
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import Finding, UserError
-from ajet.store import Address, StoreOptions
-from ajet.store.opening import StoreLeftovers, credentials
-from ajet_mongo.leftovers import MongoLeftovers
+from ajet.store import Address, StoreOptions, sqlite_driver
+from ajet.store.digest import AlteredEpisodeError
+from ajet.store.opening import StoreLeftovers, credentials, missing_store_error
+from ajet.store.reader import State, StoredPosition, build_stored_position
+from ajet.store.shared import Policy
+from ajet_mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
+from ajet_mongo.connection import MongoConnection
+from ajet_mongo.documents import Document
+from ajet_mongo.ledger import list_commits
 from ajet_mongo.mongo_store import MongoStore
-from ajet_mongo.reading import MongoReading, check_database
-from ajet_mongo.survey import survey_server
+from ajet_mongo.records import EpisodeRecords, list_steps
+from ajet_mongo.schema import (
+    BLOB,
+    CALL,
+    DATA,
+    INDEXES,
+    LEDGER,
+    MEMBERS,
+    RECORD,
+    TASK,
+    THE_LEDGER,
+    THE_SETTINGS,
+    VERSION,
+    require_version,
+)
+
+if TYPE_CHECKING:
+    from pymongo.database import Database
 
 
 class MongoDriver:
@@ -46,3 +75,261 @@ class MongoDriver:
             return left
         finally:
             there.close()
+
+
+# Unreferenced documents in a database, left by killed clients, for `ajet gc`.
+# Invariant: a document with a present or later reference from a position is never removed. A record without a
+# position is unreferenced once its lease is lost. Parts of a missing record were written before a killed server
+# lost the record, or belong to a put in progress that would write the record a second time. Before removing such
+# parts, a placeholder record of the same name, without a lease, is inserted, so no position can refer to the parts.
+LEFTOVERS_PATIENCE = 5.0
+"""Seconds for the server's answer."""
+
+
+class MongoLeftovers:
+    """Finds and removes unreferenced documents of one database. Raises UserError for an unreachable server."""
+
+    def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
+        self.link = MongoConnection(uri, database, login, patience=LEFTOVERS_PATIENCE)
+        self._records = EpisodeRecords(self.link, SHAPES_ONLY)
+
+    def close(self) -> None:
+        """Close the connection to the server."""
+        self.link.close()
+
+    def find_leftovers(self) -> tuple[list[str], list[str]]:
+        """Return names of unreferenced records, and of missing records with parts.
+
+        Returns no names for a database of another version.
+        """
+        if not self.link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
+            return [], []
+        at: dict[str, Any] = {"from": RECORD, "localField": "_id", "foreignField": "_id", "as": "at"}
+        lost: list[dict[str, Any]] = [
+            {"$group": {"_id": "$record"}},
+            {"$match": {"_id": {"$type": "string"}}},
+            {"$lookup": {**at, "pipeline": [{"$project": {"_id": 1}}]}},
+            {"$match": {"at": []}},
+        ]
+        without = {
+            each["_id"]
+            for name in (CALL, DATA, BLOB)
+            for each in self.link.run_durable(lambda base, name=name: list(base[name].aggregate(lost)))  # type: ignore[misc]
+        }
+        return self._records.find_unnamed(), sorted(without)
+
+    def size(self, names: Sequence[str]) -> int:
+        """Return the bytes of the records and their parts."""
+
+        def sum_bytes(base: Database[dict[str, Any]], name: str) -> int:
+            these = {"_id" if name == RECORD else "record": {"$in": list(names)}}
+            summed: dict[str, Any] = {"$group": {"_id": None, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}}
+            stages: list[dict[str, Any]] = [{"$match": these}, summed]
+            return sum(int(each["size"]) for each in base[name].aggregate(stages))
+
+        return self.link.run_durable(lambda base: sum(sum_bytes(base, name) for name in (RECORD, CALL, DATA, BLOB)))
+
+    def remove(self, unnamed: Sequence[str], without: Sequence[str]) -> None:
+        """Remove the result of `find_leftovers`."""
+        from pymongo.errors import DuplicateKeyError
+
+        for name in without:
+            try:
+                self.link.run_durable(lambda base, name=name: base[RECORD].insert_one({"_id": name}))  # type: ignore[misc]
+            except DuplicateKeyError:  # the record was written meanwhile, or by a try whose answer was lost
+                continue
+            self._records.remove([name], fence=None)  # a record that a put inserts afterwards has a fence, and stays
+        self._records.remove(unnamed)
+
+
+SURVEY_PATIENCE = 2.0
+FAR, SKEWED = 0.05, 5.0
+"""Limits in seconds: a slow round trip, and a clock difference."""
+OLDEST = (5, 0)
+"""The oldest version with all operations in use."""
+
+
+def survey_server(uri: str, database: str, login: tuple[str, str] | None) -> list[Finding]:
+    """Survey a server. Raises UserError if it does not answer."""
+    link = MongoConnection(uri, database, login, patience=SURVEY_PATIENCE)
+    try:
+        return [*_survey_link(link), *link.run_durable(_survey_contents)]
+    finally:
+        link.close()
+
+
+def _survey_link(link: MongoConnection) -> list[Finding]:
+    hello = link.run_durable(lambda base: base.client.admin.command("hello"))
+    version = link.run_durable(lambda base: base.client.admin.command("buildInfo"))["version"]
+    members = len(hello.get("hosts", ())) or 1
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    old = "the server must have version 5.0 or later" if numbers < OLDEST else ""
+    shown = [Finding("server", "problem" if old else "ok", f"{link.shown}, MongoDB {version}", old)]
+    if members == 1:
+        alone = "one server without a replica set: the data exist on its disk only"
+        shown.append(Finding("replicas", "note", alone, "back up the data, or use a replica set"))
+    else:
+        shown.append(Finding("replicas", "ok", f"{members} members; a write is complete when most of them have it"))
+    took, skew = [], 0.0
+    for _ in range(5):
+        started, began = time.perf_counter(), time.time()
+        answer = link.run_durable(lambda base: base.client.admin.command("hello"))
+        took.append(time.perf_counter() - started)
+        skew = answer["localTime"].replace(tzinfo=UTC).timestamp() - began - took[-1] / 2
+    delay = statistics.median(took)
+    far = "each task takes several round trips" if delay > FAR else ""
+    shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms per round trip", far))
+    skewed = "leases use the server's clock; times in the record use this machine's" if abs(skew) > SKEWED else ""
+    shown.append(
+        Finding(
+            "clock",
+            "note" if skewed else "ok",
+            f"the server's clock differs by {skew:+.1f} s from this machine's",
+            skewed,
+        )
+    )
+    return shown
+
+
+def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
+    ledger = base[LEDGER].find_one(THE_LEDGER)
+    if ledger is None:
+        return [
+            Finding(
+                "store", "note", "the database does not exist yet", "the first process that opens the store creates it"
+            )
+        ]
+    shown = [sqlite_driver.report_schema_version(ledger["version"], VERSION)]
+    missing = [
+        f"{name} {dict(keys)}"
+        for name, each in INDEXES.items()
+        for keys in each
+        if keys not in [list(index["key"]) for index in base[name].index_information().values()]
+    ]
+    if missing:
+        text = f"lacking: {', '.join(missing)}"
+        shown.append(
+            Finding(
+                "indexes",
+                "warning",
+                text,
+                "an index is missing, so each lease reads all positions; create the indexes again",
+            )
+        )
+    else:
+        shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))} indexes exist"))
+    had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
+    states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
+    size = int(base.command("dbStats")["dataSize"])
+    shown.append(sqlite_driver.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
+    dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
+    shown += sqlite_driver.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
+    now = base.client.admin.command("hello")["localTime"]
+    if "policy" in ledger:
+        shown.append(sqlite_driver.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
+    stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
+    holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
+    for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
+        shown.append(
+            sqlite_driver.report_member(
+                each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0)
+            )
+        )
+    return shown
+
+
+def _seconds_since(then: datetime, now: datetime) -> float:
+    return (now - then).total_seconds()
+
+
+# Reads a store in MongoDB without changing it.
+# A position is a task's place in the training order. Invariant: as in `ajet.store.reader`. A position with missing
+# documents is read again, since a writer may have released or replayed the position meanwhile. Only documents that
+# the position still refers to count as changed.
+READ_PATIENCE = 5.0
+"""Seconds for the server's answer."""
+STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "closed", OVER: "over", DEAD: "dead"}
+
+
+class MongoReading:
+    """Reads a store in MongoDB without changing it; implements `ajet.store.reader.StoreReader`."""
+
+    def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
+        self._link = MongoConnection(uri, database, login, patience=READ_PATIENCE)
+        self._records = EpisodeRecords(self._link, SHAPES_ONLY)
+        try:
+            ledger = self._read_ledger()
+            self.run: str = ledger["run"] or ""
+            found = self._link.find(LEDGER, THE_SETTINGS)
+            self.settings: str = found[0]["text"] if found else ""
+            self._valid_commits = {*list_commits(self._link, ledger["head"]), ledger["open"]}
+        except BaseException:
+            self._link.close()
+            raise
+
+    def close(self) -> None:
+        self._link.close()
+
+    def announced(self) -> Policy | None:
+        """Return the latest announced policy; None without one."""
+        ledger = self._read_ledger()
+        return Policy(**ledger["policy"]) if "policy" in ledger else None
+
+    def begun(self) -> int:
+        """Return the first position of the training order never leased."""
+        had = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
+        last = self._link.find(TASK, had, {"_id": 1}, order=-1, limit=1)
+        return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
+
+    def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
+        wanted: dict[str, Any] = {"ends.0": {"$exists": True}}
+        if beginning:
+            wanted["ends.uuid"] = {"$regex": f"^{re.escape(beginning)}"}
+        if steps:
+            wanted["uses.step"] = {"$in": list(steps)}
+        found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
+        return [each["_id"] for each in found if not steps or {*list_steps(each, self._valid_commits)} & {*steps}]
+
+    def position(self, order: int) -> StoredPosition | None:
+        """Return a position with its episodes; None if the position has none, or was removed meanwhile.
+
+        The position is read again while a writer replaces its episodes.
+        """
+        document = self._find_position(order)
+        while document is not None:
+            episodes = list(self._records.iterate_episodes(document))
+            reread = self._find_position(order)
+            has_altered = any(isinstance(each, AlteredEpisodeError) for each in episodes)
+            # With other references to episodes (`ends`) by now, the error came from the change, not from damage.
+            if reread is None or reread["ends"] == document["ends"] or not has_altered:
+                break
+            document = reread
+        if document is None or reread is None:
+            return None
+        valid_uses = [use for use in document["uses"] if use["of"] in self._valid_commits]
+        reasons = [use["reason"] for use in valid_uses if use["reason"] is not None]  # only discards have a reason
+        steps = list_steps(document, self._valid_commits)
+        return build_stored_position(order, STATES[document["status"]], episodes, steps, reasons[-1] if reasons else "")
+
+    def _find_position(self, order: int) -> Document | None:
+        """Return the document of a position with episodes; None for other positions."""
+        found = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
+        return found[0] if found else None
+
+    def _read_ledger(self) -> Document:
+        found = self._link.find(LEDGER, THE_LEDGER)
+        if not found:
+            raise missing_store_error(self._link.shown)
+        require_version(self._link.shown, found[0])
+        return found[0]
+
+
+def check_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
+    """Raise UserError for an unusable database, as far as visible without writing."""
+    link = MongoConnection(uri, database, login)
+    try:
+        found = link.find(LEDGER, THE_LEDGER)
+        if found:
+            require_version(link.shown, found[0])
+    finally:
+        link.close()

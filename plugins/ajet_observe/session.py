@@ -33,10 +33,9 @@ from ajet.gateway.request import ParsedRequest, Refused
 from ajet.record.secrets import Redactor
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
-from ajet.schema.messages import extract_text
 from ajet.schema.secrets import is_secret_name
 from ajet.schema.settled import parse_storable_json
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 from ajet_observe.feedback import Feedback, build_verdict
 
 _DIALECTS: Mapping[DialectName, tuple[Dialect, tuple[str, ...]]] = {

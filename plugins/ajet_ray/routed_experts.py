@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.schema.call import Call, RoutedExperts
-from ajet.schema.episode import Episode, Group
-from ajet.schema.timeline import Timeline
+from ajet.schema.episode import Episode, Group, Timeline
 
 
 def drop_experts(group: Group) -> Group:

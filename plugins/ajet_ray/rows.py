@@ -11,6 +11,8 @@ or unscored episodes have no row, and travel with the group's first row.
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker import timelines
+from ajet.record.episode_codec import decode, encode
+from ajet.schema.bounded_json import dumps
 from ajet.schema.call import Call, PolicySpan
-from ajet.schema.episode import Episode, Group
-from ajet.schema.timeline import Timeline
+from ajet.schema.episode import Episode, Group, Timeline
 from ajet.tokens.image_tokens import image_urls, picture
-from ajet_ray.episode_bytes import pack_episode, unpack_episode
 from ajet_ray.routed_experts import read_experts
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
@@ -215,3 +217,23 @@ def _build_verdict_fields(
             "ajet": about,
         },
     }
+
+
+# An episode as a single bytes value, for other processes: the codec's line and its arrays.
+# Invariant: `unpack_episode(pack_episode(episode))` equals the episode as read by the record.
+_HEAD = 8
+"""Bytes of the line's length."""
+
+
+def pack_episode(episode: Episode) -> bytes:
+    """Return the line and the arrays, compressed."""
+    row, arrays = encode(episode)
+    line = dumps(row).encode()
+    return zlib.compress(len(line).to_bytes(_HEAD, "little") + line + arrays, 1)
+
+
+def unpack_episode(data: bytes) -> Episode:
+    """Return the episode. Only for bytes of ajet's own processes: the size is not bounded."""
+    raw = zlib.decompress(data)
+    end = _HEAD + int.from_bytes(raw[:_HEAD], "little")
+    return decode(json.loads(raw[_HEAD:end]), raw[end:])

@@ -13,16 +13,18 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
+from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.extended import PluginKeys
 from ajet.record.process_identity import read_start_ticks
 from ajet.schema.errors import Finding, SandboxFailure
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import AUTOMATIC, ENGINES, Trial, advise_setup, open_sandbox, try_mechanism
-from ajet_sandbox.config import SandboxKeys
 from ajet_sandbox.inside.kernel import read_landlock_version
 from ajet_sandbox.inside.open_rule import LEAST_ABI
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+
 
 REACHED = f"reached-{secrets.token_hex(8)}"
 """Printed by a successful probe."""
@@ -103,3 +105,42 @@ def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
         return [Finding("walls", "ok", f"{mechanism}: code inside reaches no file, network or process of this machine")]
     text = f"{mechanism}: code inside reaches this machine: {', '.join(open_walls)}"
     return [Finding("walls", "warning", text, "do not run code on this machine that you have not read")]
+
+
+class SandboxLimits(Section):
+    """Limits of a call in a sandbox. A call beyond a limit is ended with the reason."""
+
+    wall: float = key(30.0, "Seconds of elapsed time.", gt=0)
+    cpu: int = key(30, "CPU seconds of each process.", ge=1)
+    memory: int = key(512, "MiB of all processes together, and of the address space of each.", ge=64)
+    processes: int = key(64, "Number of processes and threads at the same time.", ge=4)
+    files: int = key(256, "Number of open files of each process.", ge=16)
+    disk: int = key(256, "MiB in the working folder, and as many in /tmp.", ge=1)
+    output: int = key(1 << 20, "Bytes of standard output and error together.", ge=1024)
+
+
+class SandboxKeys(PluginKeys):
+    """Options of the mechanism named by `environment.sandbox`."""
+
+    sandbox_limits: SandboxLimits = section(
+        SandboxLimits,
+        "Limits of one call in a sandbox. With `rollout.isolation: sandbox`, `memory`, `processes`, `files` and "
+        "`disk` limit a complete attempt.",
+    )
+    sandbox_python: str | None = key(
+        None,
+        "A Python whose packages code in a sandbox can import, such as `tools/.venv/bin/python`; null: ajet's "
+        "own Python with the standard library only.",
+        kind="path",
+    )
+    sandbox_root: str | None = key(
+        None,
+        "A folder that code in a sandbox sees as / (an unpacked image, with Python 3.10 or later at "
+        "/usr/bin/python3); null: this machine's programs, read-only. Needs bubblewrap.",
+        kind="path",
+    )
+    sandbox_image: str | None = key(
+        None,
+        "Image for containers, with a `python3` of 3.10 or later; ajet downloads none; null: "
+        "docker.io/library/python:3.12-slim. Needs podman or docker.",
+    )

@@ -12,5 +12,5 @@ PLUGIN = Plugin(
     isolations={"sandbox": PluginPart("ajet_sandbox.isolation:SandboxIsolation", interactive=False)},
     scorers={"code": "ajet_sandbox.scorers.code:CodeScorer"},
     doctor_checks={"sandbox": "ajet_sandbox.checkup:check_sandboxes"},
-    config_keys=(ConfigKeys("environment", "ajet_sandbox.config:SandboxKeys"),),
+    config_keys=(ConfigKeys("environment", "ajet_sandbox.checkup:SandboxKeys"),),
 )

@@ -22,10 +22,10 @@ from ajet.environment.family import end_tree
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.frames import FrameError, FrameReader, pack_frame
 from ajet.schema.sandbox import NO_VARIABLES, EndReason, Limits, Result
-from ajet_sandbox.bundle import START, START_PIPED, pack_bundle
 from ajet_sandbox.cgroup import ControlGroup, make_control_group
 from ajet_sandbox.folder import FolderAccess, LocalFolder, ResidentFolder
 from ajet_sandbox.identity import count_processes
+from ajet_sandbox.interpreter import START, START_PIPED, pack_bundle
 
 START_SECONDS = 120.0
 """Limit in seconds for the start of a resident. An early end is noticed at once, so the limit catches only hangs."""

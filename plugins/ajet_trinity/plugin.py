@@ -9,5 +9,5 @@ PLUGIN = Plugin(
     about="the backbone `trinity`: Trinity-RFT's explorer and trainer on Ray",
     packages=("ray",),
     extra="verl",
-    backbones={"trinity": "ajet_trinity.descriptor:TRINITY"},
+    backbones={"trinity": "ajet_trinity.config:TRINITY"},
 )

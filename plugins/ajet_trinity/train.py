@@ -21,14 +21,15 @@ from ajet.task_reader.contamination import find_overlap
 from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.ray_cluster import RayNeeds
+from ajet_ray.mailbox import CheckpointNotice, CreditNotice, Notice, StepNotice
 from ajet_ray.on_ray import find_address, make_run_error, run_on_ray
+from ajet_ray.record import RayRecord
 from ajet_ray.store_tickets import open_store_tickets
 from ajet_ray.tickets import LaunchTickets, open_verl_store
 from ajet_trinity import cpu
 from ajet_trinity.config import TrinityLaunch, choose_device, compose_trinity_config, compute_demand
 from ajet_trinity.package import require_trinity
 from ajet_trinity.processes.here import build_variable
-from ajet_trinity.record import BACKBONE, TrinityRecord
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ajet.train.runner import LaunchOptions
     from ajet.train.sink import RunSink
     from ajet_ray.cluster.resources import Demand
+    from ajet_ray.tickets import LaunchTickets
+
 
 FOLDER = "trinity"
 """Trinity's folder in the run. Only checkpoints outlive a launch."""
@@ -189,3 +192,33 @@ def _prepare_folder(config: dict[str, Any], run: RunDirectory) -> None:
     (job / "latest_state_dict_iteration.txt").write_text(str(step))
     for side, more in (("explorer", {"taskset_states": [{"current_index": 0}]}), ("trainer", {})):
         (job / f"{side}_meta.json").write_text(json.dumps({"latest_iteration": step, **more}))
+
+
+# The run's record and screen from the notices of Trinity's processes.
+# Invariants: as for verl's record, with mostly the same notices. A step ends once both parts of its numbers exist,
+# the credit's and the trainer's. A checkpoint is Trinity's folder of the step, moved completely.
+BACKBONE = "trinity"
+"""The key of a checkpoint's state with the name of the format."""
+
+
+class TrinityRecord(RayRecord):
+    """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
+
+    backbone = BACKBONE
+
+    def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
+        super().__init__(experiment, run, sink, tickets)
+        self._assigned: dict[int, CreditNotice] = {}
+
+    def handle_notice(self, letter: Notice) -> None:
+        """Apply a notice to the record."""
+        if isinstance(letter, CreditNotice):
+            self._assigned[letter.step] = letter
+            return
+        if isinstance(letter, StepNotice):
+            assigned = self._assigned.pop(letter.step)
+            letter = StepNotice(letter.step, assigned.metrics | letter.metrics, assigned.credited)
+        super().handle_notice(letter)
+        # The last checkpoint is written after the step's metrics were recorded.
+        if isinstance(letter, CheckpointNotice) and letter.step == self.step:
+            self._commit_checkpoint(letter)

@@ -10,15 +10,24 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from loguru import logger
 
 from ajet.record.files import apply_umask
+from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.engine.contract import TokenEngine
     from ajet.record import RunDirectory
+    from ajet.rollout import Rollout
+    from ajet.schema.episode import Episode
+    from ajet.task_reader import TaskOrder
 
 
 def main() -> int:
@@ -52,8 +61,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import drop_overlong
-    from ajet.train.parts import pins_of
-    from ajet_trl.episodes import TrlRollout, verdicts
+    from ajet.train.runner import pins_of
     from ajet_trl.settings import build_grpo_settings
 
     reader = open_reader(experiment)
@@ -122,3 +130,71 @@ def _exit_with_parent() -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# Provide ajet's episodes as GRPOTrainer's `rollout_func`.
+# TRL's data set is one step of dummy prompts: ajet's task order decides the tasks of a step, as on every backbone.
+# Invariants: an episode is one row of exact tokens, with mask 1 at sampled tokens. The reward comes from ajet's
+# judge; TRL leaves episodes without a reward out of the group's baseline. An episode of several sequences (several
+# agents, a rewritten context) counts in the baseline, trains no token, and is logged. TRL's generation, chat
+# templates and reward models are not used.
+NOTHING: dict[str, list[Any]] = {"prompt_ids": [0], "completion_ids": [0], "env_mask": [0], "logprobs": [0.0]}
+"""The row of an episode without trained tokens."""
+
+
+class TrlRollout:
+    """Called by the trainer once a step, with one prompt for each episode."""
+
+    __name__ = "episodes"  # TRL reads the name of its functions
+
+    def __init__(
+        self, rollout: Rollout, engine: TokenEngine, run: RunDirectory, order: TaskOrder, repeats: int
+    ) -> None:
+        self._rollout, self._engine, self._run = rollout, engine, run
+        self._order, self._repeats = order, repeats
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
+        """Run the episodes of a step. Raises UserError if every episode failed."""
+        step = int(trainer.state.global_step)
+        self._engine.weights_changed(step)  # its tensors are the trainer's
+        count = len(prompts) // self._repeats
+        tasks = [(place, self._order.task(place)) for place in range(step * count, (step + 1) * count)]
+        groups = sorted(self._rollout.play(tasks, step=step + 1, split="train"), key=lambda group: group.order)
+        episodes = [each for group in groups for each in sorted(group.episodes, key=lambda one: one.repeat)]
+        self._run.episodes.write(step + 1, "train", episodes)
+        self._run.status.set(step=step + 1)
+        refuse_if_all_failed(episodes, step + 1)
+        return self.build_rows(episodes)
+
+    def build_rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+        rows = [build_row(episode) for episode in episodes]
+        found: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in NOTHING}
+        found["verdict"] = [episode.reward if episode.scored else None for episode in episodes]
+        lost = [each for each, row in zip(episodes, rows, strict=True) if each.scored and row is NOTHING]
+        if lost:
+            logger.warning(
+                "{} of {} episodes are not trained: TRL needs exactly one sequence per episode ({} has {})",
+                len(lost), len(episodes), lost[0].uuid, len([each for each in lost[0].timelines if each.sampled]),
+            )  # fmt: skip
+        return found
+
+
+def build_row(episode: Episode) -> dict[str, list[Any]]:
+    """Return the episode's only timeline, split at the first sampled token."""
+    sampled = [timeline for timeline in episode.timelines if timeline.sampled] if episode.scored else []
+    if len(sampled) != 1:
+        return NOTHING
+    (line,) = sampled
+    own = np.flatnonzero(line.mask)
+    start, stop = int(own[0]), int(own[-1]) + 1
+    return {
+        "prompt_ids": line.ids[:start].tolist(),
+        "completion_ids": line.ids[start:stop].tolist(),
+        "env_mask": line.mask[start:stop].astype(int).tolist(),
+        "logprobs": np.where(line.mask, line.logprobs, 0)[start:stop].tolist(),
+    }
+
+
+def verdicts(verdict: Sequence[float | None], **others: Any) -> list[float | None]:
+    """Return the judge's rewards, as TRL's reward function."""
+    return list(verdict)

@@ -7,27 +7,28 @@ the launch itself and its end.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from ajet.algorithm import open_algorithm
 from ajet.algorithm.staleness import log_staleness
+from ajet.engine.models import load_image_tokens
 from ajet.record.status import TO_VALIDATE
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import find_overlap
 from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.resources import Demand
-from ajet_ray.modes import DECOUPLED, SYNC
 from ajet_ray.on_ray import find_address, run_on_ray
 from ajet_ray.record import RayRecord
+from ajet_ray.resolvers import DECOUPLED, SYNC
 from ajet_ray.shipped_experiment import KEY, pack_experiment
 from ajet_ray.store_tickets import open_store_tickets
 from ajet_ray.tickets import LaunchTickets, find_drop_age, find_oldest_version, open_verl_store
 from ajet_verl.config.credit import read_credit_settings
-from ajet_verl.processors import require_image_tokens
 from ajet_verl.settings import build_environment, build_needs, build_settings
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.tokens import Renderer
+    from ajet.tokens.image_tokens import ImageTokens
     from ajet.train.interrupts import Interrupts
     from ajet.train.runner import LaunchOptions
     from ajet.train.sink import RunSink
@@ -230,3 +232,29 @@ def _prepare_config(
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
     return config, order, words, tokenizer
+
+
+# Checks before the start of Ray whether verl can train a vision model.
+# Invariant: a processor unknown to verl is refused. verl would drop the processor with a warning and train the
+# model as a text model.
+KNOWN = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Glm4v", "Glm46V", "Mllama", "Gemma4")
+"""Processor names, without `Processor`, accepted by verl's `hf_processor`; a test compares them."""
+
+
+def require_image_tokens(folder: Path) -> ImageTokens | None:
+    """Return the image tokens of the model in `folder`, or None for a text model.
+
+    Raises:
+        UserError: verl does not support the model's processor.
+    """
+    tokens = load_image_tokens(folder)
+    if tokens is None:
+        return None
+    name = tokens.processor_name.removesuffix("Processor")
+    if name not in KNOWN:
+        raise UserError(
+            f"verl does not support this model's image processor ({name}).",
+            where=str(folder),
+            expected="one of the families " + ", ".join(KNOWN[:5]),
+        )
+    return tokens

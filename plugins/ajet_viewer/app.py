@@ -21,23 +21,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ajet.record.bounded_json import parse_object
+from ajet.config.record_file import open_record_file
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
+from ajet.record.files import parse_object
 from ajet.record.live_status import read_live_status
-from ajet.record.plain_json import strict_json
 from ajet.record.resume import last_judge_change
+from ajet.schema.bounded_json import strict_json
 from ajet.schema.errors import UserError
 from ajet_viewer import episode_page
 from ajet_viewer.config_page import build_config_page
 from ajet_viewer.episode_page import Spell
 from ajet_viewer.episode_table import EpisodeLinePlace, EpisodeTable, read_line
 from ajet_viewer.library import Library, MissingError, read_log_end
-from ajet_viewer.metrics import read_metrics
 from ajet_viewer.notes import MOST_BYTES, NoteConflictError, NoteError, save_notes
-from ajet_viewer.reward_bins import build_reward_bins
 from ajet_viewer.settings import SEED, RunSettings, find_differing_keys, hash_without_seed, list_off_curves
 from ajet_viewer.table_filter import FilterError, TableFilter, parse_integer, select_rows
-from ajet_viewer.task_matrix import build_task_matrix
+from ajet_viewer.task_matrix import build_reward_bins, build_task_matrix
 
 PAGE = Path(__file__).parent / "page"
 POLICY = (
@@ -319,3 +318,34 @@ def _make_error(status: int, message: str) -> Response:
 
 def _clean_file_name(name: str) -> str:
     return "".join(letter for letter in name if letter.isalnum() or letter in "-_") or "episode"
+
+
+# Read a run's `metrics.jsonl` from a byte position.
+# Invariant: only complete lines are read. The result has the next position, and tells if the file was shortened by
+# a resume.
+MOST_METRICS_BYTES = 64 << 20
+"""Maximum bytes of one response; the rest follows in the next."""
+LEFT_OUT = ("tasks", "again", "discarded", "waiting", "given_up")
+"""Fields not shown in curves."""
+
+
+def read_metrics(folder: Path, start: int) -> dict[str, Any]:
+    """Return {rows, next, reset, damaged}: the rows after byte `start`, and the number of damaged lines."""
+    path = folder / "metrics.jsonl"
+    try:
+        with open_record_file(path) as file:
+            size = file.seek(0, 2)
+            reset = start > size
+            file.seek(0 if reset else start)
+            data = file.read(MOST_METRICS_BYTES)
+    except OSError:
+        return {"rows": [], "next": 0, "reset": start > 0, "damaged": 0}
+    complete = data[: data.rfind(b"\n") + 1]
+    rows, damaged = [], 0
+    for line in complete.splitlines():
+        try:
+            row = parse_object(line)
+            rows.append({name: value for name, value in row.items() if name not in LEFT_OUT})
+        except ValueError:
+            damaged += 1
+    return {"rows": rows, "next": (0 if reset else start) + len(complete), "reset": reset, "damaged": damaged}

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet.config.record_file import open_record_file
-from ajet.record.bounded_json import parse_object, read_json
 from ajet.record.evaluations import FILE
-from ajet.record.files import read_last_lines, read_tail
+from ajet.record.files import parse_object, read_json, read_last_lines, read_tail
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import (
     NUMBERS,
@@ -26,8 +25,8 @@ from ajet.record.held_out import (
 )
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
-from ajet.record.plain_json import strict_json
 from ajet.record.status import find_run_state, read_status
+from ajet.schema.bounded_json import strict_json
 from ajet.schema.errors import AjetError, UserError
 from ajet_viewer.notes import read_notes
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.record.bounded_json import read_json
-from ajet.record.files import write_atomically
+from ajet.record.files import read_json, write_atomically
 from ajet.record.lock import alone
 from ajet.schema.errors import AjetError, UserError
 

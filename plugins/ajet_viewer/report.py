@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_file
-from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.episodes import NAME
-from ajet.record.files import read_rows, read_tail
+from ajet.record.files import MOST_BYTES, read_rows, read_tail, require_place
 from ajet.record.find_run import newest_run, require_run
 from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
-from ajet.record.write_errors import require_place
 from ajet.schema.errors import UserError
 
 LOG_BYTES = 200_000

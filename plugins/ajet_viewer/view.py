@@ -7,6 +7,7 @@ waits at most `BEGIN_S` and `END_S` for its viewer, and leaves no viewer process
 
 from __future__ import annotations
 
+import html
 import os
 import secrets
 import select
@@ -14,26 +15,76 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import webbrowser
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from ajet.config.programs import build_command
 from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, suggest_run
+from ajet.record.held_folder import HeldFolder
 from ajet.schema.addresses import is_loopback, list_loopback_hosts
 from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
-from ajet_viewer.browser import OpenedPage, open_page
 
 if TYPE_CHECKING:
     from ajet.gateway.listener import Listener
     from ajet.record import RunDirectory
     from ajet_viewer.app import Views
     from ajet_viewer.episode_page import Spell
+
+
+# Open a page with a secret address in the person's browser.
+# Invariant: the address is in no command line, which other users can read. The browser opens a private file that
+# redirects to the address; `close` removes the file, and after a kill the next page does.
+LEADS = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>ajet</title>
+<p><a href="{address}">The viewer</a></p>
+"""
+
+
+class OpenedPage:
+    """A page opened at once. Raises OSError if the file cannot be written."""
+
+    def __init__(self, address: str) -> None:
+        self._folder = HeldFolder("ajet-page-")
+        file = self._folder.path / "viewer.html"
+        try:
+            file.touch(0o600)
+            file.write_text(LEADS.format(address=html.escape(address)), encoding="utf-8")
+            webbrowser.open(file.as_uri())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the private file. Idempotent."""
+        self._folder.remove()
+
+
+def open_page(address: str) -> OpenedPage | None:
+    """Open the page; None without a desktop or a writable folder. The address is printed too."""
+    if not has_desktop():
+        return None
+    try:
+        return OpenedPage(address)
+    except OSError:
+        return None
+
+
+def has_desktop() -> bool:
+    if not sys.stdout.isatty():
+        return False
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
 
 BEGIN_S = 30.0
 """Seconds until an attached viewer must print its address."""
@@ -237,7 +288,6 @@ def find_speller(folder: Path) -> Spell | None:
     from ajet.config import read_recorded_tree
     from ajet.engine.model_source import ModelSource, find_local_model
     from ajet.engine.models import load_tokenizer
-    from ajet_viewer.token_text import spell_tokens
 
     steps = [folder / "checkpoints" / name for name in list_record_folder(folder / "checkpoints")]
     saved = [step for step in steps if has_record_file(step / "tokenizer.json")]
@@ -256,3 +306,48 @@ def find_speller(folder: Path) -> Spell | None:
             continue
         return lambda ids: spell_tokens(tokenizer, ids)
     return None
+
+
+# The text of single tokens for display.
+# Invariant: concatenated texts equal the decoded ids, except that bytes of incomplete characters are spelled
+# <0xNN>. Supports byte-level alphabets (GPT-2: a visible character for each byte), and alphabets with ▁ for a space
+# and <0xNN> for single bytes.
+def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return [N] texts; an id outside the vocabulary is spelled <id N>."""
+    alphabet = (
+        build_byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
+    )
+    added = tokenizer.added_tokens_decoder
+    return [
+        _spell_token(tokenizer.convert_ids_to_tokens(token), token, token in added, alphabet) for token in map(int, ids)
+    ]
+
+
+@lru_cache(maxsize=1)
+def build_byte_alphabet() -> dict[str, int]:
+    """Return visible character -> byte: printable Latin-1 maps to itself, other bytes in order from U+0100."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str, int] | None) -> str:
+    if piece is None:
+        return f"<id {token}>"
+    if added:
+        return piece
+    if alphabet is None:
+        return piece.replace("▁", " ")
+    if not all(letter in alphabet for letter in piece):
+        return piece
+    data = bytes(alphabet[letter] for letter in piece)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "".join(_spell_bytes(data))
+
+
+def _spell_bytes(data: bytes) -> list[str]:
+    """Return complete characters, and stray bytes spelled."""
+    text = data.decode(errors="surrogateescape")
+    return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ajet.rollout.served.protocol import build_openapi
+from ajet.rollout.served.http import build_openapi
 from scripts.reference.configuration import configuration_md, defaults_yaml
 from scripts.reference.dialects import dialects_md
 from scripts.reference.errors import errors_md

@@ -14,11 +14,10 @@ from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.gae import estimate_advantages
 from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_critic
 from ajet.config import Experiment
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, SampledSpan
 from ajet.schema.errors import ConfigError
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan
 from tests.support.local_fixtures import config_of, episode_of, group_of, sample_of
 
 GAE = dict(algorithm__adv_estimator="gae", algorithm__norm_adv_by_std=False)

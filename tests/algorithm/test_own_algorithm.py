@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet.algorithm.own_algorithm import explain_failures, require_finite
+from ajet.algorithm.registry import explain_failures, require_finite
 from ajet.cli import launcher
 from ajet.schema.errors import UserError
 from tests.algorithm.test_credit_assignment import algorithm

@@ -17,8 +17,8 @@ from ajet.config import Experiment
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
 from ajet.train.sources.store import extend_probe, start_probe
-from ajet_ray.folder_probe import FolderProbe
-from ajet_verl.trainer.fresh_tokens import measure_canary_gap
+from ajet_ray.store_tickets import FolderProbe
+from ajet_verl.trainer.hooks import measure_canary_gap
 from tests.support.local_fixtures import sample_of
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from ajet.algorithm.losses.kl_cov import KlCovLoss
 from ajet.algorithm.weights import split_mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
-from ajet.schema.timeline import SampledSpan
+from ajet.schema.episode import SampledSpan
 from tests.support.local_fixtures import (
     config_of,
     episode_of,

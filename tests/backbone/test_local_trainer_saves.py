@@ -112,7 +112,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 @pytest.mark.parametrize("limit", [10_000, 60_000, 100_000])
 def test_a_disk_that_fills_is_an_error_that_says_so(tmp_path, limit):
     """A limit on file sizes stands for the disk: it is met in the model's file or in the trainer's state."""
-    from ajet.record.write_errors import is_full
+    from ajet.record.files import is_full
 
     trainer = Trainer(tiny_qwen3(), config_of())
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

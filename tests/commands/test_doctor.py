@@ -20,7 +20,7 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import MissingExtraError
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
-from ajet_verl.checkup import check_verl as verl
+from ajet_verl.launch import check_verl as verl
 from tests.support.ajet_process import environment
 from tests.support.chat_templates import SMOLLM2, made, variant
 from tests.support.ports import free_port

@@ -16,7 +16,7 @@ from ajet.config.schema.base import SERVE, walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.config.schema.tasks import NOT_HELD_OUT
 from ajet.config.why import explain_key
-from ajet_trinity.descriptor import TRINITY
+from ajet_trinity.config import TRINITY
 from scripts.reference.configuration import configuration_md
 
 VLLM = "verl's servers are configured under verl.actor_rollout_ref.rollout"

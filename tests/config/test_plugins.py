@@ -20,7 +20,7 @@ from ajet.commands.episode_panel import find_hint
 from ajet.commands.gpu_estimate import find_own_gpu
 from ajet.commands.launch import enter_launch_flags
 from ajet.commands.plugins import show_plugins
-from ajet.commands.run_hooks import enter_run_hooks
+from ajet.commands.services import enter_run_hooks
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import find_idle_keys
 from ajet.config.plugins import find_first_name, find_part, find_parts, hand_to_workers, list_plugins

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker import pack, packing, tree_mask
 from ajet.schema.batch import Sample
-from ajet.schema.timeline import Timeline
+from ajet.schema.episode import Timeline
 
 
 def make_sample(ids, mask, group=0):

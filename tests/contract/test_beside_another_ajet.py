@@ -94,7 +94,7 @@ def test_rays_processes_load_this_one_before_the_working_directory_counts(clone)
     pytest.importorskip("ray")
     from ray import cloudpickle
 
-    from ajet_ray.cluster.own_package import build_setup_hook
+    from ajet_ray.cluster.ray_cluster import build_setup_hook
 
     assert build_setup_hook([str(clone / "agent"), str(Path(ajet.__file__).parents[1])]) == {}
     (load,) = build_setup_hook([str(clone)]).values()

@@ -10,9 +10,8 @@ from loguru import logger
 
 from ajet.cli import screen
 from ajet.cli.screen import show_logs
-from ajet.record import log_sinks
-from ajet.record.log_sinks import show_logs_in_program
-from ajet.record.logs import LogFile
+from ajet.record import logs
+from ajet.record.logs import LogFile, show_logs_in_program
 from ajet.record.secrets import Redactor
 
 
@@ -58,7 +57,7 @@ def test_a_program_shows_log_lines_as_a_command_does_unless_it_says_otherwise(ca
         logger.info("said once")
     assert capsys.readouterr().out == "mine said once\n"
     logger.remove(mine)
-    monkeypatch.setattr(log_sinks, "_first", logger.add(sys.stderr))  # as a process begins
+    monkeypatch.setattr(logs, "_first", logger.add(sys.stderr))  # as a process begins
     for _ in range(2):  # a program may tune twice
         with show_logs_in_program():
             logger.info("said short")

@@ -13,7 +13,7 @@ import pytest
 from ajet.config import load_experiment
 from ajet.config.keys import list_dotted_keys
 from ajet.schema.errors import ConfigError, UserError
-from ajet_trl.package import require_trl
+from ajet_trl.processor import require_trl
 from ajet_verifiers.settings import VerifiersSettings
 from tests.docs.snippets import ROOT, blocks
 from tests.support.ajet_process import metric_rows

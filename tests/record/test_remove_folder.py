@@ -10,7 +10,7 @@ import pytest
 from ajet.record import held_folder
 from ajet.record.held_folder import HeldFolder
 from ajet.record.remove_folder import remove_folder
-from ajet_command.folder import EpisodeFolder
+from ajet_command.running import EpisodeFolder
 from ajet_environments.deployment.workdirs import Workdirs
 
 

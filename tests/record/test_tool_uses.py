@@ -21,7 +21,7 @@ from ajet.record.tool_uses import (
 from ajet.schema.errors import EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet.workflow.tools import RunningToolUse, record_calls
-from ajet_ray.episode_bytes import pack_episode, unpack_episode
+from ajet_ray.rows import pack_episode, unpack_episode
 from tests.support.record_fixtures import episode
 from tests.support.workflow_fixtures import scene
 

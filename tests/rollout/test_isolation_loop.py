@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from ajet.rollout.attempt import LocalAttempt
-from ajet.rollout.isolation.loop import LoopIsolation
+from ajet.rollout.isolation.shared_player import LoopIsolation
 from ajet.rollout.runtime import UserLoop
 from ajet.schema.task import Task, WorkflowTask
 from tests.support.rollout_workflows import Asks

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from ajet.config import load_experiment
 from ajet.config.schema.extended import config_model
 from ajet_testing.packages import find_packages, list_sources
-from ajet_trinity import own_environment
+from ajet_trinity import launch
 from ajet_trinity.config import refuse
 from ajet_verl.config import ModelLimits, compose_verl_config
 from tests.support.verl_fixtures import without_verl
@@ -186,7 +186,7 @@ def test_a_check_whose_needs_are_not_there_is_said_and_not_tried(
     check = gpu_check.Check("a", "b", (), gpu_check.nothing_more, 2, ("no-such-package", "pytest"))
     assert [check.lacks(count) for count in (1, 2)] == ["2 GPUs and no-such-package", "no-such-package"]
     trinity = gpu_check.Check("t", "b", (), gpu_check.nothing_more, 0, (gpu_check.TRINITY,))
-    monkeypatch.setattr(own_environment, "find_python", lambda device: Path("elsewhere"))
+    monkeypatch.setattr(launch, "find_python", lambda device: Path("elsewhere"))
     assert trinity.lacks(0) == ""
     said = gpu_check.not_tried({"local", "tests"}, {"a": "2 GPUs"})
     assert "- the check `a`, for want of 2 GPUs" in said

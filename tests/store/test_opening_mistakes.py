@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.gateway import Refused
-from ajet.record.write_errors import CannotWriteError
+from ajet.record.files import CannotWriteError
 from ajet.rollout.served.groups import call_store_or_refuse
 from ajet.schema.errors import UserError
 from ajet.store import (

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from ajet.schema.call import Terms, VersionRun
-from ajet.schema.episode import Episode, Failure, Verdict
+from ajet.schema.episode import Episode, Failure, SampledSpan, Verdict
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan
 
 Change = Callable[[Episode], Episode]
 

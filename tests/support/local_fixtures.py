@@ -12,9 +12,8 @@ import torch
 from ajet.config.schema.experiment import AjetConfig
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, VersionRun
-from ajet.schema.episode import Episode, Group, Verdict
+from ajet.schema.episode import Episode, Group, SampledSpan, Timeline, Verdict
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan, Timeline
 
 VOCABULARY = 97
 

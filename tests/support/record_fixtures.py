@@ -11,10 +11,9 @@ from pydantic import BaseModel
 
 from ajet.record.episode_codec import rebuild
 from ajet.schema.call import Call, RawPrompt, Terms, VersionRun
-from ajet.schema.episode import Episode, Failure, Verdict
+from ajet.schema.episode import Episode, Failure, SampledSpan, Verdict
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan
 from ajet.schema.tool_use import ToolUse, compute_digest
 
 PARTS = (

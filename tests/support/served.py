@@ -23,7 +23,7 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import ServerCounters, ServerLimits
-from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, make_routes, protocol
+from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, http, make_routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 from ajet.store import RunStore, StoreUnavailableError
@@ -379,7 +379,7 @@ class Recorder:
 
 def reply_types() -> Any:
     """Return the module whose classes are the replies of the documented protocol, and `openapi()` its document."""
-    return protocol
+    return http
 
 
 def episode_routes(served: RunningServer) -> set[tuple[str, str]]:

@@ -13,9 +13,8 @@ import numpy as np
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
 from ajet.schema.call import Call, VersionRun
-from ajet.schema.episode import Episode, Outcome, Verdict
+from ajet.schema.episode import Episode, Outcome, SampledSpan, Timeline, Verdict
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.schema.tool_use import ToolUse, compute_digest
 from tests.support.record_fixtures import episode, failed
 

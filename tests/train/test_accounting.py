@@ -15,9 +15,8 @@ from ajet.commands.summary import RunTally
 from ajet.config import Experiment
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
-from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict
+from ajet.schema.episode import Episode, Failure, Group, Outcome, SampledSpan, Timeline, Verdict
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.train.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.train.interrupts import Interrupts, Preempted
 from ajet.train.sink import RunSink

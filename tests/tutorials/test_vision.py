@@ -1,4 +1,4 @@
-"""The tutorial of images: a conversation is shown and scored. ajet_verl's test_verl_vision.py trains it on verl."""
+"""The tutorial of images: a conversation is shown and scored. test_verl_workers_vision.py trains it on verl."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ from ajet.engine.thread_count import choose_threads
 from ajet.engine.verdict_cache import VerdictCache
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats, Ids
+from ajet.schema.episode import SampledSpan, Timeline
 from ajet.schema.errors import ConfigError, UserError
-from ajet.schema.timeline import SampledSpan, Timeline
 
 if TYPE_CHECKING:
     from ajet.backbone.local.policy import LocalPolicy

@@ -25,8 +25,8 @@ import torch
 from ajet.backbone.local.lora import base_state, merged_state, save_adapters
 from ajet.config.record_file import open_record_descriptor
 from ajet.engine.adapters import FOLDER
-from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import require_sound
+from ajet.record.files import read_json
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.schema.trainer_common import AdapterConfig
 from ajet.engine.adapters import Adapters, adapter_folder
-from ajet.record.bounded_json import read_json
+from ajet.record.files import read_json
 from ajet.schema.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ajet.schema.batch import Sample
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.schema.call import Floats
-    from ajet.schema.timeline import Timeline
+    from ajet.schema.episode import Timeline
 
 
 class LocalTeacher:

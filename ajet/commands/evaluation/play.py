@@ -17,8 +17,7 @@ from ajet.commands.evaluation.judge_comparison import PLAYED, JudgeComparison, c
 from ajet.commands.evaluation.judged import open_judges, score_by_judge
 from ajet.commands.evaluation.models import BASE_NAMES, EvaluatedModel
 from ajet.commands.evaluation.record import Evaluation
-from ajet.commands.run_hooks import enter_run_hooks
-from ajet.commands.services import list_services, require_answers
+from ajet.commands.services import enter_run_hooks, list_services, require_answers
 from ajet.engine.endpoint import ENDPOINT_KEY
 from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import AttemptRecord
@@ -271,7 +270,7 @@ def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
 
 def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
     from ajet.train.accounting import group_by_order, validation_metrics
-    from ajet.train.parts import assemble, pins_of
+    from ajet.train.runner import assemble, pins_of
 
     label, step = evaluation.model.label, evaluation.model.step
     run.status.set(phase="loading", step=step)

@@ -18,9 +18,8 @@ from ajet.commands.evaluation.models import EvaluatedModel
 from ajet.config.code_digests import digest_code
 from ajet.record import RunDirectory
 from ajet.record.attempts import AttemptRecord, decode_attempt, read_attempts
-from ajet.record.bounded_json import read_json
 from ajet.record.evaluations import FILE
-from ajet.record.files import keep_rows, write_atomically
+from ajet.record.files import keep_rows, read_json, write_atomically
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 

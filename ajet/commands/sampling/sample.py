@@ -21,9 +21,8 @@ from loguru import logger
 from ajet.backbone.decoupled.terms import OVER, SERVER, SamplingTerms
 from ajet.commands.launch import warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
-from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.sampling.sampler import STORE_POLL_S, GroupSampler, PolicyWentBackError, SamplerCounts
-from ajet.commands.services import require_services
+from ajet.commands.services import enter_run_hooks, require_services
 from ajet.engine.follower import read_server_address
 from ajet.record.console import counted, print_line
 from ajet.rollout.components import require_gateway
@@ -32,7 +31,7 @@ from ajet.store import TRANSIENT_ERRORS, Address, AnnouncedPolicy, SharedStore, 
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
-from ajet.train.parts import assemble
+from ajet.train.runner import assemble
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from ajet.engine.adapters import adapter_folder
 from ajet.engine.models import build_loader_options
 from ajet.engine.vllm import sockets
 from ajet.engine.vllm.owner import VARIABLE
-from ajet.record.bounded_json import read_json
+from ajet.record.files import read_json
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

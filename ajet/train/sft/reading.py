@@ -16,7 +16,7 @@ from ajet.record.console import counted
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.find_run import require_run
 from ajet.schema.errors import TaskError, UserError
-from ajet.schema.messages import extract_text
+from ajet.schema.task import extract_text
 from ajet.train.sft.lessons import Lesson, make_lesson, use_record
 from ajet.train.sft.rows import find_files, read_files
 

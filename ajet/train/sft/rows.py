@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import TaskError
-from ajet.schema.messages import extract_text
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import find_file
 from ajet.task_reader.jsonl import line_rows

@@ -30,8 +30,7 @@ from ajet.engine.probe import WeightsProbe, encode_probe_text
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.batch import Sample
 from ajet.schema.commands import format_command
-from ajet.schema.episode import Episode, list_episodes
-from ajet.schema.timeline import Timeline
+from ajet.schema.episode import Episode, Timeline, list_episodes
 from ajet.store import Address, SharedStore, is_shared
 from ajet.train.sources.source import TaskReaderSource
 from ajet.train.step import StepGroups, StepUpdate
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.record import RunDirectory
     from ajet.task_reader import TaskOrder
-    from ajet.train.parts import RunParts
+    from ajet.train.runner import RunParts
     from ajet.train.session import TrainingSession
 
 POLL_S = 0.25

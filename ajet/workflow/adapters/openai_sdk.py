@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from ajet.schema.endpoint import Endpoint
-from ajet.workflow.loop_pools import split_pools
+from ajet.workflow.ambient import split_pools
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

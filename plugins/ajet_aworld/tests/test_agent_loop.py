@@ -80,7 +80,7 @@ def worker(folder: Any, monkeypatch: pytest.MonkeyPatch, script: Any, target: st
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
     from ajet_verl.agent import plain
-    from ajet_verl.agent.plain_record import PlainRecord
+    from ajet_verl.agent.plain import PlainRecord
 
     class Here:
         def __init__(self, experiment: Any) -> None:

@@ -6,15 +6,26 @@ Invariants: `train` runs the same as `ajet --conf` on the same configuration, st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ajet_aworld.trainer import agents, data, reward
+from ajet.config.references import resolve_reference
+from ajet.record.files import write_atomically
+from ajet.schema.errors import JudgeFailure, UserError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
+from ajet_aworld.trainer import agents
 from ajet_aworld.trainer.trainer_processor import TrainerProcessor
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+
 
 SECTION = "aworld"
 """The configuration's section for agent and reward."""
@@ -47,8 +58,8 @@ class RunProcessor(TrainerProcessor):
     def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> tuple[str | None, str | None]:
         """Write the rows as JSON Lines and return (training, test), None without data. Raises ValueError."""
         folder = Path(self.run_path)
-        train = data.write_lines(dataset, folder / "train.jsonl", self.base)
-        test = data.write_lines(test_dataset, folder / "test.jsonl", self.base)
+        train = write_lines(dataset, folder / "train.jsonl", self.base)
+        test = write_lines(test_dataset, folder / "test.jsonl", self.base)
         files = {name: {"file_path": str(path)} for name, path in (("training", train), ("validation", test)) if path}
         if files:
             reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}
@@ -60,7 +71,7 @@ class RunProcessor(TrainerProcessor):
         if reward_func is None:
             self.reward_func_based_on_config = True
             return None
-        judge, section = reward.describe_reward(reward_func, self.base)
+        judge, section = describe_reward(reward_func, self.base)
         _merge_over(self._tree, {"ajet": {"task_judge": judge}, SECTION: section})
         return section.get("reward") or judge["judge_protocol"]
 
@@ -157,3 +168,149 @@ def _merge_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
             _merge_over(below[key], value)
         else:
             below[key] = value
+
+
+# AgentTrainer's data sets as JSON Lines, readable by every backbone.
+# Invariants: every row arrives with all columns; a row in verl's form (`reward_model.ground_truth`) also gets its
+# truth as `answer`. A file is named by its content, so trainers with one `run_path` do not overwrite each other's.
+_KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_DIGEST = 6
+"""Bytes of the content's digest."""
+
+
+def write_lines(given: Any, file: Path, base: Path) -> Path | None:
+    """Write a data set and return its file, with a digest added to `file`'s name; None without data. Raises ValueError.
+
+    `given`: a data set, rows, or a path relative to `base`.
+    """
+    if given is None:
+        return None
+    rows = _read_file(base / given) if isinstance(given, (str, Path)) else given
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+        raise ValueError(f"the data set is a {type(given).__name__}; expected a datasets.Dataset, rows, or a path")
+    lines = [_format_row(row, number) for number, row in enumerate(rows)]
+    if not lines:
+        raise ValueError("the data set has no rows")
+    text = "".join(lines)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).hexdigest()
+    file = file.with_name(f"{file.stem}-{digest}{file.suffix}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, text)
+    return file
+
+
+def _read_file(path: Path) -> Any:
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise ValueError(f"{path} is not a data set; expected {', '.join(_KINDS)}")
+    if not path.is_file():
+        raise ValueError(f"the data set {path} does not exist")
+    from datasets import Dataset
+
+    return getattr(Dataset, f"from_{kind}")(str(path), keep_in_memory=True)
+
+
+def _format_row(row: Any, number: int) -> str:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"row {number} of the data set is a {type(row).__name__}; expected named columns")
+    row = dict(row)
+    truth = row.get("reward_model")
+    if "answer" not in row and isinstance(truth, Mapping) and "ground_truth" in truth:
+        row["answer"] = truth["ground_truth"]
+    try:
+        return json.dumps(row, ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as problem:
+        raise ValueError(f"row {number} of the data set cannot be written as JSON: {problem}") from None
+
+
+# AgentTrainer's reward as a judge: a function with verl's four arguments, or ajet's two.
+# Invariant: a function with another signature, or annotated with another result than a number, is a ValueError
+# before anything is played; another result at run time is the judge's failure.
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_NUMBERS = ("float", "int", "bool", "Real", "Optional[float]", "float | None")
+
+
+def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (the `task_judge` section, the configuration's own section). Raises ValueError."""
+    reference = _build_reference(given, base)
+    try:
+        function = resolve_reference(reference, base=base, what="reward_func")
+    except UserError as problem:
+        raise ValueError(str(problem)) from problem
+    if not callable(function):
+        raise ValueError(f"Reward func must be callable or file path: {reference} is a {type(function).__name__}")
+    if isinstance(function, type) or _accepts_count(function, 2, exactly=True):
+        return {"judge_protocol": reference}, {}
+    if not _accepts_count(function, 4):
+        raise ValueError(
+            f"the signature of the reward function {reference} is {inspect.signature(function)}; expected "
+            f"({', '.join(ARGUMENTS)}), or (task, output)"
+        )
+    annotated = function.__annotations__.get("return", inspect.Signature.empty)
+    returned = annotated if isinstance(annotated, str) else inspect.formatannotation(annotated)
+    if annotated is not inspect.Signature.empty and returned not in _NUMBERS:
+        raise ValueError(f"the reward function {reference} is annotated to return {returned}; expected a number")
+    return {"judge_protocol": f"{__name__}->FunctionJudge"}, {"reward": reference}
+
+
+class FunctionJudge(BaseJudge):
+    """Calls the function named in the configuration."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._function = resolve_reference(
+            config.aworld.reward, base=Path(config.ajet.base_dir), what="the reward function"
+        )
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
+        """Return the function's score of the answer."""
+        row = workflow_task.task.metadata
+        answer = workflow_output.metadata.get("final_answer")
+        text = answer if isinstance(answer, str) else "" if answer is None else str(answer)
+        found = self._function(row.get("data_source", ""), text, row.get("answer"), row.get("extra_info") or {})
+        if not isinstance(found, Real):
+            raise JudgeFailure(f"the reward function returned a {type(found).__name__}; expected a number")
+        return float(found)
+
+
+def _build_reference(given: Any, base: Path) -> str:
+    if isinstance(given, (str, Path)):
+        text = str(given)
+        return text if "->" in text else f"{text}->{_find_function(base / text)}"
+    if not callable(given):
+        raise ValueError("Reward func must be callable or file path")
+    name, module = getattr(given, "__qualname__", repr(given)), getattr(given, "__module__", None)
+    if not name.isidentifier():
+        raise ValueError(f"the reward function {name} cannot be imported by a name; define it with `def` in a file")
+    if module == "__main__":
+        return f"__main__->{name}"
+    return f"{Path(inspect.getfile(given)).resolve()}->{name}"
+
+
+def _find_function(file: Path) -> str:
+    """Return the function with the file's name, else the only one with verl's arguments."""
+    if not file.is_file():
+        raise ValueError(f"the reward function's file {file} does not exist")
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as problem:
+        raise ValueError(f"the reward function's file {file} is not valid Python: {problem}") from None
+    found = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = [each.name for each in found]
+    if file.stem in names:
+        return file.stem
+    meant = [each.name for each in found if tuple(arg.arg for arg in each.args.args) == ARGUMENTS]
+    if len(meant) != 1:
+        raise ValueError(
+            f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); choose one by its name: {file}->NAME"
+        )
+    return meant[0]
+
+
+def _accepts_count(function: Any, count: int, *, exactly: bool = False) -> bool:
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return not exactly or len(signature.parameters) == count

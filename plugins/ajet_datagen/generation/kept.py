@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ajet.record.files import append_lines, cut_partial_line, read_rows
+from ajet.record.files import append_lines, cut_partial_line, explain_write_errors, read_rows
 from ajet.record.lock import alone
-from ajet.record.write_errors import explain_write_errors
 
 ELSEWHERE = ", or set AJET_CACHE to another folder"
 

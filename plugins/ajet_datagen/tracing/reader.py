@@ -6,29 +6,30 @@ Invariant: sources are read once, masked before selection, and split by the run'
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.config.references import resolve_reference
 from ajet.record.console import counted
-from ajet.record.files import write_atomically
-from ajet.record.write_errors import convert_os_errors, require_folder
+from ajet.record.files import convert_os_errors, require_folder, write_atomically
 from ajet.schema.errors import TaskError
-from ajet.schema.task import Task
+from ajet.schema.task import Task, extract_text
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.rows import row_of
 from ajet_datagen.config import ReaderKeys
-from ajet_datagen.tracing.choosing import select_best, select_traces, split_traces
-from ajet_datagen.tracing.masking import mask_traces
-from ajet_datagen.tracing.rows import build_learned_rows, build_pairs, build_task
+from ajet_datagen.tracing.choosing import question_key, select_best, select_traces, split_traces
 from ajet_datagen.tracing.sources import KEY, SourceContent, read_sources
-from ajet_datagen.tracing.trace import AgentTrace
+from ajet_datagen.tracing.trace import AgentTrace, Message, reply_key
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet_datagen.config import Tracing
+
 
 SPLITS: tuple[TaskSplit, ...] = ("train", "validation")
 NAMED = 3
@@ -154,3 +155,171 @@ class TracingReader:
                 do="enable content capture in the traced agent (OpenTelemetry: "
                 "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT)",
             )
+
+
+# Mask personal data in traces with a function of the user.
+# Invariant: the function gets every text used by later steps; ids, roles and types are unchanged.
+MASK_KEY = "ajet.task_reader.tracing.mask"
+NOT_TEXT = ("role", "type", "id", "tool_call_id")
+"""Message fields that are never masked."""
+
+
+def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Path) -> list[AgentTrace]:
+    """Return the traces with each text replaced by the function's result.
+
+    Args:
+        reference: `file.py->function` of type `(str) -> str`; None keeps the texts and logs a warning.
+
+    Raises:
+        UserError: The reference names no function.
+        TaskError: The function raised, or returned no text.
+    """
+    if reference is None:
+        if traces:
+            logger.warning(
+                "personal data in these traces is not masked; to mask it, set {} to a masking function", MASK_KEY
+            )
+        return list(traces)
+    function = resolve_reference(reference, base=base, what=MASK_KEY)
+    return [_mask_trace(trace, function) for trace in traces]
+
+
+def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace:
+    def mask(text: str) -> str:
+        try:
+            masked = function(text)
+        except Exception as error:  # the user's code may raise anything
+            raise TaskError(
+                f"The masking function failed: {type(error).__name__}: {error}", where=f"{MASK_KEY}, {trace.where}"
+            ) from error
+        if not isinstance(masked, str):
+            raise TaskError(
+                f"The masking function returned {type(masked).__name__}.",
+                where=f"{MASK_KEY}, {trace.where}",
+                expected="a string",
+            )
+        return masked
+
+    def mask_tree(value: Any, field: str = "") -> Any:
+        if isinstance(value, str):
+            return value if field in NOT_TEXT else mask(value)
+        if isinstance(value, Mapping):
+            return {key: mask_tree(item, key) for key, item in value.items()}
+        return [mask_tree(item, field) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def mask_optional(text: str | None) -> str | None:
+        return None if text is None else mask(text)
+
+    rating = trace.rating
+    return replace(
+        trace,
+        messages=tuple(mask_tree(each) for each in trace.messages),
+        reply=mask_tree(trace.reply),
+        tools=tuple(mask_tree(each) for each in trace.tools),
+        session=mask(trace.session),
+        rating=replace(rating, corrected=mask_optional(rating.corrected), comment=mask_optional(rating.comment)),
+    )
+
+
+# Convert traces to tasks, training rows (`ajet sft`) and preference pairs.
+# Invariant: disliked replies are never trained on. If a reply was rated by itself, only that reply is trained; a
+# corrected text replaces its reply.
+WEIGHT = "weight"
+"""Loss weight of an assistant message: 0 is context (docs/sft.md)."""
+
+
+def build_task(trace: AgentTrace, settings: Tracing) -> Task:
+    """Return the task of a trace: its messages up to the reply. A single question has no `init_messages`."""
+    rating = trace.rating
+    fine = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
+    answer = rating.corrected
+    if answer is None and fine:
+        answer = extract_text(trace.reply) or None
+    metadata = {
+        "answer": answer,
+        "reward": rating.score,
+        "corrected": True if rating.corrected is not None else None,
+        "comment": rating.comment,
+        "agent": trace.agent or None,
+        "model": trace.model or None,
+        "session": trace.session or None,
+        "trace": trace.where,
+        "tools": list(trace.tools) or None,
+    }
+    context = [dict(each) for each in _get_context(trace)]
+    alone = len(context) == 1 and context[0].get("role") == "user"
+    return Task(
+        main_query=trace.question if alone else _find_last_question(context),
+        init_messages=[] if alone else context,
+        metadata={name: value for name, value in metadata.items() if value is not None},
+    )
+
+
+def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Yield rows of `messages` and `tools` for liked and corrected replies."""
+    for trace in traces:
+        score, corrected = trace.rating.score, trace.rating.corrected
+        if corrected is None and (score is None or score < settings.liked_from):
+            left["not used for training, because the reply is not liked"] += 1
+            continue
+        if corrected is None and not extract_text(trace.reply) and not trace.reply.get("tool_calls"):
+            left["not used for training, because the reply is empty"] += 1
+            continue
+        only = trace.is_rated_alone or corrected is not None
+        before = [{**each, WEIGHT: 0} if only and each["role"] == "assistant" else each for each in trace.messages]
+        yield _build_row({"messages": [*before, _get_wanted_reply(trace)]}, trace.tools)
+
+
+def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Yield rows of `prompt`, `chosen` and `rejected`: a corrected text against the reply, and the best against the
+    worst reply to equal questions."""
+    same: dict[str, list[AgentTrace]] = defaultdict(list)
+    for trace in traces:
+        if trace.rating.corrected is not None and trace.rating.corrected != extract_text(trace.reply):
+            rows = {"prompt": list(trace.messages), "chosen": [_get_wanted_reply(trace)], "rejected": [trace.reply]}
+            yield _build_row(rows, trace.tools)
+        elif trace.rating.score is not None:
+            same[_context_key(trace)].append(trace)
+        else:
+            left["no pair, because the reply is not rated"] += 1
+    for group in same.values():
+        best, worst = max(group, key=_get_score), min(group, key=_get_score)
+        if _get_score(best) > _get_score(worst) and reply_key(best.reply) != reply_key(worst.reply):
+            rows = {"prompt": list(best.messages), "chosen": [best.reply], "rejected": [worst.reply]}
+            yield _build_row(rows, best.tools)
+        else:
+            left["no pair, because there is no second reply to compare with"] += len(group)
+
+
+def _build_row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
+    return {**row, **({"tools": list(tools)} if tools else {})}
+
+
+def _get_wanted_reply(trace: AgentTrace) -> Message:
+    """Return the corrected reply, or the reply without correction."""
+    corrected = trace.rating.corrected
+    return trace.reply if corrected is None else {"role": "assistant", "content": corrected}
+
+
+def _get_context(trace: AgentTrace) -> Sequence[Message]:
+    """Return the messages up to the last user message; the agent's own tool calls after it are left out."""
+    users = [at for at, each in enumerate(trace.messages) if each.get("role") == "user"]
+    return trace.messages[: users[-1] + 1] if users else trace.messages
+
+
+def _find_last_question(messages: Sequence[Message]) -> str:
+    return next((extract_text(each) for each in reversed(messages) if each.get("role") == "user"), "")
+
+
+def _context_key(trace: AgentTrace) -> str:
+    return (
+        question_key(trace)
+        + "\0"
+        + "\0".join(extract_text(each) for each in trace.messages if each.get("role") == "system")
+    )
+
+
+def _get_score(trace: AgentTrace) -> float:
+    score = trace.rating.score
+    assert score is not None, "only rated replies are compared"
+    return score

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ajet.schema.messages import extract_text
 from ajet.schema.settled import make_storable
-from ajet.schema.task import find_non_finite
+from ajet.schema.task import extract_text, find_non_finite
 
 Message = dict[str, Any]
 

@@ -33,8 +33,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet.schema.addresses import parse_netloc
 from ajet.schema.errors import BoundaryError
-from ajet_environments.front import speech
-from ajet_environments.front.dock import build_dock_routes
+from ajet_environments.front import dock
+from ajet_environments.front.dock import JsonRpcError, build_dock_routes
 from ajet_environments.front.episodes import EnvironmentFullError, FrontEpisode, FrontEpisodes, UnknownToolError
 from ajet_environments.front.http import (
     BODY_LIMIT,
@@ -43,7 +43,6 @@ from ajet_environments.front.http import (
     build_refusal,
     read_json_body,
 )
-from ajet_environments.front.speech import JsonRpcError
 
 REAP_EVERY = 5.0
 SESSION = "mcp-session-id"
@@ -120,10 +119,10 @@ class Front:
     async def answer_message(self, request: Request, episode: FrontEpisode | None, message: Any) -> Response:
         """Answer one MCP message. `episode` None: a client without an episode; `initialize` creates one."""
         id = message.get("id") if isinstance(message, dict) else None
-        modern = request.headers.get("mcp-protocol-version") == speech.MODERN
+        modern = request.headers.get("mcp-protocol-version") == dock.MODERN
         headers: dict[str, str] = {}
         try:
-            parsed = speech.parse_request(message, request.headers)
+            parsed = dock.parse_request(message, request.headers)
             modern = parsed.modern
             if parsed.id is None:
                 return Response(status_code=202)
@@ -131,52 +130,50 @@ class Front:
                 if episode is None:
                     episode = self._create_episode(self.select_servers(request))
                     headers[SESSION] = episode.name
-                result: Mapping[str, Any] = speech.build_handshake(parsed.params, self.name)
+                result: Mapping[str, Any] = dock.build_handshake(parsed.params, self.name)
             else:
                 result = await self._build_result(parsed, episode, self._require_servers(request))
         except JsonRpcError as wrong:
-            status, body = speech.build_error(wrong, id, modern)
+            status, body = dock.build_error(wrong, id, modern)
             return EscapingJsonResponse(body, status, headers=headers)
-        return EscapingJsonResponse(speech.build_reply(parsed, result, self.name), headers=headers)
+        return EscapingJsonResponse(dock.build_reply(parsed, result, self.name), headers=headers)
 
     def _create_episode(self, servers: Sequence[str] | None) -> FrontEpisode:
         try:
             return self.episodes.create(servers)
         except EnvironmentFullError as full:
-            raise JsonRpcError(speech.ENVIRONMENT, str(full), {"boundary": "environment", "retryable": True}) from full
+            raise JsonRpcError(dock.ENVIRONMENT, str(full), {"boundary": "environment", "retryable": True}) from full
         except UnknownToolError as unknown:
-            raise JsonRpcError(speech.PARAMS, str(unknown)) from unknown
+            raise JsonRpcError(dock.PARAMS, str(unknown)) from unknown
 
     def _require_servers(self, request: Request) -> Sequence[str] | None:
         try:
             return self.episodes.check_servers(self.select_servers(request))
         except UnknownToolError as unknown:
-            raise JsonRpcError(speech.PARAMS, str(unknown)) from unknown
+            raise JsonRpcError(dock.PARAMS, str(unknown)) from unknown
 
     async def _build_result(
-        self, request: speech.McpRequest, episode: FrontEpisode | None, servers: Sequence[str] | None
+        self, request: dock.McpRequest, episode: FrontEpisode | None, servers: Sequence[str] | None
     ) -> Mapping[str, Any]:
         if request.method == "ping":
             return {}
         if request.method == "server/discover":
-            return speech.build_discovery(
-                self.name, "" if episode is not None else EPISODES, several=bool(self.address)
-            )
+            return dock.build_discovery(self.name, "" if episode is not None else EPISODES, several=bool(self.address))
         episode = episode or FrontEpisode("", is_stateless=True)
         if request.method == "tools/list":
             return {"tools": self.episodes.list_tools(episode, servers)}
         if request.method != "tools/call":
-            raise JsonRpcError(speech.NO_METHOD, f"Method not found: {request.method}")
+            raise JsonRpcError(dock.NO_METHOD, f"Method not found: {request.method}")
         name, arguments = request.params.get("name"), request.params.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise JsonRpcError(speech.PARAMS, "`name` must be a string and `arguments` an object")
+            raise JsonRpcError(dock.PARAMS, "`name` must be a string and `arguments` an object")
         try:
             return await self.episodes.call(episode, name, arguments, servers)
         except UnknownToolError as unknown:
-            raise JsonRpcError(speech.PARAMS, str(unknown)) from unknown
+            raise JsonRpcError(dock.PARAMS, str(unknown)) from unknown
         except BoundaryError as problem:
             data = {"boundary": problem.boundary, "retryable": problem.retryable}
-            raise JsonRpcError(speech.ENVIRONMENT, f"the environment was lost: {problem}", data) from problem
+            raise JsonRpcError(dock.ENVIRONMENT, f"the environment was lost: {problem}", data) from problem
 
 
 def build_front(front: Front) -> Starlette:
@@ -261,7 +258,7 @@ async def _answer_too_long(request: Request, problem: Exception) -> Response:
 
 
 async def _answer_no_json(request: Request, problem: Exception) -> Response:
-    status, body = speech.build_error(JsonRpcError(speech.PARSE, f"the body is not JSON: {problem}"), None, True)
+    status, body = dock.build_error(JsonRpcError(dock.PARSE, f"the body is not JSON: {problem}"), None, True)
     return EscapingJsonResponse(body, status)
 
 

@@ -7,14 +7,17 @@ clients. The header `x-episodes` of the list of servers gives the path to create
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ajet.schema.errors import BoundaryError, EnvironmentFailure
+from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure
 from ajet_environments.front.episodes import FrontEpisode, FrontEpisodes, UnknownToolError
 from ajet_environments.front.http import EscapingJsonResponse, read_json_body
 
@@ -83,3 +86,139 @@ def _build_error(status: int, detail: str, problem: BoundaryError | None = None)
 
 def _join_text(result: Any) -> str:
     return "\n".join(part.get("text", "") for part in result.get("content", []) if part.get("type") == "text")
+
+
+# The server side of MCP, both eras: one JSON-RPC message in, its reply out.
+# Invariant: every message gets a JSON-RPC reply with the status of its era; an ambiguous message belongs to the era
+# named in the message. Eras: the handshake (up to 2025-11-25: `initialize`, `Mcp-Session-Id`) and the stateless
+# revision 2026-07-28, with the version in headers and in `params._meta`
+# (https://modelcontextprotocol.io/specification).
+MODERN = "2026-07-28"
+HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+META = "io.modelcontextprotocol/"
+EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
+PARSE, INVALID, NO_METHOD, PARAMS = -32700, -32600, -32601, -32602
+MISMATCH, UNSUPPORTED, ENVIRONMENT = -32020, -32022, -32050
+"""The last is ajet's: a failure of the environment, not of the model; the episode or the call is lost."""
+_STATUS = {PARSE: 400, INVALID: 400, PARAMS: 400, MISMATCH: 400, UNSUPPORTED: 400, NO_METHOD: 404}
+CAPABILITIES = {"tools": {"listChanged": False}}
+
+
+class JsonRpcError(AjetError):
+    """An invalid message, answered with a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data = code, message, data
+
+
+@dataclass(frozen=True, slots=True)
+class McpRequest:
+    """A parsed message."""
+
+    method: str
+    params: Mapping[str, Any]
+    id: str | int | None
+    """None: a notification, without a reply."""
+    modern: bool
+
+
+def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
+    """Parse one JSON-RPC message. `headers`: names in lower case. Raises JsonRpcError."""
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
+        raise JsonRpcError(INVALID, "expected one JSON-RPC 2.0 request, an object with `method`")
+    number = message.get("id")
+    if number is not None and (isinstance(number, bool) or not isinstance(number, (str, int))):
+        raise JsonRpcError(INVALID, "`id` must be a string or an integer")
+    params = message.get("params", {})
+    if not isinstance(params, dict):
+        raise JsonRpcError(PARAMS, "`params` must be an object")
+    meta = params.get("_meta")
+    version = meta.get(f"{META}protocolVersion") if isinstance(meta, dict) else None
+    header = headers.get("mcp-protocol-version", "")
+    modern = version is not None or header not in ("", *HANDSHAKE)
+    if modern and number is not None:
+        _check_modern(message["method"], params, version, headers)
+    return McpRequest(message["method"], params, number, modern)
+
+
+def _check_modern(method: str, params: Mapping[str, Any], meta_version: Any, headers: Mapping[str, str]) -> None:
+    version = headers.get("mcp-protocol-version")
+    if meta_version is None:
+        if version != MODERN:
+            raise JsonRpcError(
+                UNSUPPORTED, f"this server does not support version {version} of the protocol", _list_versions(version)
+            )
+        raise JsonRpcError(PARAMS, f"params._meta is missing {META}protocolVersion")
+    if version != meta_version:
+        raise JsonRpcError(MISMATCH, "the header MCP-Protocol-Version differs from the version in params._meta")
+    if headers.get("mcp-method") != method:
+        raise JsonRpcError(MISMATCH, "the header Mcp-Method differs from the method of the request")
+    if method == "tools/call" and _decode_header(headers.get("mcp-name", "")) != params.get("name"):
+        raise JsonRpcError(MISMATCH, "the header Mcp-Name differs from the tool of the request")
+    if meta_version != MODERN:
+        raise JsonRpcError(
+            UNSUPPORTED,
+            f"this server does not support version {meta_version} of the protocol",
+            _list_versions(meta_version),
+        )
+
+
+def _list_versions(requested: Any) -> dict[str, Any]:
+    return {"supported": [MODERN, *HANDSHAKE], "requested": requested}
+
+
+def _decode_header(value: str) -> str | None:
+    """Return a header's value; non-ASCII values are encoded as =?base64?…?=."""
+    if not (value.startswith("=?base64?") and value.endswith("?=")):
+        return value
+    try:
+        return base64.b64decode(value[9:-2], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def build_handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Build the result of `initialize`."""
+    version = params.get("protocolVersion")
+    return {
+        "protocolVersion": version if version in HANDSHAKE else HANDSHAKE[0],
+        "capabilities": CAPABILITIES,
+        "serverInfo": {"name": name, "version": "1"},
+    }
+
+
+def build_discovery(name: str, episodes: str = "", *, several: bool = False) -> dict[str, Any]:
+    """Build the result of `server/discover`.
+
+    `episodes`: the path to create an episode; `several`: True if several fronts share the address.
+    """
+    meta = {
+        **_describe_server(name),
+        **({EPISODES: episodes} if episodes else {}),
+        **({SEVERAL: True} if several else {}),
+    }
+    return {"supportedVersions": [MODERN], "capabilities": CAPABILITIES, "_meta": meta}
+
+
+def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Build the JSON-RPC reply of a result."""
+    if request.modern:
+        result = {"resultType": "complete", **result}
+        result.setdefault("_meta", _describe_server(name))
+        if request.method in ("tools/list", "server/discover"):
+            result |= {"ttlMs": 0, "cacheScope": "private"}
+    return {"jsonrpc": "2.0", "id": request.id, "result": result}
+
+
+def build_error(wrong: JsonRpcError, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status and the JSON-RPC error reply."""
+    error: dict[str, Any] = {"code": wrong.code, "message": wrong.message}
+    if wrong.data is not None:
+        error["data"] = wrong.data
+    status = _STATUS.get(wrong.code, 200) if modern or wrong.code in (PARSE, INVALID) else 200
+    return status, {"jsonrpc": "2.0", "id": id, "error": error}
+
+
+def _describe_server(name: str) -> dict[str, Any]:
+    return {f"{META}serverInfo": {"name": name, "version": "1"}}

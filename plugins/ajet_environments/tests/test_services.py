@@ -19,11 +19,10 @@ from ajet.environment.services import EnvService, GymEnv
 from ajet.schema.errors import EnvironmentFailure, UserError
 from ajet.schema.tool_use import ToolUse
 from ajet_environments.services import serving
-from ajet_environments.services.ecosystems import SkyRLWorld
 from ajet_environments.services.hosted import OwnWorld
 from ajet_environments.services.server import RequestRefusedError, WorldServer
 from ajet_environments.services.serving import LocalWorldService
-from ajet_environments.services.sources import open_world
+from ajet_environments.services.sources import SkyRLWorld, open_world
 from tests.support import world_fixtures
 from tests.support.waiting import until
 from tests.support.world_fixtures import (

@@ -17,10 +17,9 @@ import pytest
 from ajet.environment.files import read_variables
 from ajet.schema.errors import UserError
 from ajet_gaia.catalogue import SEED_NAMES, SERVERS
-from ajet_gaia.command import ServerPlace, start
+from ajet_gaia.deployment import ServerPlace, selected, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
-from ajet_gaia.selection import selected
 from ajet_gaia.servers.process import PASSED_VARIABLES
 from ajet_mcp.processes import MARK
 
@@ -246,7 +245,7 @@ def listed(wire: Wire) -> list[tuple[str, str, dict]]:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPlace:
     """A place whose environments are this interpreter's own, for servers that need no package beside the SDK."""
-    monkeypatch.setattr("ajet_gaia.command.interpreter_of", lambda *_: Path(sys.executable))
+    monkeypatch.setattr("ajet_gaia.deployment.interpreter_of", lambda *_: Path(sys.executable))
     work = tmp_path / "work"
     work.mkdir()
     (work / "mcp.py").write_text("raise SystemExit('what a model wrote was imported')")

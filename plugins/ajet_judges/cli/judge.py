@@ -74,7 +74,7 @@ def rubrics(
     """Write rubrics from the experiment's labelled examples, or show existing ones, with their agreement with the
     labels."""
     from ajet.cli.screen import show_logs
-    from ajet.commands.run_hooks import enter_run_hooks
+    from ajet.commands.services import enter_run_hooks
     from ajet.config import load_experiment
     from ajet.record.console import console
     from ajet.schema.commands import format_command

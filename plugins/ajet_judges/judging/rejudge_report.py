@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ajet.record.attempts import AttemptRecord
 from ajet.record.console import counted, printable
-from ajet.record.write_errors import convert_os_errors, require_place
+from ajet.record.files import convert_os_errors, require_place
 from ajet.schema.errors import UserError
 from ajet_judges.judging.rejudge import RejudgedEpisode, RejudgedRun
 from ajet_judges.judging.what_if import StepRewards, StepWhatIf

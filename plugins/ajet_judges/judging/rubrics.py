@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ajet.config.record_file import read_record_file
-from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.console import printable
-from ajet.record.files import write_atomically
+from ajet.record.files import MOST_BYTES, write_atomically
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 

@@ -25,9 +25,9 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
 from ajet_judges.judging.rubrics import require_rubrics
-from ajet_judges.rubrics.choosing import StopRules, drop_idle_criteria, extend_criteria
 from ajet_judges.rubrics.criterion import Criterion, drop_repeats, make_criterion, parse_criteria
 from ajet_judges.rubrics.grading import NOT_APPLICABLE, UNDECIDED, weigh_grades
+from ajet_judges.rubrics.making import StopRules, drop_idle_criteria, extend_criteria
 from ajet_judges.rubrics.proposals import parse_criteria_reply
 from ajet_judges.rubrics.saved import NAME
 from tests.support import rollout_workflows as flows

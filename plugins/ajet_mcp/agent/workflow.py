@@ -24,8 +24,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import POLICY_ERRORS, ToolUse
 from ajet.task_judge.extraction import AnswerForm, find_form
 from ajet.workflow.workflow import Workflow
-from ajet_mcp.agent.conversation import Conversation
-from ajet_mcp.agent.tokens import TokenCounts, forget
+from ajet_mcp.agent.conversation import Conversation, TokenCounts, forget
 from ajet_mcp.browse import Condenser, browse_agent_of
 from ajet_mcp.confined import require_sandbox
 from ajet_mcp.contract import CallFailedError, Limits

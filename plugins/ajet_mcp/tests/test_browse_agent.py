@@ -19,7 +19,7 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.tool_use import compute_digest
 from ajet_mcp.browse import browse_agent_of
 from ajet_mcp.tests.test_mcp_agent import call, how, played, words  # noqa: F401
-from ajet_proof.tokens.proof_uses import prove_uses
+from ajet_proof.tokens.proof import prove_uses
 
 ROOT = Path(__file__).parents[3]
 SECRET = "sk-do-not-show-4711-abcdef"

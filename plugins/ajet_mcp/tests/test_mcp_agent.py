@@ -18,7 +18,7 @@ from ajet.task_judge.extraction import find_form
 from ajet.tokens import Renderer
 from ajet.train.runner import LaunchOptions
 from ajet_mcp.agent import McpAgentWorkflow
-from ajet_proof.tokens.proof_uses import prove_uses
+from ajet_proof.tokens.proof import prove_uses
 from tests.mcp_servers.plain_http import PlainServer
 from tests.support import rollouts
 from tests.support.config_reads import KEYS, recorded_reads

@@ -16,8 +16,7 @@ from ajet.environment.loop import close_at_exit, process_local, tools_loop
 from ajet.schema.errors import ConfigError
 from ajet_mcp import Reply, servers_of
 from ajet_mcp.agent import McpAgentWorkflow
-from ajet_mcp.agent.conversation import Conversation
-from ajet_mcp.agent.tokens import TokenCounts, forget
+from ajet_mcp.agent.conversation import Conversation, TokenCounts, forget
 from ajet_mcp.reachable import services_of
 from ajet_mcp.results import shown
 from ajet_mcp.thin import server as http_server

@@ -29,7 +29,7 @@ from ajet.train.interrupts import Interrupts
 from ajet.train.session import TrainingSession
 from ajet.train.sink import RunSink
 from ajet.train.step import StepGroups, StepUpdate
-from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
+from ajet_mongo import changes, connection, documents, driver, positions, records, schema
 from ajet_mongo.documents import build_documents, parse_documents
 from ajet_mongo.mongo_store import MongoStore
 from tests.support.mongod import Mongod
@@ -292,7 +292,7 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
     ((c, d),) = (each.attempts for each in store.closed())
     assert_equal(c.episode, episode("c"))
     assert_equal(d.episode, episode("d"))
-    monkeypatch.setattr(leftovers, "PATIENCE", 0.1)
+    monkeypatch.setattr(driver, "PATIENCE", 0.1)
     write_store_address(tmp_path, "mongodb://127.0.0.1:1/none")
     assert "does not answer" in find_store_leftovers(tmp_path).why_not
 
@@ -306,7 +306,7 @@ def test_gc_asked_again_removes_no_record_that_a_put_made_meanwhile(
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
     base_of, ask, asked = mongod.empty().rpartition("/")[2], connection.MongoConnection.run_durable, list[int]()
     MongoStore(mongod.uri, base_of).disconnect()
-    there = leftovers.MongoLeftovers(mongod.uri, base_of, None)
+    there = driver.MongoLeftovers(mongod.uri, base_of, None)
 
     def insert(base: Any) -> None:
         base[schema.CALL].insert_many([{"_id": "a/0", "record": "a"}, {"_id": "theirs"}])

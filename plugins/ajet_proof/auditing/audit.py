@@ -10,25 +10,27 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
-from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
 from ajet.record.checkpoint import verify_checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
+from ajet.record.episode_codec import require_schema
 from ajet.record.episodes import NAME
+from ajet.record.files import next_line, parse_object, read_rows
 from ajet.record.find_run import require_run
 from ajet.record.resume import FILE as IDENTITY
 from ajet.schema.errors import UserError
-from ajet_proof.auditing import altered
+from ajet.store.digest import ALTERED
+from ajet.store.run_store import find_changed_episodes
 from ajet_proof.auditing.chain_index import ChainIndex, EpisodeLineLocation
 from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, find_changes, parse_episode_step, read_chain
-from ajet_proof.auditing.episode_facts import collect_episode_facts
 from ajet_proof.recorded.target import SHORTEST
 
 LOOKS = 3
@@ -104,8 +106,8 @@ def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
     state = read_chain(folder, chain_key())
     saved = checkpoints.all()
     found = RunAudit(folder, state, checkpoints=[each.step for each in saved])
-    found.altered += altered.list_altered_episodes(folder)
-    found.changes += altered.find_waiting_changes(folder)
+    found.altered += list_altered_episodes(folder)
+    found.changes += find_waiting_changes(folder)
     heads = [(f"checkpoints/step-{each.step}", each.chain) for each in saved if each.chain]
     heads += [("--head", head)] if head else []
     if state is not None:
@@ -323,3 +325,115 @@ def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, 
             if head is not None and int(head[1]) in steps and b'"tasks": ' in line:
                 found[int(head[1])] = parse_object(line), digest_of(line)
     return found
+
+
+# Facts of one episode line, without its arrays: worker, task, calls, tool uses, verdict, update.
+# Invariant: plain JSON values for a line of any schema; texts of models, tools and judges are cut, with their
+# length.
+SHOWN = 400
+"""Maximum characters of a text."""
+
+
+def collect_episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of one line. Raises UserError for another schema, KeyError and similar for a malformed line."""
+    require_schema(row)
+    outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
+    calls = [_summarize_call(call, row["messages"]) for call in row["calls"]]
+    sampled = sum(call["sampled"] for call in calls)
+    untrained = dict(row["untrained"])
+    for reason, count in (outcome.get("untrained") or {}).items():
+        untrained[reason] = untrained.get(reason, 0) + count
+    trained = sampled - sum(untrained.values()) if outcome.get("step") is not None else 0
+    return {
+        "uuid": row["uuid"],
+        "task": row["task"]["task_id"],
+        "question": _shorten_text(row["task"]["main_query"]),
+        "group": row.get("group", ""),
+        "order": row.get("order", -1),
+        "repeat": row["repeat"],
+        "split": row["split"],
+        "played_for": row["step"],
+        "run": row.get("run", ""),
+        "sampler": row.get("sampler"),
+        "policy": row.get("policy"),
+        "started": row["started"],
+        "ended": row["ended"],
+        "attempts": row["attempts"],
+        "status": row["status"],
+        "ending": row.get("ending", ""),
+        "failure": _format_failure(row["failure"]),
+        "reward": verdict.get("reward"),
+        "success": verdict.get("success"),
+        "verdict": _shorten_text(verdict.get("reason", "")),
+        "scorer": verdict.get("scorer", ""),
+        "scores": verdict.get("parts") or {},
+        "calls": calls,
+        "tools": [_summarize_tool_use(use) for use in row.get("tool_uses", ())],
+        "sampled_tokens": sampled,
+        "trained_in": outcome.get("step"),
+        "advantage": outcome.get("advantage"),
+        "trained_tokens": trained,
+        "untrained": untrained,
+        "discarded": outcome.get("discarded"),
+    }
+
+
+def _summarize_call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+    start, stop = call["response_ids"]
+    fresh_start, fresh_stop = call["suffix_ids"]
+    reply = messages[call["reply"]] if call["reply"] is not None else {}
+    return {
+        "agent": call["agent"],
+        "target": call["target"],
+        "trained": call["trained"],
+        "prompt": call["prefix"] + fresh_stop - fresh_start,
+        "sampled": stop - start,
+        "versions": [run[1:] for run in call["versions"]],
+        "finish": call["finish"],
+        "error": call["error"],
+        "started": call["started"],
+        "ended": call["ended"],
+        "said": _shorten_text(str(reply.get("content") or reply.get("tool_calls") or "")),
+    }
+
+
+def _summarize_tool_use(use: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {name: use.get(name) for name in ("name", "server", "call_id", "digest", "started", "ended")}
+    return facts | {
+        "arguments": use.get("arguments"),
+        "result": _shorten_text(str(use.get("result", ""))),
+        "error": use.get("error", ""),
+    }
+
+
+def _format_failure(failure: Mapping[str, Any] | None) -> str | None:
+    return f"{failure['boundary']}: {failure['kind']}: {_shorten_text(failure['message'])}" if failure else None
+
+
+def _shorten_text(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
+
+
+# Episodes that changed while they waited in a run's store.
+# Invariant: the code only reads. No step trained on such an episode, so a listed episode is not a change of the
+# record.
+def list_altered_episodes(run: Path) -> list[str]:
+    """Read `given_up` positions with the reason ALTERED from metrics.jsonl, up to the first damaged row."""
+    found: dict[str, object] = {}
+    with suppress(UserError):
+        for row in read_rows(run / METRICS):
+            given_up = row.get("given_up")
+            for reasons in given_up.values() if isinstance(given_up, dict) else ():
+                for why in reasons if isinstance(reasons, list) else ():
+                    if isinstance(why, str) and why.startswith(ALTERED):
+                        found.setdefault(why, row.get("step"))  # a resumed trainer records the reason again
+    return [f"step {step}: {why}" for why, step in found.items()]
+
+
+def find_waiting_changes(run: Path) -> Iterator[Change]:
+    """Yield a change for each altered episode in the store below the run's folder."""
+    try:
+        for path, line, altered in find_changed_episodes(run / "pending"):
+            yield Change(f"pending/{path.name}", str(altered), line)
+    except UserError as damage:  # a line cannot be read at all
+        yield Change("pending", f"{damage.what} ({damage.where})")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ajet.config.record_file import has_record_file, open_record_file
-from ajet.record.bounded_json import parse_object
 from ajet.record.chain import FILE, LinkedLine, LinkedLines
+from ajet.record.files import parse_object
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.chain_state import parse_episode_step
 

@@ -21,7 +21,6 @@ from ajet.config.record_file import (
     open_record_file,
     read_record_part,
 )
-from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import (
     FILE,
     GENESIS,
@@ -38,6 +37,7 @@ from ajet.record.chain import (
 from ajet.record.checkpoint import STATE, Checkpoint, inspect_checkpoint
 from ajet.record.checkpoint import step_of as step_of_checkpoint
 from ajet.record.episodes import NAME
+from ajet.record.files import next_line, parse_object
 from ajet_proof.auditing.unlinked import UnlinkedWindow
 
 

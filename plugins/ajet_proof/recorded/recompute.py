@@ -23,8 +23,7 @@ from ajet_proof.tokens.proof_lines import is_untruncated, prove_rows
 if TYPE_CHECKING:
     from ajet.backbone.contract import RecordedScorer
     from ajet.config import AjetConfig
-    from ajet.schema.episode import Episode, Split
-    from ajet.schema.timeline import Timeline
+    from ajet.schema.episode import Episode, Split, Timeline
 
 ROW_TOKENS = 4096
 """Maximum tokens of one computed row, where the run's rows are longer."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet.config.record_file import list_record_folder, open_record_file
-from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.episodes import NAME
+from ajet.record.files import next_line, parse_object
 from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 
 from ajet.record.tool_uses import RESULT, bound_tool_use, chain_digest
 from ajet.schema.tool_use import ToolUse, compute_digest
-from ajet_proof.tokens.proof_uses import prove_uses
+from ajet_proof.tokens.proof import prove_uses
 
 LONG = "z" * (RESULT + 5)
 

@@ -15,7 +15,7 @@ import numpy as np
 from ajet.context_tracker.packing import PackedRow, Tree
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, FinishReason, Ids, PromptReader
-from ajet.schema.timeline import Timeline
+from ajet.schema.episode import Timeline
 from ajet_proof.tokens.proof_findings import WrongToken, count_prompt_tokens, find_first_difference, get_token
 
 SAME = 1e-3

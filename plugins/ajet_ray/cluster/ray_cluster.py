@@ -10,20 +10,24 @@ from __future__ import annotations
 import getpass
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ajet
 from ajet.config.plugins import VARIABLE as PLUGINS
+from ajet.config.plugins import list_versions
+from ajet.config.programs import holds_other_ajet
 from ajet.schema.commands import format_command
 from ajet.schema.errors import MissingExtraError, RunFailed, UserError
-from ajet_ray.cluster.node_plugins import require_same_plugins
-from ajet_ray.cluster.own_package import build_setup_hook
+from ajet_ray.cluster.ray_errors import read_last_line
 from ajet_ray.cluster.resources import Demand
 
 ADDRESS = "RAY_ADDRESS"
@@ -177,3 +181,73 @@ def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], N
             where=needs.cpus_key if own else f"{ADDRESS}: the cluster's --num-cpus",
             expected=f"at least {needed}; these CPUs only count processes, most of which wait, not cores",
         )
+
+
+# The package `ajet` of Ray's processes.
+# Invariant: Ray's processes use the package of the run's own process. Ray puts the working directory first in
+# `sys.path` with a process's first task. If the directory holds another package of the same name (a clone of
+# AgentJet), ajet is loaded before.
+ROOT = str(Path(ajet.__file__).resolve().parents[1])
+"""The folder of ajet on the machine. A node with another folder finds ajet without help."""
+
+
+def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:
+    """Return entries of a `runtime_env`, given the folders before ajet's there: usually none."""
+    if not any(map(holds_other_ajet, folders)):
+        return {}
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no process could import it by its name
+    return {"worker_process_setup_hook": load_own_package}
+
+
+def load_own_package() -> None:
+    """Load the run's package in a new process, before any task."""
+    sys.path.insert(0, ROOT)
+    import_module("ajet")
+    sys.path.remove(ROOT)
+
+
+_PLUGINS_PATIENCE_S = 300.0
+"""Seconds for a node to start a process and load the plug-ins."""
+
+
+def require_same_plugins() -> None:
+    """Raise UserError for a node of the cluster with plug-ins different from the driver's."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    listing = ray.remote(num_cpus=0, max_retries=0)(list_versions)
+    listings = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            listings.append((node["NodeManagerHostname"], listing.options(scheduling_strategy=on_node).remote()))
+    own = list_versions()
+    for name, versions in listings:
+        try:
+            found = ray.get(versions, timeout=_PLUGINS_PATIENCE_S)
+            difference = describe_difference(own, found)
+        except ray.exceptions.RayError as problem:  # no ajet there, or another one
+            difference = f"the node's plug-ins cannot be listed: {read_last_line(problem)}"
+        if difference:
+            raise UserError(
+                f"The plug-ins of the node {name} differ from those of this machine: {difference}.",
+                where=f"the node {name}",
+                do=f"install the same packages on every node; `{format_command('plugins')}` lists them",
+            )
+
+
+def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Describe the differences between a node's plug-in versions and the driver's, or return ""."""
+    return "; ".join(_list_differences(own, found))
+
+
+def _list_differences(own: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
+    if missing := sorted(set(own) - set(found)):
+        yield f"{', '.join(missing)} cannot be loaded on the node"
+    for name in sorted(set(own) & set(found)):
+        if own[name] != found[name]:
+            yield f"{name} has version {found[name] or 'unknown'} on the node, {own[name] or 'unknown'} on this machine"
+    if further := sorted(set(found) - set(own)):
+        yield f"{', '.join(further)} only on the node"

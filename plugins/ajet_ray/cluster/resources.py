@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_ray.modes import SEPARATE
+from ajet_ray.resolvers import SEPARATE
 
 CPUS = 4
 """CPUs of Ray for verl's trainer, queues and agents."""

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from ajet.algorithm import assign_credit
 from ajet.record.episode_codec import rebuild as rebuild_timeline
 from ajet.schema.call import VersionRun
-from ajet.schema.episode import Failure, Group
-from ajet.schema.timeline import SampledSpan
-from ajet_ray.episode_bytes import unpack_episode
-from ajet_ray.rows import FIELDS, NO_TOKEN, build_rows, rebuild_groups
+from ajet.schema.episode import Failure, Group, SampledSpan
+from ajet_ray.rows import FIELDS, NO_TOKEN, build_rows, rebuild_groups, unpack_episode
 from tests.support import record_fixtures as recorded
 from tests.support.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of
 from tests.support.record_fixtures import assert_equal

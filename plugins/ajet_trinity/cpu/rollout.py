@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any
 
+from vllm.v1.worker.cpu_worker import CPUWorker
+
 from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
@@ -43,6 +45,24 @@ def _patch_worker() -> None:
     """Replace the worker class, looked up by name in vLLM afterwards."""
     import trinity.common.models.vllm_worker as names
 
-    from ajet_trinity.cpu.worker import CpuWorker
-
     names.TrinityGPUWorker = CpuWorker
+
+
+# CpuWorker: vLLM's worker on a CPU, with the methods called by Trinity.
+# Invariant: Trinity's patch for prompt logprobs is not applied. Logprobs stay at temperature 1, as expected by
+# `RolloutEngine`.
+class CpuWorker(CPUWorker):
+    """Replacement of Trinity's `TrinityGPUWorker` on a CPU."""
+
+    def apply_patches(self) -> None:
+        """Do nothing, because a CPU needs no patches."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Register the transfer of weights before vLLM's lookup."""
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+        if "checkpoint" not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(
+                "checkpoint", "ajet_trinity.cpu.weights", "SynchronizersWeights"
+            )
+        super().load_model(*args, **kwargs)

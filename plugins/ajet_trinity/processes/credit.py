@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ray.exceptions import RayError
 from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
+from trinity.explorer import scheduler
+from trinity.explorer.scheduler import RunnerWrapper
 
 from ajet.algorithm import assign_credit, open_algorithm
 from ajet.schema.episode import list_episodes
-from ajet_ray.mailbox import CreditEntry, CreditNotice, Sender
+from ajet_ray.cluster.ray_errors import read_last_line
+from ajet_ray.mailbox import CreditEntry, CreditNotice, DeathNotice, Sender
 from ajet_ray.rows import rebuild_groups
 from ajet_trinity.processes.here import load_context
 from ajet_trinity.processes.workflow import build_blank
@@ -33,7 +37,6 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     async def prepare(self) -> None:
         """Replace the class of the runners in the process that makes them. Called by Trinity."""
-        from ajet_trinity.processes.runners import replace_dead_runners
 
         replace_dead_runners()
 
@@ -104,3 +107,39 @@ def _read_fields(rows: list[Experience]) -> dict[str, list[Any]]:
     fields["response_mask"] = [each.action_mask.numpy() for each in rows if each.action_mask is not None]
     fields["rollout_log_probs"] = [each.logprobs.numpy() for each in rows if each.logprobs is not None]
     return fields
+
+
+# LastingRunner: a process of Trinity for playing groups, replaced after its death, with its group played once more.
+# Invariant: each requested group is returned, or the run ends. Trinity replaces a runner for later tasks, but waits
+# forever for the dead runner's task (its scheduler's `task_done_callback`). The mailbox repeats the answer for a
+# repeated ticket and hands over an already finished group. After several deaths the run's own process ends the run
+# (`ajet_ray.record.DEATHS`).
+ROLE = "explorer's runner"
+
+
+class LastingRunner(RunnerWrapper):
+    """Replacement of Trinity's class `RunnerWrapper`."""
+
+    async def run_with_retry(self, *args: Any, **kwargs: Any) -> Any:
+        """Return Trinity's answer of a task, from a live process."""
+        while True:
+            try:
+                answer = await super().run_with_retry(*args, **kwargs)
+                if not answer[0].ok:  # Trinity reports a dead actor like any failure, so check the actor
+                    await self.runner.__ray_ready__.remote()
+                return answer
+            except RayError as died:
+                await self._replace_runner(died)
+
+    async def _replace_runner(self, died: RayError) -> None:
+        while True:
+            await Sender().post_async(DeathNotice(ROLE, read_last_line(died)))
+            try:
+                return await self.restart_runner()
+            except RayError as problem:
+                died = problem
+
+
+def replace_dead_runners() -> None:
+    """Replace the runner class in the process of the scheduler, because the scheduler looks up the class by name."""
+    scheduler.RunnerWrapper = LastingRunner

@@ -7,20 +7,26 @@ untrained row.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from trinity.common.experience import EID, Experience
 from trinity.common.workflows.workflow import Workflow
 
+from ajet.engine.contract import TokenChunk, TokenRequest, compute_reply_limit
 from ajet.environment.pinned import ToolPins
 from ajet.record.run_directory import redactor_of
 from ajet.schema.episode import Group
+from ajet.schema.errors import EngineFailure
+from ajet_ray.cluster.ray_errors import make_engine_failure
 from ajet_ray.host import Host
 from ajet_ray.mailbox import Sender
 from ajet_ray.rows import NO_TOKEN, build_rows
-from ajet_trinity.processes.engine import RolloutEngine
 from ajet_trinity.processes.here import load_context
 
 _lock = threading.Lock()
@@ -106,3 +112,121 @@ def _load_tokenizer(experiment: Any) -> Any:
 
     model = experiment.ajet.model
     return load_tokenizer(locate_model(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code))
+
+
+# RolloutEngine: an inference engine of Trinity as a TokenEngine, called over Ray.
+# Invariants: exact ids in, exact ids and logprobs out, without a server in between (`enable_openai_api` is off,
+# since Trinity's server checks no key). Only Trinity changes weights, and each reply has the version of its
+# weights. `_generate_internal` is private in Trinity 0.6.0 and covered by a test, because the public methods take
+# text.
+class RolloutEngine:
+    """Samples through `actor`, the handle of a `vLLMRolloutModel`, from any event loop."""
+
+    constrains = False
+
+    def __init__(self, actor: Any, *, max_model_len: int, vocabulary: int) -> None:
+        self.version = 0
+        self.max_model_len = max_model_len
+        self._actor, self._vocabulary = actor, vocabulary
+        self._versions = _VersionReader(actor)
+        self._is_closed = False
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Sample a reply, in a single chunk. Raises EngineFailure."""
+        limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        sampling = request.sampling
+        if self._is_closed:
+            raise EngineFailure("the engine is closed", retryable=False)
+        if request.images:
+            raise EngineFailure("Trinity's engines do not support images", retryable=False)
+        if sampling.top_logprobs:
+            raise EngineFailure("Trinity's engines return no alternatives (top_logprobs)", retryable=False)
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+            "stop_token_ids": list(sampling.stop_ids),
+            "logprobs": 0,
+            "detokenize": False,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        prompt = request.prompt_ids.tolist()
+        oldest = await self._versions.read_version()
+        reply = (await self._request_reply(prompt, params)).outputs[0]
+        newest = await self._versions.read_version()
+        self.version = max(self.version, newest)
+        ids = list(reply.token_ids)
+        if not ids or reply.finish_reason == "abort":
+            raise EngineFailure("Trinity's engine aborted the request")
+        logprobs = _read_logprobs(zip(ids, reply.logprobs or (), strict=True))
+        cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if cut else "stop"
+        greedy = sampling.temperature == 0.0
+        plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
+        unit = logprobs if plain else await self._score_at_temperature_one(prompt, ids)
+        yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
+
+    def weights_changed(self, version: int) -> None:
+        """Note a new version. Raise ValueError if `version` is older than the present version."""
+        if version < self.version:
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
+        self.version = version
+
+    def close(self) -> None:
+        """Refuse all further requests. Calls are idempotent."""
+        self._is_closed = True
+
+    async def _score_at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
+        """Return [R] the reply's logprobs, scored as part of a prompt by the present weights."""
+        params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
+        output = await self._request_reply([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
+        if output.prompt_logprobs is None:
+            raise EngineFailure("Trinity's engine cannot return log-probabilities of prompts", retryable=False)
+        return _read_logprobs(zip(ids, output.prompt_logprobs[len(prompt) :], strict=True))
+
+    async def _request_reply(self, prompt: list[int], params: dict[str, Any]) -> Any:
+        from ray.exceptions import RayError
+
+        try:
+            return await self._actor._generate_internal.remote(prompt={"prompt_token_ids": prompt}, **params)
+        except RayError as problem:
+            raise make_engine_failure("Trinity's engine", problem) from problem
+
+
+class _VersionReader:
+    """Read the version of the serving weights over Ray, once for all waiting calls.
+
+    Invariant: an answer goes only to callers already waiting before the request, so answers are never outdated.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._next: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
+        self._last_request: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
+        """By event loop: the next request, and the last sent request."""
+
+    async def read_version(self) -> int:
+        """Return the version. Raises EngineFailure."""
+        loop = asyncio.get_running_loop()
+        waiting = self._next.get(loop)
+        if waiting is None:
+            waiting = self._next[loop] = loop.create_task(self._read_after(self._last_request.get(loop), loop))
+        return await asyncio.shield(waiting)  # a cancelled caller does not cancel the request of the others
+
+    async def _read_after(self, before: asyncio.Task[int] | None, loop: asyncio.AbstractEventLoop) -> int:
+        from ray.exceptions import RayError
+
+        if before is not None:
+            await asyncio.wait([before])
+        self._last_request[loop] = self._next.pop(loop)  # callers from now on wait for the next request
+        try:
+            return int(await self._actor.get_model_version.remote())
+        except RayError as problem:
+            raise make_engine_failure("Trinity's engine", problem) from problem
+
+
+def _read_logprobs(positions: Any) -> list[float]:
+    """Return the log-probability of each token at its position."""
+    return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]

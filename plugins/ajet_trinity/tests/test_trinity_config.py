@@ -165,7 +165,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path, m
             TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     many = gateway + ON_CPU.replace("cpu", "cuda, n_gpus_per_node: 2") + ", rollout: {max_env_worker: 32}"
-    monkeypatch.setattr("ajet_trinity.own_environment.find_python", lambda device: None)
+    monkeypatch.setattr("ajet_trinity.launch.find_python", lambda device: None)
     with pytest.raises(ConfigError, match="32 processes run episodes"):
         TrinityRunner().require(experiment(tmp_path, many), LaunchOptions())
 

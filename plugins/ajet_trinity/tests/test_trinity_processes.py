@@ -214,7 +214,7 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
         del sys.modules[name]
     from trinity.explorer import scheduler
 
-    from ajet_trinity.processes import credit, runners
+    from ajet_trinity.processes import credit
 
     told, ended = [], []
 
@@ -240,18 +240,18 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
             await self.ready()
             return Status(completed_runs=2, total_runs=2, metrics=[]), b"the rows"
 
-    monkeypatch.setattr(runners, "Sender", Sender)
+    monkeypatch.setattr(credit, "Sender", Sender)
     monkeypatch.setattr(scheduler.ray, "kill", ended.append)  # else Ray starts by itself
     asyncio.run(credit.EpisodeCredit().prepare())
-    assert scheduler.RunnerWrapper is runners.LastingRunner
+    assert scheduler.RunnerWrapper is credit.LastingRunner
 
     def answer(first, *successors):
         """A task's, and how many deaths were told."""
         told.clear()
         ended.clear()
         left = iter(successors)
-        monkeypatch.setattr(runners.LastingRunner, "_create_runner", lambda self: next(left))
-        lasting = runners.LastingRunner.__new__(runners.LastingRunner)
+        monkeypatch.setattr(credit.LastingRunner, "_create_runner", lambda self: next(left))
+        lasting = credit.LastingRunner.__new__(credit.LastingRunner)
         lasting.logger, lasting.runner_id, lasting.retry_times = SimpleNamespace(warning=print, error=print), 0, 0
         lasting.runner = first
         task = SimpleNamespace(task=scheduler.Task(workflow=object, raw_task={"ticket": 3}), batch_id=1)
@@ -319,7 +319,7 @@ def test_why_its_sides_do_not_run_apart(settings, tmp_path):
 
 
 def test_one_question_for_the_weights_version_serves_all_that_wait_and_is_never_too_old():
-    from ajet_trinity.processes.engine import RolloutEngine
+    from ajet_trinity.processes.workflow import RolloutEngine
 
     class Actor:
         """The weights change with each answer."""

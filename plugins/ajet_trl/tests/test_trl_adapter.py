@@ -12,7 +12,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
-from ajet_trl.package import require_trl
+from ajet_trl.processor import require_trl
 from tests.docs.snippets import ROOT, blocks
 
 pytestmark = pytest.mark.extra_slow

@@ -18,8 +18,8 @@ from ajet.config import Experiment
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import BoundaryError, ConfigError, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet_command.printed import apply_score
 from ajet_command.settings import fill_placeholders
+from ajet_command.workflow import apply_score
 from ajet_environments import venvs
 from ajet_environments.venvs import prepare_python
 from ajet_verifiers.bridge import BOUNDARIES, SETUP, build_result, lock_preparation, make_error

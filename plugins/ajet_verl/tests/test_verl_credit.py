@@ -20,9 +20,8 @@ import pytest
 from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.embedded import shipped_folder
-from ajet.schema.episode import Group
+from ajet.schema.episode import Group, SampledSpan
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan
 from ajet_verl.config import compose_verl_config
 from tests.support.local_fixtures import calls_of, episode_of, timeline_of
 from tests.support.tiny_models import tiny

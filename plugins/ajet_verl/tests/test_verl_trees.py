@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from ajet.engine.embedded import shipped_folder
-from ajet.schema.episode import Group
+from ajet.schema.episode import Group, SampledSpan
 from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan
 from ajet_verl.config import compose_verl_config
 from ajet_verl.tests.test_verl_credit import CAP, KL, PLAIN, TC, TWO, assert_alike, local
 from tests.contract.verl_random_trees import FEW_LOGITS

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,11 +32,11 @@ from ajet.algorithm.importance import ImportanceCorrection, StaleBounds, stale_m
 from ajet.algorithm.loss_terms import number_replies
 from ajet.algorithm.staleness import build_tightened_metrics
 from ajet.algorithm.weights import compute_mini_batch_scale, split_mini_batches
+from ajet.backbone.canary import compute_gap
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet_ray.rows import FIELDS, RebuiltBatch, rebuild_groups
-from ajet_verl.trainer.fresh_tokens import measure_canary_gap
 from ajet_verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
 from ajet_verl.trainer.mini_batches import TREES, deal_rows
 
@@ -333,3 +334,25 @@ def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
         "lr": float(np.atleast_1d(output["lr"])[-1]),
         "steps_skipped": float(norms.size - taken.size),
     }
+
+
+def measure_canary_gap(
+    samples: Sequence[Sample], trainer: Sequence[Floats], rows: Sequence[Mapping[str, Any]], *, at_least: int
+) -> float | None:
+    """Return the gap in nats per token between engine and trainer, or None without a fresh token.
+
+    Args:
+        trainer: the trainer's log-probabilities of each sample, [T].
+        rows: verl's extra fields of each sample's row.
+        at_least: minimum policy version of fresh tokens, if the trainer may be ahead of the servers; 0 accepts the
+            newest version present.
+    """
+    newest = max((int(row["max_global_steps"]) for row in rows), default=-1)
+    fresh = [
+        (sample.timeline.logprobs[sample.timeline.mask], own[sample.timeline.mask])
+        for sample, own, row in zip(samples, trainer, rows, strict=True)
+        if row["min_global_steps"] == newest >= at_least
+    ]
+    if not fresh:
+        return None
+    return compute_gap(*(np.concatenate(parts) for parts in zip(*fresh, strict=True)))

@@ -38,8 +38,8 @@ from ajet.context_tracker.packing import PackedRow, pack
 from ajet.engine.same_model import EAGER, explain_unseen_masks, logits_match, set_attention, use_attention
 from ajet.schema.batch import Sample
 from ajet.schema.call import Ids
+from ajet.schema.episode import Timeline
 from ajet.schema.errors import ConfigError
-from ajet.schema.timeline import Timeline
 from ajet_verl.trainer import ulysses
 from ajet_verl.trainer.chunked_head import HeadOutput, Read, is_gathered_alone, read_in_chunks
 from ajet_verl.trainer.ulysses import RowPart, SplitPlan, sum_over_ranks

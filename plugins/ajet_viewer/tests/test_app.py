@@ -13,20 +13,18 @@ from starlette.testclient import TestClient
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.image_text import text_of
 from ajet.record.live_status import read_live_status
+from ajet.record.trackers.sample import text_of
 from ajet.schema.call import full_ids
-from ajet_viewer.app import Views, build_app
+from ajet_viewer.app import Views, build_app, read_metrics
 from ajet_viewer.config_page import build_config_page
 from ajet_viewer.episode_page import build_episode_page, build_token_window, list_token_lines
 from ajet_viewer.episode_table import EpisodeTable
 from ajet_viewer.export import build_frozen_page, bundle_scripts
 from ajet_viewer.library import Library
-from ajet_viewer.metrics import read_metrics
 from ajet_viewer.notes import read_notes
-from ajet_viewer.reward_bins import build_reward_bins
 from ajet_viewer.table_filter import FilterError, TableFilter, select_rows
-from ajet_viewer.task_matrix import build_task_matrix
+from ajet_viewer.task_matrix import build_reward_bins, build_task_matrix
 from tests.support.record_fixtures import episode
 from tests.support.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 

@@ -22,7 +22,7 @@ from loguru import logger
 from ajet.gateway.listener import Listener
 from ajet.record import held_folder
 from ajet.schema.addresses import list_loopback_hosts
-from ajet_viewer import app, browser, view
+from ajet_viewer import app, view
 
 ADDRESS = "http://127.0.0.1:1234/?token=se-cret&x=1"
 
@@ -32,13 +32,13 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What a browser is started with."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", found.append)
-    monkeypatch.setattr(browser, "has_desktop", lambda: True)
+    monkeypatch.setattr(view, "has_desktop", lambda: True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return found
 
 
 def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[str], tmp_path: Path) -> None:
-    page = browser.open_page(ADDRESS)
+    page = view.open_page(ADDRESS)
     assert page is not None
     (url,) = opened
     assert "se-cret" not in url and url.startswith("file://")
@@ -51,11 +51,11 @@ def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[s
 
 
 def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], tmp_path: Path) -> None:
-    left = browser.open_page(ADDRESS)
+    left = view.open_page(ADDRESS)
     assert left is not None and left._folder._lock is not None
     left._folder._lock.release()  # as the kernel does
     held_folder.remove_abandoned_folders.cache_clear()
-    page = browser.open_page(ADDRESS)
+    page = view.open_page(ADDRESS)
     assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
 
 
@@ -63,7 +63,7 @@ def test_where_no_file_can_be_the_address_was_printed_and_that_is_all(
     opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    assert browser.open_page(ADDRESS) is None and not opened
+    assert view.open_page(ADDRESS) is None and not opened
 
 
 @pytest.fixture

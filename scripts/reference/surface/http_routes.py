@@ -12,8 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from ajet.engine.scripted import ScriptedChat
 from ajet.gateway import Gateway
-from ajet.rollout.served.http import make_routes
-from ajet.rollout.served.protocol import build_openapi
+from ajet.rollout.served.http import build_openapi, make_routes
 from ajet.rollout.served.registry import EpisodeRegistry
 from ajet_environments.front.app import Front, build_front
 from ajet_environments.services.server import REQUESTS

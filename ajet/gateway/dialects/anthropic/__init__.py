@@ -5,8 +5,7 @@ tool_result is a separate message, blocks of text join without a separator. A re
 recognised. Errors have Anthropic's types and name the field.
 """
 
-from ajet.gateway.dialects.anthropic.dialect import AnthropicDialect, CountTokensDialect
+from ajet.gateway.dialects.anthropic.dialect import AnthropicDialect, CountTokensDialect, model_info, model_page
 from ajet.gateway.dialects.anthropic.errors import error_body
-from ajet.gateway.dialects.anthropic.models import model_info, model_page
 
 __all__ = ["AnthropicDialect", "CountTokensDialect", "error_body", "model_info", "model_page"]

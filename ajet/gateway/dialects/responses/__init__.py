@@ -5,7 +5,6 @@ to items). All forms parse to the sampled message, and the next call extends it.
 a stream; stored responses live as long as their episode.
 """
 
-from ajet.gateway.dialects.responses.dialect import InputTokensDialect, ResponsesDialect
-from ajet.gateway.dialects.responses.routes import response_routes
+from ajet.gateway.dialects.responses.dialect import InputTokensDialect, ResponsesDialect, response_routes
 
 __all__ = ["InputTokensDialect", "ResponsesDialect", "response_routes"]
