@@ -180,6 +180,6 @@ PLUGIN = Plugin(
             "List the plug-ins, what each adds to ajet, and why parts of it are missing.",
             panel=EXTENSIONS_PANEL,
         ),
-        "config": Command("ajet.cli.config:app", "Show and validate a configuration.", panel=MAIN_PANEL),
+        "config": Command("ajet.cli.config:app", "Inspect a configuration.", panel=MAIN_PANEL),
     },
 )

@@ -14,7 +14,8 @@ app = typer.Typer(help="Inspect a configuration.", no_args_is_help=True)
 
 @app.command("show")
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
-    """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
+    """Print the complete resolved configuration; without --conf the defaults. With verl, a second document shows what
+    verl gets."""
     from ajet.cli.options import open_experiment
     from ajet.commands.runner import load_runner
 
@@ -48,8 +49,8 @@ def why(
 
 @app.command("validate")
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
-    """Check a YAML: keys, types, and whether what it names is there. Keys that were set in vain are named, and
-    settings that cannot do what a training is for."""
+    """Check a YAML: keys, types, and whether the files and code that it names exist. Print the keys without effect,
+    and settings with which a training cannot learn."""
     from ajet.cli.options import open_experiment
     from ajet.commands.launch_checks import refuse_untrainable
     from ajet.commands.plan import require_present

@@ -119,9 +119,10 @@ def evaluate(
         ),
     ] = False,
 ) -> int:  # fmt: skip
-    """Evaluate one or several models on held-out tasks and compare them.
+    """Evaluate one or several models on held-out tasks and compare them. The same command again runs only what is
+    missing.
 
-    The same command again runs only what is missing. Exit code 1 if no attempt of a model was scored."""
+    Exit code 1 if no attempt of a model was scored."""
     if target is not None and target.endswith((".yaml", ".yml")) and conf is None:
         conf, target = Path(target), None
     print_reading(conf, err=as_json)

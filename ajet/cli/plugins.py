@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def plugins() -> int:
-    """List what extends ajet: each plug-in, what it brings, and why something of it is missing."""
+    """List the plug-ins, what each adds to ajet, and why parts of it are missing."""
     from ajet.commands.plugins import show_plugins
 
     return show_plugins()

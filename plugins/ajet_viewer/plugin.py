@@ -17,7 +17,7 @@ PLUGIN = Plugin(
         ),
         "report": Command(
             "ajet_viewer.cli.report:report",
-            "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
+            "Collect what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
             panel=RECORDS_PANEL,
         ),
     },

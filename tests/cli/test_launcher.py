@@ -228,7 +228,7 @@ def test_what_is_read_is_said_beside_json(project, run):
 def test_a_store_that_cannot_be_is_said_before_a_run_is_begun(project, run):
     (project / "folder").mkdir()
     code, _, err = run("--conf", "x.yaml", "--backbone", "local", "--from-store", "sqlite:folder")
-    assert code == 2 and "it is a folder" in err and not (project / "launcher_record").exists()
+    assert code == 2 and "is a folder" in err and not (project / "launcher_record").exists()
 
 
 @pytest.mark.parametrize("verb", ["launch", "serve"])
@@ -237,7 +237,7 @@ def test_a_runs_own_store_that_cannot_be_is_said_before_a_model_is_loaded(projec
     (project / "folder").mkdir()
     settings = "store.type=sqlite", f"store.uri=sqlite:{project}/folder"
     code, _, err = run(verb, "--conf", "x.yaml", "--backbone", "local", *settings)
-    assert code == 2 and "it is a folder" in err
+    assert code == 2 and "is a folder" in err
 
 
 def test_a_ctrl_c_while_libraries_end_is_no_traceback_of_theirs(tmp_path):
@@ -339,7 +339,7 @@ def test_kill_and_autokill(project, run, monkeypatch, launched):
 
 def test_a_name_that_no_run_has_is_said(project, run):
     code, text, _ = run("--kill", "nope")
-    assert code == 0 and "There is no run named nope" in text
+    assert code == 0 and "no run named nope" in text
     for verb in ("stop", "chat", "episodes", "prove", "audit", "view"):
         code, _, shown = run(verb, "nope")
         assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, verb
@@ -515,7 +515,7 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path, monkeypatch, capsys)
 
 def test_a_store_to_train_from_needs_a_backbone_that_trains(project, run, launched):
     code, _, err = run("--conf", "x.yaml", "--from-store", "sqlite:s.db")
-    assert code == 2 and "the backbone debug trains nothing" in err and launched == []
+    assert code == 2 and "backbone debug trains nothing" in err and launched == []
     assert run("--conf", "x.yaml", "--from-store", "sqlite:s.db", "--backbone", "local")[0] == 0
 
 

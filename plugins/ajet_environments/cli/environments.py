@@ -108,7 +108,7 @@ def up(
 
 
 def list_() -> int:
-    """The environments that run on this machine."""
+    """List the environments that run on this machine."""
     from ajet.record.console import console
     from ajet_environments.hosting.lifetime import build_table
 
@@ -117,7 +117,7 @@ def list_() -> int:
 
 
 def logs(name: Name) -> int:
-    """What an environment's processes said since it was started."""
+    """Print the log of an environment's processes since its start."""
     from ajet_environments.hosting.lifetime import read_log_lines
 
     for line in read_log_lines(name):
@@ -126,7 +126,7 @@ def logs(name: Name) -> int:
 
 
 def down(name: Name) -> int:
-    """End an environment: what runs is waited for."""
+    """Stop an environment after its running calls have ended."""
     from ajet_environments.hosting.lifetime import stop_environment
 
     stop_environment(name)
@@ -157,7 +157,7 @@ def try_(
     ] = None,
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments of the tool, as JSON.")] = "{}",
 ) -> int:
-    """Call an environment's tools by hand, and print what a call costs."""
+    """List an environment's tools, or call one and print the cost of the call."""
     from ajet_environments.hosting.trial import call_by_hand
 
     call_by_hand(environment, tool, arguments)
