@@ -150,7 +150,9 @@ class ScriptedEngine:
         if reply.ids is not None:
             ids = [int(token) for token in reply.ids]
         elif self._encode is None:
-            raise EngineFailure("a scripted engine whose replies are texts needs the argument encode=")
+            raise EngineFailure(
+                "a scripted engine with text replies needs the argument encode=, a function from text to token ids"
+            )
         else:
             ids = [int(token) for token in self._encode(reply.text or "")]
         if reply.ended and self._end_id is not None:

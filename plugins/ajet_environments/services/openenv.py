@@ -150,16 +150,18 @@ class OpenEnvInstance:
             raise WorldServerError(f"no answer to {kind}: {type(problem).__name__}") from problem
         if came.type is not aiohttp.WSMsgType.TEXT:
             raise WorldServerError(
-                f"the connection ended before the answer to {kind} ({came.type.name}, {came.data!r:.100})"
+                f"the connection ended before the environment's answer to the request {kind} ({came.type.name}, {came.data!r:.100})"
             )
         try:
             answer = load_json(came.data)
         except TooManyNodesError as problem:
-            raise WorldServerError(f"the answer to {kind} is too large: {problem}") from None
+            raise WorldServerError(f"the environment's answer to the request {kind} is too large: {problem}") from None
         except ValueError:
-            raise WorldServerError(f"the answer to {kind} is not JSON: {came.data!r:.200}") from None
+            raise WorldServerError(
+                f"the environment's answer to the request {kind} is not JSON: {came.data!r:.200}"
+            ) from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
-            raise WorldServerError(f"the answer to {kind} is {answer!r:.200}")
+            raise WorldServerError(f"the environment's answer to the request {kind} is {answer!r:.200}")
         if answer.get("type") == "error" and kind != "step":
             raise WorldServerError(
                 f"the server refused {kind}: {answer['data'].get('message')} ({answer['data'].get('code')})"

@@ -138,7 +138,7 @@ class Excel(WorkbookServer):
         """Remove a sheet from its workbook."""
         with self._change_sheet(filepath, sheet_name) as sheet:
             if len(sheet.parent.sheetnames) == 1:
-                raise ToolError("a workbook keeps one sheet at least")
+                raise ToolError("the last sheet cannot be deleted: a workbook needs at least one")
             sheet.parent.remove(sheet)
         return f"{sheet_name} is gone"
 

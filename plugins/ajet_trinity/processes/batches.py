@@ -30,7 +30,9 @@ class ExplorerSteps(DefaultSampleStrategy):
             taken += await self.exp_buffer.read(batch_size=rest)
         played = int(taken[0].eid.batch)
         if played != step or any(int(each.eid.batch) != played for each in taken):
-            raise ValueError(f"step {step} got rows of step {played}")
+            raise ValueError(
+                f"the trainer is at step {step}, but the explorer sent training rows sampled for step {played}"
+            )
         return taken, {}, []
 
 
