@@ -150,7 +150,8 @@ class OpenEnvInstance:
             raise WorldServerError(f"no answer to {kind}: {type(problem).__name__}") from problem
         if came.type is not aiohttp.WSMsgType.TEXT:
             raise WorldServerError(
-                f"the connection ended before the environment's answer to the request {kind} ({came.type.name}, {came.data!r:.100})"
+                f"the connection ended before the environment's answer to the request {kind} "
+                f"({came.type.name}, {came.data!r:.100})"
             )
         try:
             answer = load_json(came.data)

@@ -127,13 +127,13 @@ def test_a_service_that_dies_between_two_steps_is_known_by_the_next() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("nothing", "the connection ended before the answer to step"),
-        ("garbage", "the answer to step is not JSON"),
+        ("nothing", "before the environment's answer to the request step"),
+        ("garbage", "answer to the request step is not JSON"),
         (
             '{"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "boom"}}',
             "the environment could not act: boom",
         ),
-        ("x" * (17 << 20), "the connection ended before the answer to step"),
+        ("x" * (17 << 20), "before the environment's answer to the request step"),
     ],
 )
 def test_an_openenv_server_that_fails_is_an_environment_lost(answer: str, said: str) -> None:
