@@ -238,9 +238,9 @@ def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str 
     return {**complete, "content": text}
 
 
-def matches_reasoning(quote: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
-    """Return True if the reasoning of a quoted reply fits `reply`: equal, the end, or empty."""
-    return read_reasoning(reply).endswith(read_reasoning(quote))
+def matches_reasoning(copy: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
+    """Return True if a client's copy of `reply` has its reasoning, the end of it, or none."""
+    return read_reasoning(reply).endswith(read_reasoning(copy))
 
 
 def read_reasoning(message: Mapping[str, Any]) -> str:

@@ -297,7 +297,8 @@ class Recorder:
         if prefix == 0:
             return None, 0, 0
         shared = _common_text(prompt.text, text + self.stored[parent].reply_text)
-        # The oldest call with these ids is taken, so that chains grow with conversations, not with sessions.
+        # Several calls can begin with these ids. The oldest becomes the parent, so a chain of parents is as long as its
+        # conversation and not as long as the session.
         while prefix <= self.capture.calls[parent].prefix:
             older = self.capture.calls[parent].parent
             assert older is not None, f"call {parent} shares tokens with no other"

@@ -88,7 +88,10 @@ def _open_digest_lookup(folder: Path) -> Iterator[Callable[[str], bool]]:
 
 
 def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
-    """Return the unlinked lines at the end of an episode file; None without any."""
+    """Return the lines at the end of an episode file that no step's record names; None if there are none.
+
+    A crash between writing and recording leaves such lines. `known`: True for the digest of a recorded line.
+    """
     data = _read_bytes(path)
     end = at = data.rfind(b"\n") + 1
     while at > 0:

@@ -60,7 +60,7 @@ class Runner:
         return ""
 
     def describe_replaced_defaults(self, experiment: Experiment) -> str:
-        """Return lines on defaults where ajet differs from the backbone, for a YAML with the backbone's own keys."""
+        """Return lines about defaults that differ from verl's or Trinity's own, for a YAML with sections of theirs."""
         return ""
 
     def check(

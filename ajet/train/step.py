@@ -144,7 +144,7 @@ class StepObservers:
         self._observers = [kind(settings, words) for kind in kinds]
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
-        """Return the numbers of all observers."""
+        """Return the metrics of all observers in one mapping. Arguments: as in `StepObserver.metrics`."""
         found: dict[str, float] = {}
         for observer in self._observers:
             found |= observer.metrics(episodes, step, newest)

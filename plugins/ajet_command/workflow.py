@@ -230,7 +230,7 @@ def _get_question(workflow_task: WorkflowTask) -> str:
 
 
 def _describe_task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
-    """Return the task visible to the agent: without its answer, unless `metadata` names it."""
+    """Return the task as the agent sees it: of its metadata only the keys listed in `command_agent.metadata`."""
     task = workflow_task.task
     return {
         "task_id": task.task_id,

@@ -133,7 +133,7 @@ class EpisodeRecords:
         yield from (self._read_episode(parts, position["_id"], end) for end in position["ends"])
 
     def is_unchanged(self, position: Document) -> bool:
-        """True if all episodes of the position are unchanged."""
+        """True if no episode of this group was altered in MongoDB since it was written."""
         return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:

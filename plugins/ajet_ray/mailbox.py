@@ -78,7 +78,7 @@ class GroupNotice:
 
 @dataclass(frozen=True, slots=True)
 class CreditEntry:
-    """The credit of an episode in a step."""
+    """What a training step made of one episode: its outcome (advantages, or why it is untrained) and trained tokens."""
 
     uuid: str
     outcome: Outcome

@@ -89,7 +89,9 @@ class ServedSource(Source):
         """Record held-out attempts too late for the step, and save a checkpoint if due."""
         batch = self._batch
         if batch.held_out and self._will_validate(session, batch.step):
-            session.is_step_partial = True  # the server validates the next step itself: record clients' attempts now
+            # The server validates the next step itself, so the attempts of clients are recorded now. An interrupt
+            # between these writes leaves a partial step.
+            session.is_step_partial = True
             self._record_late(session, batch.held_out)
             session.store.use([episode.order for episode in batch.held_out], session.step)
             batch.held_out, session.is_step_partial, session.is_checkpoint_outdated = [], False, True

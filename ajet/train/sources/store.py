@@ -205,7 +205,7 @@ class StoreSource(TaskReaderSource):
         time.sleep(POLL_S)
 
     def announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
-        """Announce the present policy, if the policy or the open positions have changed."""
+        """Publish the policy version and the tasks for samplers, if either changed. `over`: no step follows."""
         self.announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
         self.announcer.announce(

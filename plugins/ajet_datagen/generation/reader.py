@@ -45,7 +45,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class WritingPrompt:
-    """One prompt for a writing model."""
+    """One prompt for the model that writes new tasks."""
 
     name: str
     prompt: str

@@ -152,7 +152,7 @@ def _require_container(image: str, description: EnvironmentDescription, token: b
 
 
 def _prepare_servers(description: EnvironmentDescription) -> None:
-    """Install missing packages and images, and print each failure."""
+    """Install missing packages and images. Print each failure, and each limit that this machine cannot enforce."""
     servers = [part.server for part in description.parts if part.server is not None]
     require_images(servers)
     for server in servers:

@@ -177,7 +177,7 @@ def build_full_timelines(calls: Sequence[Call]) -> list[Timeline]:
 def prove_uses(
     uses: Sequence[ToolUse], calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], episode: str
 ) -> Iterator[tuple[ToolUse, WrongToken | None]]:
-    """Yield each checked tool use, with its problem or None."""
+    """Compare recorded tool uses with the calls of the replies; yield each compared use and its problem or None."""
     answers = _find_tool_messages(messages)
     before = ""
     for at, use in enumerate(uses):

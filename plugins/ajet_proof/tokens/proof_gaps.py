@@ -51,7 +51,7 @@ def measure_noise(*differences: Doubles) -> Noise:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The gap distribution of one step with its limits, in nats."""
+    """Gaps of one step between recorded and recomputed log-probabilities, with the allowed limits, in nats."""
 
     tokens: int
     mean: float
