@@ -25,6 +25,7 @@ from scripts.reference.pages import (
     performance_md,
     test_environments_md,
     verl_keys_md,
+    versions_md,
 )
 from scripts.reference.surface import COMMIT_ON_PURPOSE, FILE, compare_surface, describe_surface
 
@@ -45,6 +46,7 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "install.md": install_md(),
         ROOT / "docs" / "reference" / "test_environments.md": test_environments_md(),
         ROOT / "docs" / "reference" / "verl_keys.md": verl_keys_md(),
+        ROOT / "docs" / "reference" / "versions.md": versions_md(),
         ROOT / "llms.txt": llms_txt(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),

@@ -152,6 +152,26 @@ def install_md() -> str:
     return _with_table((ROOT / "docs" / "install.md").read_text(encoding="utf-8"), INSTALLS, table)
 
 
+def versions_md() -> str:
+    """Return the page of the versions that were run: component, version, environment, test, date and commit."""
+    lines = (ROOT / "benchmarks" / "results" / "versions.jsonl").read_text(encoding="utf-8").splitlines()
+    table = [_VERSIONS, "| Component | Version | Environment | Test | Last run | Commit |", "|---|---|---|---|---|---|"]
+    for row in map(json.loads, lines):
+        test = f"[`{row['test'].rpartition('/')[2]}`](../../{row['test']})"
+        cells = (row["component"], row["version"], row["environment"], test, row["date"], f"`{row['commit']}`")
+        table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table) + "\n"
+
+
+_VERSIONS = """\
+# Tested versions
+
+<!-- Generated from benchmarks/results/versions.jsonl by `make docs`; change it there. -->
+
+Each version was run by its test, in [one of the environments](test_environments.md), when the code was at the commit.
+"""
+
+
 def test_environments_md() -> str:
     """Return the page of the tests' environments."""
     lines = [
