@@ -87,7 +87,7 @@ def install_by_uv(python: Path, *requirements: str, overrides: Sequence[str] = (
     command = [*uv, *choose_torch(uv, _find_constraints(), pip)]
     for name in overrides:
         command += ["--override", str(ROOT / "constraints" / name)]
-    environment = {**os.environ, **pip.environment}
+    environment = {**os.environ, **pip.environment, "TMPDIR": str(python.parents[1])}  # it leaves lock files there
     subprocess.run([*command, *requirements], check=True, timeout=3600, env=environment)
 
 
