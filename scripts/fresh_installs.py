@@ -76,7 +76,8 @@ def install_by_pip(python: Path, *requirements: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraint:
         constraint.write(pinned[0] if pinned else "")
         constraint.flush()
-        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", constraint.name]
+        command = [str(python), "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
+        command += ["--constraint", constraint.name]
         subprocess.run([*command, *requirements], check=True, stdout=subprocess.DEVNULL, timeout=3600)
 
 
