@@ -76,18 +76,19 @@ def install_by_pip(python: Path, *requirements: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraint:
         constraint.write(pinned[0] if pinned else "")
         constraint.flush()
-        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", constraint.name]
+        command = [str(python), "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
+        command += ["--constraint", constraint.name]
         subprocess.run([*command, *requirements], check=True, stdout=subprocess.DEVNULL, timeout=3600)
 
 
 def install_by_uv(python: Path, *requirements: str, overrides: Sequence[str] = ()) -> None:
     """Install with uv, with a CPU build of torch if there is one. `overrides`: files in `constraints/`."""
     pip = PipSettings(sys.executable)
-    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    command = [*uv, *choose_torch(uv, _find_constraints(), pip)]
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", str(python)]
+    command = [*uv, "--quiet", "--no-cache", *choose_torch(uv, _find_constraints(), pip)]
     for name in overrides:
         command += ["--override", str(ROOT / "constraints" / name)]
-    environment = {**os.environ, **pip.environment}
+    environment = {**os.environ, **pip.environment, "TMPDIR": str(python.parents[1])}  # for lock files and downloads
     subprocess.run([*command, *requirements], check=True, timeout=3600, env=environment)
 
 

@@ -38,7 +38,7 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
     with quiet_transformers(), redirect_stderr(io.StringIO()):
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **_LOCAL_ONLY
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **_dequantize_weights(), **_LOCAL_ONLY
             )
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{gguf} cannot be read as a model: {error}", where="model.path") from error
@@ -46,6 +46,14 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
     apply_umask(target)
+
+
+def _dequantize_weights() -> dict[str, Any]:
+    """Return the loader option for plain weights; versions without it always load plain weights."""
+    import transformers
+
+    options = getattr(transformers, "GgufConfig", None)
+    return {} if options is None else {"quantization_config": options(dequantize=True)}
 
 
 def _load_tokenizer(gguf: Path, config: Any) -> Any:

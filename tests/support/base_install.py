@@ -43,7 +43,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ajet in `folder`; the exit code must be `code`."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160", "TERM": "dumb", **variables}
-    done = subprocess.run([*ajet, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*ajet, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-4000:])
     return done
 
