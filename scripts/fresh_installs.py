@@ -130,13 +130,16 @@ def _count_bytes(folder: Path) -> int:
 
 
 def resolve_extra(extra: str, version: str) -> dict[str, object]:
-    """Return the row of an extra that is only resolved: how many packages, 0 if it cannot be."""
+    """Return the row of an extra that is only resolved: how many packages, 0 if it cannot be or brings none."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     command += ["--python-version", version, str(ROOT / "pyproject.toml"), *(["--extra", extra] if extra else [])]
     environment = {**os.environ, **PipSettings(sys.executable).environment}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     lines = [line for line in done.stdout.splitlines() if "==" in line] if done.returncode == 0 else []
-    return {"how": "resolved", "extra": extra, "python": version, "packages": len(lines)}
+    row: dict[str, object] = {"how": "resolved", "extra": extra, "python": version, "packages": len(lines)}
+    if extra and row["packages"] == resolve_extra("", version)["packages"]:  # its requirements leave this Python out
+        row["packages"] = 0
+    return row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
