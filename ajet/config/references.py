@@ -99,7 +99,7 @@ def resolve_reference(
     if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise UnresolvedReferenceError(
-            f"{what}: {reference} is {kind}, not a {expect.__name__}.",
+            f"{what}: {reference} is {kind}, not a subclass of {expect.__name__}.",
             where=str(file or dotted),
             expected=f"a subclass of {expect.__module__.split('.')[0]}.{expect.__name__}",
             do=f"write `class {parsed.name}({expect.__name__}):`",

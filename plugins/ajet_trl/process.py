@@ -128,8 +128,6 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 # Provide ajet's episodes as GRPOTrainer's `rollout_func`.
@@ -198,3 +196,7 @@ def build_row(episode: Episode) -> dict[str, list[Any]]:
 def verdicts(verdict: Sequence[float | None], **others: Any) -> list[float | None]:
     """Return the judge's rewards, as TRL's reward function."""
     return list(verdict)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

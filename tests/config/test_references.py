@@ -264,5 +264,5 @@ def test_a_missing_package_that_an_extra_brings_names_the_extra(base):
 def test_the_expected_class(base):
     class Workflow: ...
 
-    assert "is the class A, not a Workflow" in error_of(base, "workflow.py->A", expect=Workflow).what
+    assert "is the class A, not a subclass of Workflow" in error_of(base, "workflow.py->A", expect=Workflow).what
     assert "is a int" in error_of(base, "workflow.py->value", expect=Workflow).what

@@ -300,7 +300,7 @@ SHAPES = {
     ),
     "older defaults": (
         "ajet: {}\ndefaults: [ppo_trainer, astune_default, ajet_ts_default, _self_]\n",
-        "`defaults` holds 'astune_default' and 'ajet_ts_default'", "delete them",
+        "`defaults` contains 'astune_default' and 'ajet_ts_default'", "delete them",
     ),
     "older search paths": (
         "ajet: {}\nhydra: {searchpath: ['file://astuner/default_config', 'file://astune/default_config/verl']}\n",
@@ -344,5 +344,5 @@ def test_keys_of_another_backbone_are_likened_to_keys_that_a_yaml_has(tmp_path):
     idle = load_experiment(tmp_path / "x.yaml", backbone="debug").list_idle_keys()
     said = {name: each.why for each in idle for name in each.keys}
     assert "`ajet.trainer_common.lora.rank: 32`" in said["actor_rollout_ref.model.lora_rank"]
-    assert said["actor_rollout_ref"] == "it is verl's own" and said["trinity"] == "it is trinity's own"
+    assert "a key of verl" in said["actor_rollout_ref"] and "a key of trinity" in said["trinity"]
     assert not {"actor_rollout_ref.rollout.load_format", "trinity.synchronizer.sync_method"} & {*said}

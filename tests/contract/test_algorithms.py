@@ -182,7 +182,7 @@ class Rows(Algorithm):
     [
         ("absent.py->A", "absent.py, which does not exist"),
         ("wrong.py->Silnt", "refers to Silnt, which the file does not define(.|\n)*write wrong.py->Silent"),
-        ("wrong.py->Plain", "is the class Plain, which is no Algorithm(.|\n)*a subclass of ajet.Algorithm"),
+        ("wrong.py->Plain", "is the class Plain, not a subclass of Algorithm(.|\n)*a subclass of ajet.Algorithm"),
         ("wrong.py->Silent", "wrong.py->Silent(.|\n)*of_group"),
         ("wrong.py->Pairs", "unknown needs: pairs(.|\n)*group, reference"),
         ("wrong.py->Refers", "needs the reference model's log-probabilities(.|\n)*use_kl_in_reward: true"),

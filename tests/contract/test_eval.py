@@ -293,7 +293,7 @@ def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_
         and f"{server} hangs: it accepted the request and sent" in out
     )
     words = " ".join((out + printed.err).split())
-    assert words.count("check that server, or raise rollout.endpoint.timeout if its replies take longer") == 1
+    assert words.count("raise rollout.endpoint.timeout if its replies take longer") == 1
     monkeypatch.setattr(Answers, "do_POST", answers)
     out = run(capsys, *arguments)
     assert "75.0%" in out and "2 of 4 attempts are recorded already, 2 remain" in out
@@ -329,7 +329,7 @@ def test_judges_that_cannot_be_asked_leave_attempts_out_and_one_that_fails_is_sa
     [
         ([], "no run and no YAML to evaluate"),
         (["nobody"], "There is no run named nobody"),
-        (["x.yaml", "--tasks", "none.jsonl"], "There is no file none.jsonl"),
+        (["x.yaml", "--tasks", "none.jsonl"], "none.jsonl does not exist"),
         (["x.yaml", "--tasks", "."], ". is a folder"),
         (["x.yaml", "--model", "best"], "No run has a checkpoint best yet"),
         (["x.yaml", "--model", "a@http://h/v1", "--model", "a@http://h/v1"], "is the same model as"),
@@ -391,7 +391,7 @@ def test_checkpoints_of_a_run_are_played_viewed_and_proven(tool_project, tmp_pat
     common = ["plain", "--exp-dir", str(root), "--at-most", "4", "--repeat", "2", "--picture", str(tmp_path / "a.svg")]
     done = ajet("eval", *common, "--model", "base", "--model", "2", cwd=tool_project)
     assert done.returncode == 0, done.stdout
-    assert "step-2 against base" in done.stdout and "two runs of one model differ by" in done.stdout
+    assert "step-2 compared with base" in done.stdout and "two runs of one model differ by" in done.stdout
     assert "<svg" in Path("a.svg").read_text() and os.path.getsize("a.svg") > 5000
     records = sorted(Path("launcher_record/plain/eval").iterdir())
     assert len(records) == 2

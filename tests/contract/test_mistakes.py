@@ -177,7 +177,7 @@ def nothing_forgotten() -> Iterator[None]:
         (NotANumber, ["the workflow's reward is nan", "expected a finite number"]),
         (Good, ["WorkflowOutput(reward='good')", "expected a number, a list of numbers"]),
         (RunsALoop, ["asyncio.run() cannot be called", "use `await` there"]),
-        (LooksAtNoStatus, ["'choices' (refused its last model call: Invalid value for 'messages[0].content'"]),
+        (LooksAtNoStatus, ["'choices' (", "refused its last model call: Invalid value for 'messages[0].content'"]),
         (OwnField, ["no attribute 'colour' (the columns of a row are in its `metadata`"]),
         (NoTask, ["no attribute 'main_query' (a class gets the task as `workflow_task.task`)"]),
         (ForgetsAwait, ["'coroutine' object has no attribute 'choices'", "an `await` is missing"]),

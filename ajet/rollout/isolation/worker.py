@@ -149,8 +149,6 @@ def _stop_until_orphaned(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-if __name__ == "__main__":
-    main()
 
 
 # The player of a worker with one attempt at a time, in the main thread: isolations `process` and `sandbox`.
@@ -307,3 +305,7 @@ def _find_children() -> list[int]:
 
 def _join_names(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -331,7 +331,7 @@ def test_processes_that_die_again_and_again_end_it(made):
     record, run, _ = made
     for _ in range(DEATHS - 1):
         record.handle_notice(DeathNotice("agent loop", "killed"))
-    with pytest.raises(UserError, match=f"died {DEATHS} times, the last: agent loop: killed"):
+    with pytest.raises(UserError, match=f"died {DEATHS} times. The last one: agent loop: killed"):
         record.handle_notice(DeathNotice("agent loop", "killed"))
 
 

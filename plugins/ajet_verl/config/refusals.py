@@ -39,7 +39,7 @@ TREES = "actor_rollout_ref.ajet_trees"
 ROUTED, MEGATRON_REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
 """verl keys: servers report the experts of each token, and Megatron replays them (mode R3)."""
 MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
-"""Trainer names registered by `ajet_verl.trainer.process`."""
+"""Trainer names registered by `ajet_verl.trainer.trainers`."""
 
 
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
@@ -474,7 +474,7 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check settings of credit and loss, computed by `ajet_verl.trainer.process` as on the local backbone."""
+    """Check settings of credit and loss, computed by `ajet_verl.trainer.trainers` as on the local backbone."""
     for key, found, expected in find_unsupported(lambda key: s.value(key)):
         yield s.make_error(
             f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's advantages and "

@@ -53,7 +53,7 @@ def test_a_cluster_that_has_the_trainers_alone_is_refused(monkeypatch):
     has = {"GPU": 8.0, "CPU": 64.0}
     monkeypatch.setattr(ray, "cluster_resources", lambda: has)
     cluster.wait_for_gpus(build_needs(config("sync")), own=True, on_wait=print)
-    with pytest.raises(UserError, match=r"wants 10 GPUs \(2 × 4 to train, 1 × 2 to serve\), Ray has 8") as caught:
+    with pytest.raises(UserError, match=r"needs 10 GPUs \(2 × 4 to train, 1 × 2 to serve\), but Ray has 8") as caught:
         cluster.wait_for_gpus(build_needs(config("separate_async")), own=True, on_wait=lambda found, wanted: None)
     assert "rollout.nnodes" in caught.value.where
     has["GPU"] = 10.0

@@ -53,7 +53,7 @@ def hooked(mode: str, **attributes: Any) -> Any:
     """Our trainer of a mode as it is after `init`, but for what verl puts there."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet_verl.trainer import process  # noqa: F401 - registers ours
+    from ajet_verl.trainer import trainers  # noqa: F401 - registers ours
 
     config = deepcopy(composed(mode))
     trainer: Any = object.__new__(get_trainer_cls(config.trainer.v1.trainer_mode))
@@ -133,7 +133,7 @@ def test_our_trainers_are_verls_of_the_same_mode(base):
 
     from ajet_ray.resolvers import DECOUPLED
     from ajet_verl.config.refusals import MODES
-    from ajet_verl.trainer import process
+    from ajet_verl.trainer import trainers
     from ajet_verl.trainer.hooks import CreditHooks
 
     for name in MODES:
@@ -143,7 +143,7 @@ def test_our_trainers_are_verls_of_the_same_mode(base):
         assert issubclass(ours, verls) and issubclass(ours, CreditHooks) and ours.mode == mode
         assert ours.is_decoupled == (name == DECOUPLED), "tokens of the step before are no canary there"
         assert ours.__mro__.index(CreditHooks) < ours.__mro__.index(verls)
-        assert ours.__module__ == process.__name__
+        assert ours.__module__ == trainers.__name__
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -151,7 +151,7 @@ def test_verl_meets_its_own_name_of_the_mode(base, monkeypatch, mode):
     """By which it chooses its replay buffer and reads the mode's section."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet_verl.trainer import process, reporting  # noqa: F401 - process registers ours
+    from ajet_verl.trainer import reporting, trainers  # noqa: F401 - registers ours
 
     def stop(self: Any, config: Any) -> None:
         assert config.trainer.v1.trainer_mode == mode
@@ -399,9 +399,9 @@ def servers(monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.setattr(metadata, "version", metadata.version)
     platform.name_vllm()
-    from ajet_verl.trainer import process
+    from ajet_verl.trainer import servers
 
-    return process
+    return servers
 
 
 class Remote:
@@ -477,7 +477,7 @@ def test_servers_are_those_that_were_started_before(servers, monkeypatch):
 def test_a_server_answers_once_verls_constructor_is_through(servers, monkeypatch):
     from verl.workers.rollout.vllm_rollout import vllm_async_server as theirs
 
-    from ajet_verl.trainer import process as server
+    from ajet_verl.trainer import server
 
     assert {"launch_server", "get_master_address", "generate", "sleep", "wake_up"} <= set(servers.list_methods())
 
