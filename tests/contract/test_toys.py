@@ -173,7 +173,7 @@ def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
         ("store.type", "agent.py->agent", "is a function"),
         ("rollout.isolation", "threads", "did you mean thread?"),
         ("store.type", "mysql", "one of run_directory"),
-        ("task_reader.type", "agent.py->agent", "is no task reader"),
+        ("task_reader.type", "agent.py->agent", "is not a task reader"),
         ("task_reader.type", "random_dumy", "did you mean random_dummy?"),
         ("trainer_common.logger", "tensorbord", "did you mean tensorboard?"),
     ],
