@@ -92,18 +92,14 @@ class LocalRunner(InProcessRunner):
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        from ajet.backbone.local.requirements import require_context, require_machine, require_trainable
-        from ajet.engine.model_limits import read_limits
-        from ajet.engine.model_source import find_local_model
+        from ajet.backbone.local.requirements import require_machine, require_trainable
 
         if experiment.ajet.sft.objective is not None:
             from ajet.train.sources.replies import adapt_to_replies
 
             experiment = adapt_to_replies(experiment)
         settings = experiment.ajet
-        path = require_trainable(settings, looking=looking)
-        if (folder := find_local_model(path, base=experiment.base, weights=False)) is not None:
-            require_context(settings, read_limits(folder).positions)
+        require_trainable(settings, looking=looking)
         if here:
             require_machine(settings)
 

@@ -103,7 +103,7 @@ def _run_proxy(
     host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
     address = f"http://{host}:{listening.getsockname()[1]}"
     if adopted := sessions.adopt(_find_left_sessions(run.path)):
-        logger.info("continuing the session {} of an earlier process", counted(adopted, "session"))
+        logger.info("continuing {} of an earlier process", counted(adopted, "session"))
     relay = ObservingRelay(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
     server = RelayServer(relay, sessions, listening)
     recording = EpisodeRecording(run)

@@ -128,8 +128,6 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-
-
 # Provide ajet's episodes as GRPOTrainer's `rollout_func`.
 # TRL's data set is one step of dummy prompts: ajet's task order decides the tasks of a step, as on every backbone.
 # Invariants: an episode is one row of exact tokens, with mask 1 at sampled tokens. The reward comes from ajet's

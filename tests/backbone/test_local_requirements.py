@@ -1,33 +1,24 @@
-"""What the local backbone refuses before it trains."""
+"""What the local backbone says before it trains."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from loguru import logger
 
-from ajet.backbone.local.backbone import LocalBackbone
-from ajet.commands.launch_checks import require_launchable
-from ajet.config import Experiment
-from ajet.schema.errors import ConfigError
+from ajet.backbone.local.requirements import warn_of_context
+from tests.support.local_fixtures import config_of
 
 TAKEN = 1024
-"""Tokens that embedded:tiny-tools takes."""
+"""Tokens of the model's context."""
 
 
-def tiny(folder: Path, **rollout: int) -> Experiment:
-    ajet = {"model": {"path": "embedded:tiny-tools"}, "backbone": "local", "rollout": rollout}
-    return Experiment.from_dict({"ajet": ajet}, base=folder, exp_dir=folder)
-
-
-@pytest.mark.parametrize("open_run", [require_launchable, LocalBackbone])
-def test_a_context_beyond_the_models_is_refused(tmp_path: Path, open_run: type) -> None:
-    with pytest.raises(ConfigError) as caught:
-        open_run(tiny(tmp_path, max_model_len=TAKEN + 1))
-    assert caught.value.where == "ajet.rollout.max_model_len"
-    assert f"is {TAKEN + 1}, and the model takes {TAKEN} tokens" in caught.value.what
-
-
-def test_the_default_context_fits_every_model(tmp_path: Path) -> None:
-    require_launchable(tiny(tmp_path))
-    require_launchable(tiny(tmp_path, max_model_len=TAKEN))
+@pytest.mark.parametrize(("wanted", "lines"), [(TAKEN + 1, 1), (TAKEN, 0), (None, 0)])
+def test_a_context_beyond_the_models_is_named(wanted: int | None, lines: int) -> None:
+    logged: list[str] = []
+    sink = logger.add(lambda message: logged.append(str(message)), format="{message}")
+    try:
+        warn_of_context(config_of(**({} if wanted is None else {"rollout__max_model_len": wanted})), TAKEN)
+    finally:
+        logger.remove(sink)
+    assert len(logged) == lines
+    assert all(str(TAKEN + 1) in line and str(TAKEN) in line for line in logged)

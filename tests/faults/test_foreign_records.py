@@ -254,7 +254,7 @@ def test_an_agent_is_the_projects_own_code(tmp_path, environment, events, monkey
     (run / "resolved.yaml").write_text(text.replace(f"{run}/workflow.py", f"{tmp_path}/workflow.py"))
     code, said = ajet_here("chat", str(run), "--agent", "--prompt", "hello")
     assert marker.exists() and str(tmp_path / "workflow.py") in said, "what is the project's own is run, and said"
-    assert code == 2 and "no Workflow" in said and events == []
+    assert code == 2 and "not a subclass of Workflow" in said and events == []
     (run / "resolved.yaml").write_text(
         "ajet:\n  model: {path: 'embedded:tiny-tools'}\n  task_reader: {type: random_dummy}\n"
         f"  base_dir: {tmp_path}\n  rollout: {{user_workflow: mcp_agent}}\n"

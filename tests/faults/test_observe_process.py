@@ -114,7 +114,7 @@ def test_what_a_killed_one_left_is_gone_on_with(tmp_path):
         [left] = opened(tmp_path)
         server.kind, server.parts = "application/json", [WHOLE]
         with observing(tmp_path, url, "log2") as second:
-            assert "continues 1 of an earlier process" in second.said
+            assert "continuing 1 session of an earlier process" in second.said
             [moved] = opened(tmp_path)
             assert moved.name == left.name and moved.parent != left.parent
             second.ask("s0")

@@ -32,7 +32,7 @@ from ajet.backbone.local.machine import (
     freeze_startup_objects,
     release_memory,
 )
-from ajet.backbone.local.requirements import require_context, require_trainable
+from ajet.backbone.local.requirements import require_trainable, warn_of_context
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import TokenEngine
@@ -77,7 +77,7 @@ class LocalBackbone:
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        require_context(config, read_context_length(model))
+        warn_of_context(config, read_context_length(model))
         warn_unreplayed_experts(prepare_folder(source))
         verdicts = VerdictCache() if settings.canary is not None else None  # every cache key includes the weights
         algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)

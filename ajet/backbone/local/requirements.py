@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loguru import logger
+
 from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet.schema.errors import ConfigError, UserError, require_packages
 
@@ -64,24 +66,21 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
     return config.model.path
 
 
-def require_context(config: AjetConfig, positions: int | None) -> None:
-    """Check that the model takes the configured tokens. The key's default stands for at most the model's own number.
+def warn_of_context(config: AjetConfig, positions: int | None) -> None:
+    """Log a warning if `rollout.max_model_len` is longer than the model's context; the model's own length is used.
+
+    The key's default stands for at most the model's own length, and gives no warning.
 
     Args:
         positions: the model's maximum sequence length; None if unknown.
-
-    Raises:
-        ConfigError: `rollout.max_model_len` is larger.
     """
     wanted = config.rollout.max_model_len
     if positions is None or wanted <= positions or wanted == type(config.rollout).model_fields["max_model_len"].default:
         return
-    raise ConfigError(
-        f"rollout.max_model_len is {wanted}, and the model takes {positions} tokens.",
-        where="ajet.rollout.max_model_len",
-        expected=f"at most {positions}, max_position_embeddings of {config.model.path}",
-        do="lower it, or remove it from the YAML: the model's own number is used then",
-    )
+    logger.warning(
+        "rollout.max_model_len is {}, but {} takes {} tokens: the run uses {}",
+        wanted, config.model.path, positions, positions,
+    )  # fmt: skip
 
 
 def require_machine(config: AjetConfig) -> None:

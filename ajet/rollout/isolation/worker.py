@@ -149,8 +149,6 @@ def _stop_until_orphaned(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-
-
 # The player of a worker with one attempt at a time, in the main thread: isolations `process` and `sandbox`.
 # Invariant: the end of each attempt lists the changes left in this process: folder, environment, threads, children,
 # standard output. The rollout replaces a changed worker. Threads and children get SETTLE_S to end by themselves.
