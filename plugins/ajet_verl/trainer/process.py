@@ -1,4 +1,4 @@
-"""TrainerProcess: the actor running verl's trainer, and its messages to the record.
+"""TrainerProcess: the Ray actor that runs verl's trainer and reports to the run's own process.
 
 Invariant: the actor connects verl's public parts like verl's own main program and adds nothing. Errors are raised to
 the caller of `run`.
@@ -38,10 +38,14 @@ from ajet_verl.trainer.reporting import ReportingHooks, RunStoppedError
 
 
 class TrainerProcess:
-    """Ray actor created by the launch."""
+    """Ray actor that runs verl's trainer, created by the run's own process."""
 
     def run(self, config: Any) -> None:
-        """Train until the last step, or until the mailbox requests a stop."""
+        """Train until the last step, or until the run's own process requests a stop.
+
+        Args:
+            config: verl's complete config.
+        """
         sender = Sender()
         sender.introduce("trainer")
         sender.post(PhaseNotice("loading"))
@@ -97,13 +101,13 @@ def pickle_load_balancer() -> None:
 
 
 class SavedCallback:
-    """Set as `trainer.checkpoint_callback_class`: reports a written checkpoint."""
+    """Callback class of verl (`trainer.checkpoint_callback_class`) that reports each written checkpoint."""
 
     def __init__(self, config: Any = None) -> None:
         self._sender = Sender()
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
-        """Post a checkpoint notice. Called by verl after each checkpoint."""
+        """Report a checkpoint to the run's own process. verl calls this after writing each checkpoint."""
         self._sender.post_and_wait(CheckpointNotice(global_step, checkpoint_dir))
 
 
@@ -112,10 +116,14 @@ class SavedCallback:
 # Invariant: verl finds ajet's servers in its registry of replicas and gets each by name. With several nodes the
 # placement of the servers is not known in advance, so no server is started early.
 class EarlyReplica(vLLMReplica):
-    """verl's replica with ajet's servers."""
+    """verl's group of processes that serve one copy of the model, with servers that ajet starts early."""
 
     def __init__(self, *args: Any, started: Mapping[str, Any], **kwargs: Any) -> None:
-        """Create the replica; `started` maps names to early servers."""
+        """Create the replica.
+
+        Args:
+            started: actors of the servers that run already, by name.
+        """
         super().__init__(*args, **kwargs)
         self.server_class: Any = _ServerClass(started)
 
@@ -140,17 +148,21 @@ class _ServerStart:
 
 
 def make_actor_class() -> Any:
-    """Return the actor class of a server."""
+    """Return the Ray actor class of an early server."""
     return ray.remote(make_server_class(vLLMHttpServer.__name__, list_methods()))
 
 
 def list_methods() -> list[str]:
-    """Return the public methods of verl's server."""
+    """Return the names of the public methods of verl's server."""
     return [name for name, _ in inspect.getmembers(vLLMHttpServer, inspect.isfunction) if not name.startswith("_")]
 
 
 def start_servers(config: Any) -> None:
-    """Register ajet's servers, and start those that share the trainer's accelerators; `config` is verl's."""
+    """Make verl use ajet's servers, and start them now if they share the accelerators of a single node.
+
+    Args:
+        config: verl's complete config.
+    """
     platform, rollout = get_platform(), config.actor_rollout_ref.rollout
     nodes = [node for node in ray.nodes() if node["Alive"] and platform.ray_resource_name() in node["Resources"]]
     like: Any = vLLMReplica(0, rollout, config.actor_rollout_ref.model, gpus_per_node=rollout.n_gpus_per_node)
@@ -175,7 +187,10 @@ def start_servers(config: Any) -> None:
 # balancer and in each agent loop. Invariants: this module needs neither vLLM nor verl, and only a server's process
 # imports them. Before `begin` only imports run, so no accelerator is touched. Earlier requests wait.
 class EarlyServer:
-    """Ray actor, with methods added by `make_server_class`."""
+    """Ray actor that imports vLLM early and becomes verl's server in `begin`.
+
+    `make_server_class` adds the methods of verl's server, which are forwarded to it.
+    """
 
     def __init__(self) -> None:
         import verl.workers.rollout.vllm_rollout.vllm_async_server  # noqa: F401
@@ -184,7 +199,11 @@ class EarlyServer:
         self._made: Any = None
 
     async def begin(self, **parts: Any) -> None:
-        """Run verl's constructor in a thread; later requests raise its exceptions."""
+        """Run the constructor of verl's server in a thread; if it fails, later requests raise its exception.
+
+        Args:
+            parts: the constructor's arguments.
+        """
         from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
         self._made = asyncio.ensure_future(asyncio.to_thread(vLLMHttpServer, **parts))
@@ -197,7 +216,12 @@ class EarlyServer:
 
 
 def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
-    """Return a server class of this name with the methods of verl's server."""
+    """Return a subclass of EarlyServer that forwards the named methods to verl's server.
+
+    Args:
+        name: name of the class.
+        methods: names of the methods.
+    """
     return type(name, (EarlyServer,), {method: _forward_method(method) for method in methods})
 
 
@@ -212,7 +236,7 @@ def _forward_method(name: str) -> Callable[..., Awaitable[Any]]:
 # Invariant: everything except the methods in `hooks` is verl's own trainer. verl selects the replay buffer and a
 # section of the config by the mode's name, so verl's name is restored after the class is found.
 POLL_S = 0.25
-"""Seconds between two checks for finished groups; verl's 2 would be most of a small model's step."""
+"""Seconds between two checks for finished groups. verl's 2 s would be most of the time of a small model's step."""
 
 
 class _CreditTrainer(ReportingHooks, CreditHooks):
