@@ -134,7 +134,7 @@ class MongoStore:
             position = self.positions.name_records(lease, there, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             named = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
-            # Neither condition holds if the server lost documents in a restart: then write everything once more.
+            # The loop repeats only if the server has lost documents in a restart, so that no reference was added.
             ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
             if ours or not is_held or all(end["uuid"] in named for end in ends):
                 self.records.remove([end["record"] for end in ends if end["record"] not in ours])
