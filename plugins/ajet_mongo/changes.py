@@ -184,5 +184,8 @@ def reopen_position() -> Update:
 
 
 def match_last_use(names: Iterable[str]) -> Document:
-    """Match a list of uses that has a final one, after which no step uses the group again, by any of these commits."""
+    """Match a list of uses with a final one by any of these commits.
+
+    After a final use no step uses the group again.
+    """
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

@@ -91,7 +91,7 @@ class MongoConnection:
         return self.run_operation(operation, self.durable)
 
     def run_quick(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """Run an operation without waiting for the journal; the next durable write makes its writes durable, too."""
+        """Run an operation without waiting for the journal. The next durable write makes its writes durable, too."""
         return self.run_operation(operation, self.quick)
 
     def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:

@@ -266,7 +266,7 @@ STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "clos
 
 
 class MongoReading:
-    """Reads a store in MongoDB without changing it; implements `ajet.store.reader.StoreReader`."""
+    """Reads a store in MongoDB without changing it. Implements `ajet.store.reader.StoreReader`."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = MongoConnection(uri, database, login, patience=READ_PATIENCE)

@@ -36,7 +36,7 @@ class _RunningGroup:
 
 
 class Host:
-    """Runs the episodes of groups in a process; created once and used until the process ends."""
+    """Runs the episodes of groups in a process. Created once and used until the process ends."""
 
     def __init__(
         self,

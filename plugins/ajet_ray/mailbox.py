@@ -218,7 +218,7 @@ class _Mailbox:
             self._more.notify_all()
 
     async def take(self, seconds: float) -> list[Notice]:
-        """Wait up to `seconds` for a notice, and return it with up to 255 queued ones, or [] after the wait."""
+        """Return up to 256 queued notices, after waiting up to `seconds` for the first, or [] if none came."""
         try:
             taken = [await asyncio.wait_for(self._letters.get(), seconds)]
         except TimeoutError:
@@ -245,7 +245,7 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Sends notices (episodes, steps, checkpoints, …) from any process of the run to the run's own process."""
+    """Sends notices, such as episodes and steps, from any process of the run to the run's own process."""
 
     def __init__(self) -> None:
         import ray
@@ -272,7 +272,7 @@ class Sender:
         return granted
 
     def pin(self, found: list[Any]) -> list[Any]:
-        """Return the tools that the run's first attempt was offered; they are `found` in the first call.
+        """Return the tools that the run's first attempt was offered. They are `found` in the first call.
 
         Args:
             found: the tools found by this attempt, in the format of a request's `tools`.

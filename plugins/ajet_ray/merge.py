@@ -240,7 +240,7 @@ def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> Non
 
 @contextmanager
 def _silence_mesh_warnings() -> Iterator[None]:
-    """Silence torch's warnings about meshes without process groups; reading needs none."""
+    """Silence torch's warnings about meshes without process groups. Reading needs none."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)

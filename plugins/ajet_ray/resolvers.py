@@ -39,7 +39,7 @@ def pick(value: Any, table: Mapping[Any, Any], otherwise: Any = _NO_DEFAULT) -> 
 
 
 def room(tokens: int, longest: int, parts: int) -> int:
-    """Return the token limit of one forward pass on a GPU, large enough for the GPU's part of the longest sequence.
+    """Return the token limit of a GPU's forward pass, large enough for its part of the longest sequence.
 
     Args:
         tokens: configured limit.

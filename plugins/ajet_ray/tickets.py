@@ -200,7 +200,7 @@ class LaunchTickets:
         self._failed_count += 1
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
-        """End the positions that this step trained, could not score or found too old; return their groups.
+        """End the positions that this step trained, could not score or found too old. Return their groups.
 
         Args:
             credited: the step's credit by episode uuid; a group with a credited episode was trained.
@@ -246,7 +246,7 @@ class LaunchTickets:
         self._store.forget(step)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """Add files to a new checkpoint; this class adds none.
+        """Add files to a new checkpoint. This class adds none.
 
         Args:
             checkpoint: folder of the new checkpoint.
@@ -254,7 +254,7 @@ class LaunchTickets:
         """
 
     def finish_run(self) -> None:
-        """Finish the tickets after the checkpoint of the last step; nothing to do here."""
+        """Finish the tickets after the checkpoint of the last step. Nothing to do here."""
 
     def _grant_next(self) -> TicketGrant:
         if self._handed_over is None:
@@ -271,7 +271,10 @@ class LaunchTickets:
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
     def _is_too_old(self, group: Group, step: int) -> bool:
-        """True if a group is too old by verl's count: a group requested by step N is one step old in step N."""
+        """True if a group is too old by verl's count.
+
+        A group requested by step N is one step old in step N.
+        """
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 

@@ -91,7 +91,7 @@ class TrinityRunner(Runner):
         return head + dump_yaml(make_printable(compose_trinity_config(experiment), users))
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Check Trinity's version; returns [] if no experiment needs Trinity."""
+        """Check Trinity's version. Returns [] if no experiment needs Trinity."""
         from ajet.schema.errors import Finding
         from ajet_trinity.package import DISTRIBUTION, VERSION, require_trinity
 
@@ -143,7 +143,7 @@ def find_python(device: str) -> Path | None:
 
 
 def continue_in(python: Path) -> None:
-    """Replace this process by the same command under another interpreter; never returns.
+    """Replace this process by the same command under another interpreter. Never returns.
 
     Raises:
         UserError: the process runs another program than ajet's command.

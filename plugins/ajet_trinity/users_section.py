@@ -169,7 +169,7 @@ def _find_unknown(
 
 @lru_cache(maxsize=1)
 def read_trinity_keys() -> Keys:
-    """Return the fields of Trinity's configuration, read as text; empty if Trinity is not installed."""
+    """Return the fields of Trinity's configuration, read as text. Empty if Trinity is not installed."""
     from importlib.metadata import distributions
 
     from ajet.schema.errors import UserError

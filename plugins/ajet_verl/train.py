@@ -121,7 +121,7 @@ def open_tickets(
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:
-    """Check that a store is set if and only if remote samplers run the episodes, and that they can load the weights.
+    """Check that a store is set exactly if remote samplers run the episodes, and that they can load weights.
 
     Args:
         config: verl's complete config.

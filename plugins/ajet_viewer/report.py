@@ -117,7 +117,7 @@ def _list_versions() -> str:
 
 
 def _list_origins(folder: Path) -> str:
-    """Return a text line for each key that is not at its default: the key, its value and where it was set."""
+    """Return a text line for each key without its default: the key, its value and where it was set."""
     from ajet_viewer.config_page import build_config_page
 
     keys = [row for row in build_config_page(folder)["keys"] if row["origin"] != "default"]

@@ -109,7 +109,7 @@ def open_viewer(
     file: Path | None = None,
     is_attached: bool = False,
 ) -> int:
-    """Serve runs in a browser until interrupted, or write one run to an HTML file; return the exit code 0.
+    """Serve runs in a browser until interrupted, or write one run to an HTML file. Return the exit code 0.
 
     Args:
         place: a folder of runs, or a run's folder.
@@ -349,7 +349,7 @@ def find_speller(folder: Path) -> Spell | None:
 # <0xNN>. Supports byte-level alphabets (GPT-2: a visible character for each byte), and alphabets with ▁ for a space
 # and <0xNN> for single bytes.
 def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token id; an id outside the vocabulary is written as <id N>."""
+    """Return the text of each token id. An id outside the vocabulary is written as <id N>."""
     alphabet = (
         build_byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
     )
@@ -387,6 +387,6 @@ def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str,
 
 
 def _spell_bytes(data: bytes) -> list[str]:
-    """Decode bytes as UTF-8, one item per character; bytes of incomplete characters are written as <0xNN>."""
+    """Decode bytes as UTF-8, one item per character. Bytes of incomplete characters are written as <0xNN>."""
     text = data.decode(errors="surrogateescape")
     return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]

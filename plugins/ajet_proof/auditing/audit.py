@@ -232,7 +232,7 @@ def _check_linked_episodes(
 
 
 def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[bytes | None, bytes | None]:
-    """Read the JSON line and the arrays of an episode; each is None if its file was removed."""
+    """Read the JSON line and the arrays of an episode. Each is None if its file was removed."""
     path = folder / found.file
     parts: list[bytes | None] = []
     for file, at, length in (

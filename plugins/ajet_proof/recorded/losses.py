@@ -36,7 +36,7 @@ NO_LOSS = "its row in metrics.jsonl has no loss"
 
 
 def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
-    """Return why the loss of a step cannot be recomputed, or "" if only the weights before its update are needed.
+    """Return why a step's loss cannot be recomputed, or "" if only the weights before its update are needed.
 
     Args:
         batch: the step's batch with recomputed credit.

@@ -370,7 +370,7 @@ def _build_groups(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
 def _list_discard_reasons(
     groups: Sequence[Group], outcomes: Mapping[str, Outcome]
 ) -> dict[int, UntrainedReason | None]:
-    """Return why each group was discarded, by position; None for a trained group."""
+    """Return why each group was discarded, by position. None for a trained group."""
     return {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
 
 

@@ -90,7 +90,7 @@ class Proof:
 
     @property
     def mismatch_kl(self) -> float:
-        """Mean of (recorded - recomputed) log-probability over compared tokens, nats; 0 without compared tokens."""
+        """Mean of (recorded - recomputed) log-probability over compared tokens, nats. 0 without compared tokens."""
         tally = self.counts["sampled"]
         return tally.gap_sum / tally.compared if tally.compared else 0.0
 

@@ -69,7 +69,7 @@ class Spread:
 
     @property
     def problem(self) -> str | None:
-        """The first limit exceeded by the gaps, in words; None if within the limits."""
+        """The first limit exceeded by the gaps, in words. None if within the limits."""
         if abs(self.mean) > self.mean_allowed:
             return f"the mean gap is {self.mean:.2g} ± {self.error:.1g} nats (at most {self.mean_allowed:.2g})"
         for share, found, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):

@@ -180,7 +180,7 @@ def prove_endings(
 
 
 def _ends_itself(call: Call, end_ids: Collection[int]) -> bool:
-    """True if a sampled reply ended at a stop string or an end token, so that it was not cut off by its length."""
+    """True if a sampled reply ended at a stop string or an end token, not by its length."""
     ends = bool(call.response_ids.size) and int(call.response_ids[-1]) in end_ids
     return not call.terms.written and (ends or call.stop is not None)
 

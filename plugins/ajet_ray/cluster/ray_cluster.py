@@ -155,7 +155,7 @@ def _find_compile_cache() -> str:
 
 
 def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
-    """Wait until the cluster has the accelerators of the run; raise UserError if they or the CPUs are too few.
+    """Wait until the cluster has the accelerators of the run. Raise UserError if they or the CPUs are too few.
 
     Args:
         own: True if the run started the cluster: then nothing can join, and the function does not wait.

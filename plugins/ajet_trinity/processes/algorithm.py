@@ -21,7 +21,7 @@ class WithoutReference(AlgorithmType):
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
-        """Return no defaults; ajet's layer sets all keys."""
+        """Return no defaults, because the YAML layer of ajet sets all keys."""
         return {}
 
 

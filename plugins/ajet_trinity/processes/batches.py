@@ -45,7 +45,7 @@ class ExplorerSteps(DefaultSampleStrategy):
 
 
 class StoreGroups(SampleStrategy):
-    """Trinity's `algorithm.sample_strategy` that takes groups of remote samplers; Trinity's buffer stays empty."""
+    """Trinity's `algorithm.sample_strategy` that takes groups of remote samplers. Trinity's buffer stays empty."""
 
     def __init__(self, buffer_config: Any, **kwargs: Any) -> None:
         super().__init__(buffer_config)

@@ -90,7 +90,7 @@ def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience
 
 
 def _open_host(model: Any) -> Host:
-    """Return the host of this process, which runs its episodes; the first call creates it.
+    """Return the host of this process, which runs its episodes. The first call creates it.
 
     Args:
         model: Trinity's wrapper of its inference engine.

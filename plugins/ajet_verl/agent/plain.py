@@ -91,7 +91,7 @@ async def play_session(
 
 
 class PlainSessions:
-    """Runs all sessions of one workflow in this process; created once and used until the process ends."""
+    """Runs all sessions of one workflow in this process. Created once and used until the process ends."""
 
     def __init__(self, experiment: Experiment, workflow: type[Any], config: Any, made_with: Mapping[str, Any]) -> None:
         """Open the run's folder, the engine, the gateway and the rollout.
@@ -118,7 +118,7 @@ class PlainSessions:
 
     @property
     def routed_shape(self) -> tuple[int, int] | None:
-        """(layers, experts per token) of replayed experts; None without replay."""
+        """(layers, experts per token) of replayed experts. None without replay."""
         return self._engine.routed_shape
 
     def close(self) -> None:
@@ -288,7 +288,7 @@ class PlainRecord:
         return self._run.run_id
 
     def place(self, uid: str) -> int:
-        """Return the group number of verl's group `uid`; a new `uid` gets the next number, counted from 0."""
+        """Return the group number of verl's group `uid`. A new `uid` gets the next number, counted from 0."""
         return self._places.setdefault(uid, len(self._places))
 
     def keep(self, group: Group) -> None:
@@ -320,7 +320,7 @@ class RecordClient:
 
 
 def open_record(experiment: Experiment) -> RecordClient:
-    """Connect to the actor that writes the run's folder; the first call of the job creates it."""
+    """Connect to the actor that writes the run's folder. The first call of the job creates it."""
     import ray
 
     actor: Any = ray.remote(PlainRecord)

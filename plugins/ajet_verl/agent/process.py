@@ -23,7 +23,7 @@ _host: Host | None = None
 
 
 def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
-    """Return the host of this process, which runs its episodes; the first call creates it.
+    """Return the host of this process, which runs its episodes. The first call creates it.
 
     Args:
         config: verl's complete config.

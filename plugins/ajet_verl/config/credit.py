@@ -93,7 +93,7 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
 
 
 def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
-    """Read the credit and loss settings from verl's complete config; unrelated settings keep their defaults.
+    """Read the credit and loss settings from verl's complete config. Unrelated settings keep their defaults.
 
     Raises:
         ValueError: `find_unsupported` yields a key.

@@ -62,7 +62,7 @@ def describe_replaced_defaults(experiment: Experiment) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """Return a value in YAML syntax; an unreachable bound is `off`."""
+    """Return a value in YAML syntax. An unreachable bound is `off`."""
     if isinstance(value, list):
         return f"[{', '.join(map(spell_value, value))}]"
     if isinstance(value, float) and value >= _UNBOUNDED:

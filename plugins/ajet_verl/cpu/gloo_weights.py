@@ -64,7 +64,7 @@ class GlooWeights(CheckpointEngine):
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world)))
 
     def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:  # type: ignore[override]
-        """Join the process group of this transfer; a rank below 0 stays outside."""
+        """Join the process group of this transfer. A rank below 0 stays outside."""
         if rank < 0:
             return
         if rank > 0:

@@ -73,7 +73,7 @@ class CpuPlatform(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Return the environment variable that Ray sets; no process on a CPU reads it."""
+        """Return the environment variable that Ray sets. No process on a CPU reads it."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
@@ -88,7 +88,7 @@ class CpuPlatform(PlatformBase):
         """Do nothing: a CPU has no CUDA profiler."""
 
     def ray_resource_name(self) -> str:
-        """Return GPU, Ray's name for the run's slots; these GPUs are a number without hardware."""
+        """Return GPU, Ray's name for the run's slots. These GPUs are a number without hardware."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Replaces private methods of verl's trainer, for verl 0.9.1; a test checks that they exist there.
+"""Replaces private methods of verl's trainer, for verl 0.9.1. A test checks them.
 
 `_init_resource_pool_mgr` runs once and selects the training workers. The others run between verl's own steps, in this
 order: `_balance_batch` (the rank of a row, for rows with shared tokens), within it `_get_required_batch_multiple`
@@ -68,7 +68,7 @@ class CreditHooks(PPOTrainer):
     """Rows of each optimizer step, as indices into the batch; groups without signal are in no step."""
 
     def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
-        """React to a batch whose episodes have their advantages; this class does nothing.
+        """React to a batch whose episodes have their advantages. This class does nothing.
 
         Args:
             rebuilt: the episodes of the step's rows.

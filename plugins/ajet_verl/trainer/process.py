@@ -199,7 +199,7 @@ class EarlyServer:
         self._made: Any = None
 
     async def begin(self, **parts: Any) -> None:
-        """Run the constructor of verl's server in a thread; if it fails, later requests raise its exception.
+        """Run the constructor of verl's server in a thread. If it fails, later requests raise its exception.
 
         Args:
             parts: the constructor's arguments.
@@ -277,7 +277,7 @@ class SyncTrainer(_CreditTrainer, PPOTrainerSync):
 
 @register_trainer("ajet_colocate_async")
 class ColocateAsyncTrainer(_CreditTrainer, PPOTrainerColocateAsync):
-    """Engine and trainer take turns on the same GPUs; unfinished episodes continue after the update."""
+    """Engine and trainer take turns on the same GPUs. Unfinished episodes continue after the update."""
 
     mode = "colocate_async"
 
@@ -291,7 +291,7 @@ class SeparateAsyncTrainer(_CreditTrainer, PPOTrainerSeparateAsync):
 
 @register_trainer("ajet_async")
 class DecoupledTrainer(_CreditTrainer, PPOTrainerSync):
-    """Trains on episodes of remote samplers; verl's own servers run the validation tasks only."""
+    """Trains on episodes of remote samplers. The servers of verl run the validation tasks only."""
 
     mode = "sync"
     is_decoupled = True

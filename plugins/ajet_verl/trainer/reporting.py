@@ -76,7 +76,7 @@ class ReportingHooks:
         super().on_step_end()  # type: ignore[misc]
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, *args: Any, **kwargs: Any) -> None:
-        """Report the metrics of the step; this is verl's last call in a step.
+        """Report the metrics of the step. This is verl's last call in a step.
 
         Raises:
             RunStoppedError: a stop was requested.

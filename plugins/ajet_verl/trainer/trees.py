@@ -234,7 +234,7 @@ class TreeEngine(FSDPEngineWithLMHead):
             return loss + idle if row is None else loss, nested, metrics
 
     def _sum_over_parts(self, values: Tensor) -> Tensor:
-        """Sum the values of targets over the ranks of a split row; a rank has zeros for the other ranks' targets."""
+        """Sum the values of targets over the ranks of a split row. A rank has zeros for the other ranks' targets."""
         group = self.ulysses_parallel_group
         return values if group is None else sum_over_ranks(values, group)
 
@@ -374,7 +374,7 @@ def _build_samples(data: TensorDict) -> list[Sample]:
 
 
 def _find_families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
-    """Assign a family number to each row; only rows of one family are packed as a tree.
+    """Assign a family number to each row. Only rows of one family are packed as a tree.
 
     Neighbours in sorted order are of one family if they share at least half of the shorter prompt. A prompt here is
     the tokens before the first trained token.

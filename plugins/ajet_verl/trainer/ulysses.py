@@ -36,7 +36,9 @@ class SplitPlan(TreePlan):
 
 
 class RowPart:
-    """The part of a packed row that one rank computes; parts have equal sizes, and the row is padded at the end.
+    """The part of a packed row that one rank computes.
+
+    Parts have equal sizes, and the row is padded at the end.
 
     Args:
         rank: number of this part's rank in its group.
@@ -122,6 +124,6 @@ class _Sum(torch.autograd.Function):
 
 
 def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Return `values` summed over the ranks of `group`; each rank computes the same loss from the sum."""
+    """Return `values` summed over the ranks of `group`. Each rank computes the same loss from the sum."""
     result: Tensor = _Sum.apply(values, group)
     return result

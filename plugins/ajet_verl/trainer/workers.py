@@ -157,7 +157,7 @@ LENGTHS = (29, 40, 3)
 
 
 def is_fused_requested(config: DictConfig) -> bool:
-    """Return True if an FSDP engine shall use fused attention; `config` is verl's `actor_rollout_ref`."""
+    """Return True if an FSDP engine shall use fused attention. `config` is verl's `actor_rollout_ref`."""
     chosen = (config.model.get("override_config") or {}).get("attn_implementation")
     return bool(chosen == FUSED and str(config.actor.strategy).startswith("fsdp"))
 
