@@ -1,7 +1,8 @@
-"""Filters and updates of position documents, in MongoDB's language.
+"""Builds MongoDB filters and updates for the documents of positions.
 
-Invariant: every change of a position is a single update of its document, conditioned on state and fence. Times are the
-server's (`$$NOW`).
+A position is a task's place in the training order, and a fence is the number of its latest lease. Functions `match_*`
+return filters, and the others return updates. Invariant: every change of a position is a single update of its
+document, conditioned on state and fence. Times are the server's (`$$NOW`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ajet.store.shared import EXPIRED
 
 WAITING, RUNNING, CLOSED, OVER, DEAD = "waiting", "running", "completed", "over", "dead"
 MADE, FREE = "made", "free"
-"""States of positions never leased: MADE is created but not leasable yet, FREE can be leased."""
+"""States of positions that were never leased: a MADE one cannot be leased yet, a FREE one can."""
 NEVER_HAD = (MADE, FREE)
 Document = dict[str, Any]
 Update = list[Mapping[str, Any]]
@@ -22,12 +23,12 @@ _NOTHING: Document = {"whole": False, "reasons": [], "ends": [], "uses": [], "sc
 
 
 def match_lease(lease: Lease) -> Document:
-    """Match the position of a valid lease."""
+    """Match the position of a lease, unless another process has leased it since."""
     return {"_id": lease.order, "status": RUNNING, "fence": lease.fence}
 
 
 def build_deadline(seconds: float) -> Document:
-    """Return the fields of a lease of `seconds` from now on."""
+    """Return the fields of a position whose lease ends after `seconds` from now on."""
     return {"until": {"$add": ["$$NOW", int(1000 * seconds)]}, "seconds": seconds}
 
 
@@ -35,8 +36,10 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
     """Return the update that leases a free or new position.
 
     Args:
-        trainer: number of the trainer, 0 for other processes.
-        mark: identifies the claim, so that a claim with a lost answer is recognised.
+        holder: name of the process that leases the position.
+        trainer: number of the process as a trainer, 0 for other processes.
+        seconds: duration of the lease.
+        mark: unique text of this claim, by which a claim with a lost answer is recognised.
     """
     there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
     mine = {
@@ -53,7 +56,12 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
 
 
 def match_available(floor: int, below: int | None) -> Document:
-    """Match positions that can be leased: waiting ones from `floor` on, and free ones also below `below`."""
+    """Match positions that can be leased.
+
+    Args:
+        floor: first position that may be unfinished; lower ones are not leased.
+        below: first position that may not be leased for the first time, or None without a limit.
+    """
     if below is None:
         return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}
     fresh = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
@@ -61,32 +69,49 @@ def match_available(floor: int, below: int | None) -> Document:
 
 
 def match_expired() -> Document:
-    """Match samplers' leases past their deadline, or with a deadline too far ahead, after a clock was set back."""
+    """Match positions whose lease by a sampler has expired.
+
+    A deadline too far ahead counts as expired, too: the server's clock was set back.
+    """
     ahead = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}
     ended = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
     return {"status": RUNNING, "trainer": 0, "$expr": ended}
 
 
 def match_earlier_trainers(latest: int) -> Document:
-    """Match leases of earlier trainers."""
+    """Match positions leased by a trainer that a later one has replaced.
+
+    Args:
+        latest: number of the latest trainer.
+    """
     return {"status": RUNNING, "trainer": {"$gt": 0, "$lt": latest}}
 
 
 def record_failure(reason: str, most: int) -> Update:
-    """Return the update after a failed attempt: the position waits, or is dead after `most` failures."""
+    """Return the update after a failed attempt: the position waits for another lease, or is dead after `most` failures.
+
+    Args:
+        reason: text of the failure.
+        most: number of failures after which a position is not leased any more.
+    """
     state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]
 
 
 def mark_dead(reason: str) -> Update:
-    """Return the update that makes a position a dead letter."""
+    """Return the update after which a position is not leased any more ("dead letter"), with the reason."""
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons, "status": DEAD}}]
 
 
 def match_record(order: int, record: str) -> Document:
-    """Match an unfinished position with a reference to the record."""
+    """Match an unfinished position that refers to a record, the main document of an episode.
+
+    Args:
+        order: number of the position.
+        record: name of the record.
+    """
     return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends.record": record}
 
 
@@ -96,7 +121,13 @@ def record_expiry(most: int) -> Update:
 
 
 def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
-    """Return the update to add new episodes. Without a valid lease, the update has no effect."""
+    """Return the update that adds references to episodes to a position, if the lease is still valid.
+
+    Args:
+        ends: references to records with uuid and score; uuids that the position has already are left out.
+        about: fields about the task.
+        seconds: duration of the lease from now on.
+    """
     mine = {"$and": [{"$eq": ["$status", RUNNING]}, {"$eq": ["$fence", lease.fence]}]}
     new = {
         "$filter": {
@@ -110,34 +141,51 @@ def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[st
 
 
 def build_use(of: str, step: int, reason: str | None) -> Update:
-    """Return the update to end a position with the commit `of`."""
+    """Return the update that ends a position because a step used or discarded its group.
+
+    Args:
+        of: name of the commit (set of uses between two checkpoints) with which the use becomes valid.
+        step: training step.
+        reason: why the group was discarded, or None if it was trained.
+    """
     one = {"of": of, "step": step, "reason": reason}
     return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
 
 
 def build_reuse(of: str, step: int) -> Update:
-    """Return the update for a use that leaves the position closed for a later step."""
+    """Return the update for a training step that used a group which a later step may use again.
+
+    Args:
+        of: name of the commit with which the use becomes valid.
+        step: training step.
+    """
     one = {"of": of, "step": step, "reason": None, "again": True}
     return [{"$set": {"was": "$status", "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
 
 
 def match_use(of: str, step: int) -> Document:
-    """Match positions used by the step in the commit."""
+    """Match positions whose group the step used or discarded in the commit `of`."""
     return {"uses": {"$elemMatch": {"of": of, "step": step}}}
 
 
 def undo_use(of: str, step: int) -> Update:
-    """Return the update to restore the state before the use."""
+    """Return the update that removes the use by this commit and step, and restores the position's state before it."""
     this = {"$and": [{"$eq": ["$$use.of", of]}, {"$eq": ["$$use.step", step]}]}
     rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$not": this}}}
     return [{"$set": {"status": "$was", "uses": rest}}]
 
 
 def reopen_position() -> Update:
-    """Return the update that frees a position whose last use is invalid: closed if it was ever closed, else waiting."""
+    """Return the update that reopens a position whose last use is invalid.
+
+    The position is closed (has a complete group) if it ever was, else it waits for a lease.
+    """
     return [{"$set": {"status": {"$cond": ["$whole", CLOSED, WAITING]}}}]
 
 
 def match_last_use(names: Iterable[str]) -> Document:
-    """Match a final use by any of the commits."""
+    """Match a list of uses with a final one by any of these commits.
+
+    After a final use no step uses the group again.
+    """
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

@@ -1,4 +1,4 @@
-"""The connection to the server: one client, its write concerns, and retries during an outage.
+"""Connects to a MongoDB server, with one client, three write concerns, and retries during an outage.
 
 Invariants: after a broken connection an operation is retried until `PATIENCE` is over, so every operation must tolerate
 a repetition. Refused operations are not retried. A durable write returns once it is in the journal of the server, or of
@@ -28,7 +28,7 @@ _NO_ROOM = 14031
 _NOT_NOW = (50, 64, 100, 262)
 """Codes: timeout, or too few members. A replica set may recover members."""
 _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
-"""Codes of a member shutting down or losing its election during a wait for journal or members."""
+"""Codes of a server that shuts down or stops being the primary while it waits for the journal or other members."""
 DUPLICATE = 11000
 """Error code: the document already exists."""
 CANNOT_WRITE = "The MongoDB server of the store cannot write"
@@ -82,11 +82,16 @@ class MongoConnection:
         self.durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
     def run_durable(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """Run an operation with durable writes. Raises StoreDownError, and pymongo's errors for refused documents."""
+        """Run an operation whose writes are in the journal when it returns.
+
+        Raises:
+            StoreDownError: the server stays unreachable or cannot write.
+            PyMongoError: the server refuses a document.
+        """
         return self.run_operation(operation, self.durable)
 
     def run_quick(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """Run an operation with writes made durable by the next durable write."""
+        """Run an operation without waiting for the journal. The next durable write makes its writes durable, too."""
         return self.run_operation(operation, self.quick)
 
     def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
@@ -102,11 +107,23 @@ class MongoConnection:
         order: int = 1,
         limit: int = 0,
     ) -> list[dict[str, Any]]:
-        """Find documents of a collection, sorted by `_id`."""
+        """Find documents of a collection, sorted by `_id`.
+
+        Args:
+            name: name of the collection.
+            wanted: filter.
+            fields: the fields to return, or None for all.
+            order: 1 for ascending, -1 for descending.
+            limit: maximum number of documents, 0 for no limit.
+        """
         return self.run_durable(lambda base: list(base[name].find(wanted, fields, limit=limit).sort("_id", order)))
 
     def update(self, name: str, wanted: Mapping[str, Any], change: Any) -> int:
-        """Update all matching documents; return their number, or fewer after a lost answer."""
+        """Update all documents of a collection that match a filter.
+
+        Returns:
+            The number of matching documents. It may be lower if an answer was lost and the update repeated.
+        """
         return self.run_durable(lambda base: base[name].update_many(wanted, change).matched_count)
 
     def find_with_ages(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
@@ -115,11 +132,12 @@ class MongoConnection:
         return self.run_durable(lambda base: list(base[name].aggregate([{"$match": wanted}, {"$addFields": ages}])))
 
     def close(self) -> None:
-        """Close the client and its outage."""
+        """Close the client, and let operations that wait for the server fail."""
         self.outage.close()
         self._client.close()
 
     def run_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+        """Run an operation and repeat it during an outage of the server, until the patience is over."""
         return self.outage.outlast(lambda: self._try_operation(operation, base))
 
     def _try_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:

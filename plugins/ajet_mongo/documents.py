@@ -1,4 +1,4 @@
-"""Episodes as documents, and back.
+"""Converts episodes to MongoDB documents, and back.
 
 Invariants: `parse_documents(build_documents(...))` is the episode, as in `episode_codec`. Every value has one place:
 messages in the record (`traj`; elsewhere by index), requests and responses in the calls, sequences in `DBRecordData`,
@@ -25,21 +25,21 @@ from ajet.store.contract import Kept, Lease
 from ajet.store.digest import AlteredEpisodeError, digest_episode
 
 LARGEST = 8 << 20
-"""Bytes of one of ajet's documents; MongoDB's limit is 16 MiB."""
+"""Maximum size of a document written by ajet, in bytes; MongoDB's limit is 16 MiB."""
 SHOWN = 2000
-"""Characters of a task in its document; the full text is in the record."""
+"""Maximum number of characters of a task's text in its position's document; the episode's record has the full text."""
 MARK = "＄"
 READY, ABANDONED = "ready", "abandoned"
-"""States of a record: trainable, or played but not trainable."""
+"""States of a record (main document of an episode): trainable, or ended without being trainable."""
 _VECTOR, _FLOAT32 = 9, bytes([0x27, 0])
 """BSON's subtype of a vector, and the header of a float32 vector."""
 _OF_ROWS = {"scorer": "scorer", "answer_schema": "answer_schema", "answer": "task_answer"}
-"""Optional fields of a task's row, with AgentRL's names in a position."""
+"""Maps optional keys of a task's metadata to the names that AgentRL gives them in a position's document."""
 _REQUEST = (
     *("messages", "tools", "agent", "target", "trained", "temperature", "terms", "stop"),
     *("parent", "prefix", "suffix_ids"),
 )
-"""Fields of a call's request; the other fields are the response."""
+"""Fields of a model call that are stored as its request; the other fields are stored as its response."""
 Document = dict[str, Any]
 
 
@@ -54,8 +54,15 @@ class Documents:
 
 
 def build_documents(entry: Kept, name: str, lease: Lease, redact: Redactor, *, as_text: bool = False) -> Documents:
-    """Build an episode's documents. `name`: the record's unique name. `as_text`: after the server refused the native
-    form."""
+    """Build the documents of an episode.
+
+    Args:
+        entry: the episode, with facts added by the store.
+        name: unique name of the record, the episode's main document.
+        lease: the lease under which the episode is written.
+        redact: removes secrets.
+        as_text: True to store the episode as compressed JSON, because the server refused the readable form.
+    """
     row, arrays = encode(entry.episode)
     line = redact.row(row)
     row = json.loads(line)
@@ -78,8 +85,19 @@ def parse_documents(
     blobs: Sequence[Document],
     order: int,
 ) -> Kept:
-    """Parse the documents of the position `order`. Raises AlteredEpisodeError, or ValueError for missing or changed
-    documents."""
+    """Rebuild an episode from its documents.
+
+    Args:
+        record: the episode's main document.
+        calls: documents of its model calls.
+        data: documents of its training sequences.
+        blobs: documents with binary chunks.
+        order: the position (place in the training order) of the episode's task.
+
+    Raises:
+        AlteredEpisodeError: the documents were changed since they were written.
+        ValueError: documents are missing or malformed.
+    """
     parts = {kind: _join_chunks(blobs, kind) for kind in ("row", "arrays")}
     packed = bytes(record["arrays"]) if "arrays" in record else parts["arrays"]
     if record.get("as_text"):
@@ -104,7 +122,11 @@ def _digest_row(order: int, uuid: str, alone: bool, ended_by: str, row: Document
 
 
 def describe_task(episode: Episode, redact: Redactor, count: int | None = None) -> Document:
-    """Return a position's fields about its task. `count`: tasks per epoch, if known."""
+    """Return the fields about the task for a position's document.
+
+    Args:
+        count: number of tasks per epoch, or None if unknown.
+    """
     row: Document = {"system_prompt": _find_system_prompt(episode)}
     row |= {name: episode.task.metadata.get(key) for key, name in _OF_ROWS.items()}
     return {
@@ -118,7 +140,7 @@ def describe_task(episode: Episode, redact: Redactor, count: int | None = None) 
 
 
 def _find_system_prompt(episode: Episode) -> str | None:
-    """Return the episode's first system prompt; None if there is none, or it is no text."""
+    """Return the system prompt of the episode's first call, or None if it has none or it is no plain text."""
     first = episode.messages[episode.calls[0].messages[0]] if episode.calls and episode.calls[0].messages else {}
     content = first.get("content") if first.get("role") == "system" else None
     return content if isinstance(content, str) else None
@@ -203,7 +225,7 @@ def _build_native(
 
 
 def _pack_vector(numbers: Floats) -> Any:
-    """Pack the numbers as a float vector readable by MongoDB's drivers."""
+    """Pack numbers as a BSON vector of float32, which MongoDB's drivers can read."""
     from bson.binary import Binary
 
     return Binary(_FLOAT32 + numbers.astype("<f4").tobytes(), _VECTOR)
@@ -256,5 +278,5 @@ def _clean_text(text: str) -> str:
 
 
 def _to_date(seconds: float) -> datetime | None:
-    """Return the time as a date; None for an implausible time."""
+    """Convert seconds since the epoch to a date, or to None if they are implausible."""
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 4e9 else None

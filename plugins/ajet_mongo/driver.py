@@ -43,13 +43,17 @@ if TYPE_CHECKING:
 
 
 class MongoDriver:
-    """Open, survey and clean MongoDB stores (`ajet.store.StoreDriver`) for ajet's commands."""
+    """Opens, checks, reads and cleans MongoDB stores for ajet's commands (implements `ajet.store.StoreDriver`)."""
 
     form = "mongodb://HOST:PORT/DATABASE"
     default = "mongodb://127.0.0.1:27017"
 
     def open(self, address: Address, opener: StoreOptions) -> MongoStore:
-        """Open the store as a member of a run."""
+        """Open the store as a process of a run.
+
+        Args:
+            opener: the role of the process and its settings for leases.
+        """
         return MongoStore(address.uri, address.database, opener, login=credentials())
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
@@ -83,11 +87,14 @@ class MongoDriver:
 # lost the record, or belong to a put in progress that would write the record a second time. Before removing such
 # parts, a placeholder record of the same name, without a lease, is inserted, so no position can refer to the parts.
 LEFTOVERS_PATIENCE = 5.0
-"""Seconds for the server's answer."""
+"""Seconds to wait for the server's answer."""
 
 
 class MongoLeftovers:
-    """Finds and removes unreferenced documents of one database. Raises UserError for an unreachable server."""
+    """Finds and removes the documents of one database that no position refers to.
+
+    Every method raises UserError if the server is unreachable.
+    """
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self.link = MongoConnection(uri, database, login, patience=LEFTOVERS_PATIENCE)
@@ -98,9 +105,11 @@ class MongoLeftovers:
         self.link.close()
 
     def find_leftovers(self) -> tuple[list[str], list[str]]:
-        """Return names of unreferenced records, and of missing records with parts.
+        """Find documents that killed clients have left.
 
-        Returns no names for a database of another version.
+        Returns:
+            Names of records (main documents of episodes) that no position refers to, and names of missing records whose
+            parts exist. Both lists are empty for a database of another version.
         """
         if not self.link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
             return [], []
@@ -119,7 +128,7 @@ class MongoLeftovers:
         return self._records.find_unnamed(), sorted(without)
 
     def size(self, names: Sequence[str]) -> int:
-        """Return the bytes of the records and their parts."""
+        """Return the total size in bytes of the named records and their parts."""
 
         def sum_bytes(base: Database[dict[str, Any]], name: str) -> int:
             these = {"_id" if name == RECORD else "record": {"$in": list(names)}}
@@ -130,7 +139,12 @@ class MongoLeftovers:
         return self.link.run_durable(lambda base: sum(sum_bytes(base, name) for name in (RECORD, CALL, DATA, BLOB)))
 
     def remove(self, unnamed: Sequence[str], without: Sequence[str]) -> None:
-        """Remove the result of `find_leftovers`."""
+        """Remove leftovers.
+
+        Args:
+            unnamed: names of records that no position refers to.
+            without: names of missing records whose parts exist.
+        """
         from pymongo.errors import DuplicateKeyError
 
         for name in without:
@@ -144,13 +158,13 @@ class MongoLeftovers:
 
 SURVEY_PATIENCE = 2.0
 FAR, SKEWED = 0.05, 5.0
-"""Limits in seconds: a slow round trip, and a clock difference."""
+"""Limits in seconds above which a round trip, or the difference of the clocks, is reported."""
 OLDEST = (5, 0)
-"""The oldest version with all operations in use."""
+"""The oldest MongoDB version that has all operations used here."""
 
 
 def survey_server(uri: str, database: str, login: tuple[str, str] | None) -> list[Finding]:
-    """Survey a server. Raises UserError if it does not answer."""
+    """Check a server and the store in its database, for `ajet doctor`. Raises UserError if it does not answer."""
     link = MongoConnection(uri, database, login, patience=SURVEY_PATIENCE)
     try:
         return [*_survey_link(link), *link.run_durable(_survey_contents)]
@@ -247,12 +261,12 @@ def _seconds_since(then: datetime, now: datetime) -> float:
 # documents is read again, since a writer may have released or replayed the position meanwhile. Only documents that
 # the position still refers to count as changed.
 READ_PATIENCE = 5.0
-"""Seconds for the server's answer."""
+"""Seconds to wait for the server's answer."""
 STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "closed", OVER: "over", DEAD: "dead"}
 
 
 class MongoReading:
-    """Reads a store in MongoDB without changing it; implements `ajet.store.reader.StoreReader`."""
+    """Reads a store in MongoDB without changing it. Implements `ajet.store.reader.StoreReader`."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = MongoConnection(uri, database, login, patience=READ_PATIENCE)
@@ -271,12 +285,12 @@ class MongoReading:
         self._link.close()
 
     def announced(self) -> Policy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the policy that the trainer announced last to samplers, or None before the first."""
         ledger = self._read_ledger()
         return Policy(**ledger["policy"]) if "policy" in ledger else None
 
     def begun(self) -> int:
-        """Return the first position of the training order never leased."""
+        """Return the first position of the training order that was never leased."""
         had = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
         last = self._link.find(TASK, had, {"_id": 1}, order=-1, limit=1)
         return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
@@ -291,9 +305,13 @@ class MongoReading:
         return [each["_id"] for each in found if not steps or {*list_steps(each, self._valid_commits)} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
-        """Return a position with its episodes; None if the position has none, or was removed meanwhile.
+        """Read a position with its episodes, again if a writer replaces the episodes meanwhile.
 
-        The position is read again while a writer replaces its episodes.
+        Args:
+            order: number of the position, a task's place in the training order.
+
+        Returns:
+            None if the position has no episodes, or was removed meanwhile.
         """
         document = self._find_position(order)
         while document is not None:
@@ -312,7 +330,7 @@ class MongoReading:
         return build_stored_position(order, STATES[document["status"]], episodes, steps, reasons[-1] if reasons else "")
 
     def _find_position(self, order: int) -> Document | None:
-        """Return the document of a position with episodes; None for other positions."""
+        """Return the document of a position, or None if it does not exist or has no episodes."""
         found = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
         return found[0] if found else None
 
@@ -325,7 +343,7 @@ class MongoReading:
 
 
 def check_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
-    """Raise UserError for an unusable database, as far as visible without writing."""
+    """Raise UserError if a database cannot be used as a store, as far as reading it shows."""
     link = MongoConnection(uri, database, login)
     try:
         found = link.find(LEDGER, THE_LEDGER)

@@ -1,8 +1,9 @@
 """The ledger: one document with the current trainer, the latest commit, and the floor of finished positions.
 
-A position is a task's place in the training order. A commit groups the uses of positions between two checkpoints, and
-refers to the previous commit. Invariant: only the ledger's trainer changes the document; earlier trainers are fenced
-off. A use is valid if its commit is in the chain that ends at `head`.
+A position is a task's place in the training order. A use says that a training step used or discarded a position's
+group. A commit groups the uses between two checkpoints, and refers to the previous commit. Invariant: only the ledger's
+trainer changes the document, and changes by earlier trainers fail. A use is valid if its commit is in the chain that
+ends at `head`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from ajet_mongo.schema import COMMITS, LEDGER, THE_LEDGER, THE_SETTINGS, open_le
 
 
 class Ledger:
-    """The run's ledger, as last read from the database."""
+    """The state shared by all processes of a store, as last read from the database."""
 
     def __init__(self, link: MongoConnection) -> None:
-        """Read the ledger, or create a missing ledger. Raises UserError for a store of another version."""
+        """Read the ledger, or create it in an empty database. Raises UserError for a store of another version."""
         self._link = link
         self._document = open_ledger(link, uuid.uuid4().hex)
         self.own = 0
@@ -63,7 +64,14 @@ class Ledger:
             raise fenced_trainer_error(self._link.shown, self.own, self.trainer)
 
     def amend(self, change: Any) -> None:
-        """Change the ledger as its trainer. Raises TrainerFencedError."""
+        """Change the ledger as its trainer.
+
+        Args:
+            change: an update in MongoDB's language.
+
+        Raises:
+            TrainerFencedError: another process has become the trainer.
+        """
         found = self._change_document({**THE_LEDGER, "trainer": self.own}, change)
         if found is None:
             self.require_trainer()
@@ -71,11 +79,20 @@ class Ledger:
         self._document = found
 
     def take_over(self, at: Mapping[str, Any] | None, run: str) -> None:
-        """Become the trainer, starting from the commit `at`. Raises UserError."""
+        """Become the store's trainer, and make uses after the resumed checkpoint invalid.
+
+        Args:
+            at: the store's state in the resumed checkpoint, or None to start without uses.
+            run: id of the run.
+
+        Raises:
+            UserError: the checkpoint or the run does not belong to this store.
+        """
         name = None if at is None else at.get("commit")
         if at is not None and not self._link.find(COMMITS, {"_id": name}):
             raise other_store_error(self._link.shown)
         self._change_document({**THE_LEDGER, "run": None}, {"$set": {"run": run}})
+        # A trainer that still runs may write uses under the open commit. The list of such commits lets us undo them.
         void = {"$slice": [{"$concatArrays": ["$void", ["$open"]]}, -1000]}
         mine = {"trainer": {"$add": ["$trainer", 1]}, "head": name, "void": void, "open": uuid.uuid4().hex}
         found = self._change_document({**THE_LEDGER, "run": run}, [{"$set": mine}])
@@ -95,11 +112,15 @@ class Ledger:
         return name
 
     def end_commit(self, name: str) -> None:
-        """Make the commit the head. Raises TrainerFencedError."""
+        """Make a commit the latest one, so that its uses become valid.
+
+        Raises:
+            TrainerFencedError: another process has become the trainer.
+        """
         self.amend({"$set": {"head": name, "open": uuid.uuid4().hex}})
 
     def list_held_commits(self) -> list[str]:
-        """List the valid commits: the latest one (`head`) and all earlier ones."""
+        """List the names of the valid commits: the latest one (`head`) and all before it."""
         return list_commits(self._link, self._document["head"])
 
     def add_position(self) -> int:
@@ -118,7 +139,11 @@ class Ledger:
 
 
 def list_commits(link: MongoConnection, head: str | None) -> list[str]:
-    """List the commit `head` and all its ancestors."""
+    """List the names of a commit and of all commits before it.
+
+    Args:
+        head: name of the commit, or None for an empty list.
+    """
     earlier = {each["_id"]: each["earlier"] for each in link.find(COMMITS, {})}
     names: list[str] = []
     while head is not None and head in earlier:

@@ -1,11 +1,12 @@
-"""MongoStore: the store of processes on any number of machines.
+"""MongoStore: the store that processes on any number of machines share, in a MongoDB database.
 
-A position is a task's place in the training order. Invariant: no change needs two documents at once, since a single
-server has no transactions. Dependent writes are ordered: an episode's documents are written before its position refers
-to them, and unreferenced documents do not exist for readers. A use names the next commit and becomes valid when the
-ledger's head is that commit. A kill between two operations therefore leaves an earlier state, or a state repaired by
-the next trainer (`_mend_state`). `positions` guarantees the ownership of positions, and prevents a second lease of
-forgotten positions.
+A position is a task's place in the training order. It is closed once its group of episodes is complete, and over once
+no step will use it any more. A use says that a training step used or discarded the group. Invariant: no change needs
+two documents at once, since a single server has no transactions. Dependent writes are ordered: an episode's documents
+are written before its position refers to them, and unreferenced documents do not exist for readers. A use names the
+next commit (set of uses between two checkpoints) and becomes valid when the ledger's head is that commit. A kill
+between two operations therefore leaves an earlier state, or a state repaired by the next trainer (`_mend_state`).
+`positions` guarantees that one process at a time leases a position, and that no forgotten position is leased again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ajet_mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 
 
 class MongoStore:
-    """The store in one database of a MongoDB server, with the modes of `SqliteStore`."""
+    """Leases tasks to samplers and passes their groups to the trainer, through one MongoDB database."""
 
     def __init__(
         self,
@@ -55,7 +56,17 @@ class MongoStore:
         login: tuple[str, str] | None = None,
         patience: float | None = None,
     ) -> None:
-        """`login`: user and password. `patience`: seconds of retries for an unreachable server. Raises UserError."""
+        """Open the store. A trainer also takes it over, and undoes uses after its resumed checkpoint.
+
+        Args:
+            opener: role of this process and its settings for leases; None for a process that does not train.
+            login: user and password, or None.
+            patience: seconds for which operations are retried while the server is unreachable, or None for the
+                defaults.
+
+        Raises:
+            UserError: the server is unreachable, or the store does not fit the run.
+        """
         who = opener or StoreOptions()
         more = {} if patience is None else {"patience": patience}
         later = who.unreachable_timeout if patience is None else patience
@@ -65,7 +76,7 @@ class MongoStore:
         self._lock = threading.RLock()
         self._name = f"process {os.getpid()}"
         self._count: int | None = None
-        """Tasks of an epoch, once known from a policy."""
+        """Number of tasks of an epoch, once the trainer has announced it."""
         self._ledger = Ledger(self.link)
         self.positions = MongoPositions(self.link, self._ledger, self._seconds, who.max_attempts)
         if who.rolls:
@@ -108,7 +119,11 @@ class MongoStore:
             return self.records.build_leases(found)
 
     def put(self, lease: Lease, *entries: Kept) -> None:
-        """Write the episodes' records first, then name them in the position, if the lease is valid."""
+        """Write episodes of a leased position: first their documents, then the position's references to them.
+
+        Raises:
+            LeaseLostError: the lease is not valid any more, and none of the episodes was stored before.
+        """
         if not entries:
             return
         ends = self.records.build_ends(entries)
@@ -119,6 +134,7 @@ class MongoStore:
             position = self.positions.name_records(lease, there, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             named = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
+            # The loop repeats only if the server has lost documents in a restart, so that no reference was added.
             ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
             if ours or not is_held or all(end["uuid"] in named for end in ends):
                 self.records.remove([end["record"] for end in ends if end["record"] not in ours])
@@ -136,7 +152,12 @@ class MongoStore:
             raise _make_lost_error(lease)
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """Return the first `count` closed positions that are not over, except those in `but`. None: all."""
+        """Return positions with a complete group that steps may still use, in training order.
+
+        Args:
+            count: maximum number of positions, or None for all.
+            but: positions to leave out.
+        """
         with self._hold_lock():
             # An earlier trainer may have written uses after this trainer's start. Their groups are closed again.
             if self._ledger.own:
@@ -217,7 +238,7 @@ class MongoStore:
                 raise LeaseLostError(f"position {order} has no complete group")
 
     def dead(self) -> list[DeadLetter]:
-        """Return the dead letters, in order."""
+        """Return the positions that are not leased any more because their attempts failed too often, in order."""
         found = self.link.find(TASK, {"status": DEAD})
         return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
 
@@ -238,7 +259,7 @@ class MongoStore:
             self._ledger.amend([{"$set": change}])
 
     def announced(self) -> AnnouncedPolicy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the policy that the trainer announced last to samplers, or None before the first."""
         (found,) = self.link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None
@@ -285,7 +306,7 @@ class MongoStore:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Within the block, hold the store's lock.
+        """Hold the store's lock while the block runs.
 
         During an outage another thread may hold the lock long. The wait then ends at the caller's `patience_limit`.
         """
@@ -300,7 +321,7 @@ class MongoStore:
             self._lock.release()
 
     def _take_back_late_uses(self) -> None:
-        """Undo uses that an earlier trainer wrote after this trainer's start."""
+        """Undo the uses that an earlier trainer, still running, wrote after this trainer had taken over."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
         if self.link.find(TASK, late, {"_id": 1}, limit=1):
             last = changes.match_last_use([*self._ledger.list_held_commits(), self._ledger.open])
@@ -348,7 +369,10 @@ class MongoStore:
                 raise LeaseLostError(f"this process has no valid leases of the positions {lost} any more")
 
     def _mend_state(self) -> None:
-        """Keep exactly the uses known to the ledger's head, and remove unreferenced documents."""
+        """Restore the state of the resumed checkpoint, and remove documents that no position refers to.
+
+        Only uses of valid commits stay, and leases of earlier trainers end.
+        """
         names = self._ledger.list_held_commits()
         last = changes.match_last_use(names)
         self.link.update(TASK, {"status": {"$ne": OVER}, "uses": last}, [{"$set": {"status": OVER}}])
@@ -371,7 +395,11 @@ class MongoStore:
                 self.records.remove(names[lease.order])
 
     def _count_states(self, wanted: Document) -> dict[str, Document]:
-        """Return by state the number of positions (`count`) and the age of the oldest in seconds (`age`, or None)."""
+        """Count the positions that match a filter, by state.
+
+        Returns:
+            For each state the number of positions (`count`), and the age of the oldest in seconds (`age`, or None).
+        """
         grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
         stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]

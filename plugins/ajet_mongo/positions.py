@@ -1,7 +1,9 @@
-"""Position documents in MongoDB: created, leased in order, changed one at a time, forgotten below the floor.
+"""Creates, leases, changes and deletes the documents of positions in MongoDB.
 
-A position is a task's place in the training order. Invariant: a lease is a single update of the position's document
-with a mark, so a claim with a lost answer is recognized. Waiting positions come first, then free positions.
+A position is a task's place in the training order. Positions below the ledger's `floor` are finished, and their
+documents are deleted ("forgotten"). Invariant: a lease is a single update of the position's document with a mark (a
+unique text), so a claim with a lost answer is recognized. Waiting positions come first, then free positions, which were
+never leased.
 
 A forgotten position is never leased a second time: its document is gone, positions below the ledger's `floor` are
 finished, and a claim creates no document. A process without a free position creates some, unleasable at first, and then
@@ -31,15 +33,17 @@ if TYPE_CHECKING:
 EXPIRES_EVERY = 1.0
 """Seconds between two searches of a process for expired leases."""
 PresenceCheck = tuple[str, list[Document]]
-"""A collection, and aggregation stages yielding a document if all written documents exist."""
+"""Name of a collection, and aggregation stages that yield a document if all documents of a put exist."""
 AT_ONCE = 32
 """Number of positions created at once."""
 
 
 class MongoPositions:
-    """The positions as used by a process, under its lock.
+    """Leases and changes positions for one process, which holds its lock during each call.
 
-    Leases last `seconds`. After `most` failed attempts a position is dead.
+    Args:
+        seconds: duration of a lease.
+        most: number of failed attempts after which a position is not leased any more.
     """
 
     def __init__(self, link: MongoConnection, ledger: Ledger, seconds: float, most: int) -> None:
@@ -51,7 +55,11 @@ class MongoPositions:
         """Time of the last search for expired leases, by `time.monotonic`."""
 
     def prepare_claim(self) -> None:
-        """Prepare for claims: check the trainer and expire leases. Raises TrainerFencedError."""
+        """Prepare to lease positions: end expired leases, at most once a second.
+
+        Raises:
+            TrainerFencedError: this process was the trainer, and another one has taken over.
+        """
         if self._ledger.own:
             self._ledger.require_trainer()
         if time.monotonic() - self.expired_at >= EXPIRES_EVERY:
@@ -72,10 +80,15 @@ class MongoPositions:
         self._link.update(TASK, changes.match_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
-        """Lease the first position that matches `wanted`. Return its document, or None without a match.
+        """Lease the first position that matches a filter.
 
         Args:
-            upsert: create the position if none matches.
+            holder: name of the process that leases the position.
+            wanted: filter.
+            upsert: True to create the position if none matches.
+
+        Returns:
+            The position's document, or None if none matches.
         """
         from pymongo import ReturnDocument
 
@@ -93,7 +106,16 @@ class MongoPositions:
         return self._link.run_durable(once)
 
     def claim_many(self, holder: str, count: int, below: int | None) -> list[Document]:
-        """Lease up to `count` positions, free positions only below `below`."""
+        """Lease the first positions that are available.
+
+        Args:
+            holder: name of the process that leases the positions.
+            count: maximum number of positions.
+            below: first position that may not be leased for the first time, or None without a limit.
+
+        Returns:
+            The positions' documents.
+        """
         found: list[Document] = []
         wanted = changes.match_available(self._ledger.floor, below)
         while len(found) < count:
@@ -108,7 +130,15 @@ class MongoPositions:
         return found
 
     def _make_positions(self, count: int, below: int | None) -> bool:
-        """Create free positions below `below`, if any may still be created. Return False if none may."""
+        """Create positions that can be leased, or free those that another process created but did not free.
+
+        Args:
+            count: number of positions wanted.
+            below: first position that may not be created, or None without a limit.
+
+        Returns:
+            False if no further position may be created.
+        """
         if not (made := self._find_made()):
             if below is not None and self._next >= below:
                 return False
@@ -119,6 +149,7 @@ class MongoPositions:
                 return False
             self.insert_positions(orders)
             made = self._find_made()
+        # Read the floor after the documents: a position below it was finished and forgotten, and now created again.
         self._ledger.refresh_floor()
         floor = self._ledger.floor
         these = {"status": MADE, "mark": {"$in": [each["mark"] for each in made]}}
@@ -155,7 +186,7 @@ class MongoPositions:
         return max(self._ledger.floor - 1, *(each["_id"] for each in found), -1)
 
     def find_first_unclaimed(self) -> int:
-        """Return the first position of the order never leased."""
+        """Return the first position of the training order that was never leased."""
         found = self._link.find(TASK, {"status": {"$in": NEVER_HAD}}, {"_id": 1}, limit=1)
         return int(found[0]["_id"]) if found else self.find_last() + 1
 
@@ -171,7 +202,15 @@ class MongoPositions:
         self._link.run_durable(lambda base: base[TASK].delete_many(below))
 
     def change(self, wanted: Document, change: changes.Update, *, done: Sequence[str] = ()) -> bool:
-        """Change a position; return True if it matched. `done`: states after an earlier attempt with a lost answer."""
+        """Change the position that matches a filter.
+
+        Args:
+            done: states that the change leads to. If the first try's answer was lost, a position in such a state counts
+                as changed.
+
+        Returns:
+            True if a position matched.
+        """
         tries = 0
 
         def once(base: Database[dict[str, Any]]) -> bool:
@@ -184,9 +223,16 @@ class MongoPositions:
         return self._link.run_durable(once)
 
     def name_records(self, lease: Lease, there: PresenceCheck, change: changes.Update) -> Document:
-        """Apply the repeatable change if the referred documents exist, in a single command within a run of the server.
+        """Add references to a position, if all documents that they refer to exist.
 
-        Returns the position afterwards, or {} for a missing position.
+        Check and change are a single command, so the server cannot restart in between and lose documents.
+
+        Args:
+            there: the check that the documents exist.
+            change: the update that adds the references; repeating it has no effect.
+
+        Returns:
+            State, fence and references of the position afterwards, or {} for a missing position.
         """
         collection, stages = there
         into = {"into": TASK, "on": "_id", "whenMatched": change, "whenNotMatched": "discard"}

@@ -1,10 +1,11 @@
-"""Episodes of a store as documents: written, read, removed.
+"""Writes, reads and removes the documents of episodes.
 
-A record is the main document of one put episode. A position is a task's place in the training order. Invariant: each
-put has its own documents under a unique name. A replayed attempt has the same uuid, and the earlier player may have
-been killed between two documents, or continue writing long after its lease. A record is written before its parts and
-removed after them, so parts always have a record. A record without a position does not exist for readers, and the next
-trainer removes it. `mongo_store` decides on ownership and validity of positions.
+A put stores an episode. A record is the main document of one put, and its parts are the other documents. A position is
+a task's place in the training order. Invariant: each put has its own documents under a unique name. An attempt that
+runs again has the same uuid, and the process of the first one may have been killed between two documents, or continue
+to write long after its lease. A record is written before its parts and removed after them, so parts always have a
+record. A record that no position refers to does not exist for readers, and the next trainer removes it. `mongo_store`
+decides on ownership and validity of positions.
 
 When a position refers to a put, the put is in the server's journal, although documents are written without waiting, at
 first even without an acknowledgement (a refused document is missing, and the second attempt reports the refusal). The
@@ -38,20 +39,20 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 MAX_TRIES = 10
-"""Limit on attempts to write documents lost by a server. Each attempt needs a restart of the server."""
+"""Maximum number of attempts to write documents that a server loses. It loses them only in a restart."""
 Parts = dict[str, dict[str, list[Document]]]
 """Documents by collection and record."""
 
 
 class EpisodeRecords:
-    """The records of episodes in a database."""
+    """Writes, reads and removes the documents of episodes in one database."""
 
     def __init__(self, link: MongoConnection, redact: Redactor) -> None:
         self._link, self._redact = link, redact
 
     @staticmethod
     def build_ends(entries: Iterable[Kept]) -> list[Document]:
-        """Return the references that a position gets to the put episodes: unique record names, uuids and scores."""
+        """Return a position's references to new episodes: each has a new unique record name, the uuid and the score."""
         return [
             {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": read_score(one.episode)}
             for one in entries
@@ -61,9 +62,14 @@ class EpisodeRecords:
     def write_episodes(
         self, lease: Lease, entries: Sequence[Kept], ends: Sequence[Document], *, is_acknowledged: bool
     ) -> PresenceCheck:
-        """Write episodes, and return the check for a position's reference to the documents.
+        """Write the documents of episodes.
+
+        Returns:
+            A check that all documents exist, which is made when the position gets its references.
 
         Args:
+            lease: the lease under which the episodes are written.
+            ends: the position's references to the episodes.
             is_acknowledged: True to wait for the server's answer to each document; False leaves out a refused document
                 without an error.
         """
@@ -89,7 +95,12 @@ class EpisodeRecords:
         )
 
     def remove(self, names: Sequence[str], **so: object) -> None:
-        """Remove records and their parts. `so` restricts the removed records by further fields."""
+        """Remove records and their parts.
+
+        Args:
+            names: names of the records.
+            so: further fields and values that a record must have to be removed; parts are removed anyway.
+        """
         if not names:
             return
         gone = {"$in": list(names)}
@@ -102,12 +113,13 @@ class EpisodeRecords:
         self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
 
     def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
-        """Return the positions as leases, with episodes and the steps that used each position.
+        """Load the episodes of positions, and return the positions as leases.
 
-        A position with a changed episode moves to the dead letters and is not returned.
+        A position with an episode that was altered in the database is given up and left out.
 
         Args:
-            names: The valid commits.
+            positions: documents of positions; None is skipped.
+            names: names of the valid commits, which decide the steps that used a position.
         """
         tasks = [each for each in positions if each is not None]
         wanted = [end["record"] for each in tasks for end in each["ends"]]
@@ -128,21 +140,22 @@ class EpisodeRecords:
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
-        """Yield a position's episodes, or the error for a changed episode."""
+        """Yield each episode of a position, or an error in its place if it was altered in the database."""
         parts = self._load_parts([end["record"] for end in position["ends"]])
         yield from (self._read_episode(parts, position["_id"], end) for end in position["ends"])
 
     def is_unchanged(self, position: Document) -> bool:
-        """True if no episode of this group was altered in MongoDB since it was written."""
+        """Return True if no episode of a position was altered in MongoDB since it was written."""
         return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Copy the uses of positions into their records, for readers of the database. The positions are authoritative.
+        """Copy the steps that used a position into its episodes' records, for other readers of the database.
 
-        Advantages of steps outside the uses are removed.
+        Advantages of steps that did not use the position are removed. ajet itself reads the steps from the positions.
 
         Args:
-            names: The valid commits.
+            positions: documents of positions.
+            names: names of the valid commits.
         """
         orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for each in positions:
@@ -163,7 +176,11 @@ class EpisodeRecords:
         self._link.run_quick(update_records)
 
     def note_advantages(self, advantages: Mapping[str, float], step: int) -> None:
-        """Write the step's advantage into each record, once, for readers."""
+        """Write the advantages of a step into the episodes' records, for other readers of the database.
+
+        Args:
+            advantages: advantage by name of the record.
+        """
         from pymongo import UpdateOne
 
         def noted(advantage: float) -> list[Document]:
@@ -181,7 +198,7 @@ class EpisodeRecords:
             self.remove(found[start : start + 1000])
 
     def find_unnamed(self) -> list[str]:
-        """Return records that no position refers to, and whose put has lost its lease."""
+        """Return the names of records that no position refers to and will refer to, because their lease was lost."""
         named = {"$ifNull": ["$at.ends.record", []]}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
@@ -193,7 +210,15 @@ class EpisodeRecords:
         return self._link.run_durable(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
 
     def _write_episode(self, lease: Lease, one: Kept, name: str, is_acknowledged: bool) -> Counter[str]:
-        """Write an episode's documents under the record's name. Return the number of documents by collection."""
+        """Write the documents of an episode, as compressed JSON if the server refuses the readable form.
+
+        Args:
+            one: the episode.
+            name: unique name of its record.
+
+        Returns:
+            The number of documents by collection.
+        """
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
@@ -211,7 +236,10 @@ class EpisodeRecords:
         return Counter({name: len(documents) for name, documents in there})
 
     def insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
-        """Insert documents. Existing ones are not changed: they were written by an attempt whose answer was lost."""
+        """Insert documents into the collection `name`.
+
+        Existing documents are not changed: they were written by an attempt whose answer was lost.
+        """
         from pymongo.errors import AutoReconnect, BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
@@ -238,7 +266,13 @@ class EpisodeRecords:
         return parts
 
     def _read_episode(self, parts: Parts, order: int, end: Document) -> Kept | AlteredEpisodeError:
-        """Return the episode of `end`, or the error for a changed episode."""
+        """Return an episode, or an error in its place if it was altered in the database.
+
+        Args:
+            parts: the loaded documents.
+            order: the position of the episode's task.
+            end: the position's reference to the episode.
+        """
         name = end["record"]
         sampler = next((record.get("ended_by") for record in parts[RECORD][name]), "")
         try:
@@ -253,5 +287,10 @@ class EpisodeRecords:
 
 
 def list_steps(position: Document, names: Collection[str]) -> tuple[int, ...]:
-    """List the steps that used a position. `names`: the valid commits."""
+    """List the training steps that used a position, without those that discarded it.
+
+    Args:
+        position: the position's document.
+        names: names of the valid commits.
+    """
     return tuple(use["step"] for use in position["uses"] if use["of"] in names and use["reason"] is None)

@@ -1,4 +1,4 @@
-"""The collections, their indexes, and the document with the database's version.
+"""Names the collections, creates their indexes, and checks the version of a database.
 
 Invariant: only a database of this version is opened. Two processes may create a new one at once: each step can be
 repeated.
@@ -40,8 +40,14 @@ def _create_indexes(base: Database[dict[str, Any]]) -> None:
 
 
 def open_ledger(link: MongoConnection, opened: str) -> dict[str, Any]:
-    """Return the ledger's document, created if missing. `opened`: the first commit's name. Raises UserError for another
-    version."""
+    """Read the ledger (the document with the state shared by all processes), or create it in an empty database.
+
+    Args:
+        opened: name of the first commit in a new ledger.
+
+    Raises:
+        UserError: the database has another version.
+    """
     found = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
     if found is None:
         new: dict[str, Any] = {
@@ -57,6 +63,10 @@ def open_ledger(link: MongoConnection, opened: str) -> dict[str, Any]:
 
 
 def require_version(where: str, ledger: Mapping[str, Any]) -> None:
-    """Raise UserError for the ledger's document of another version."""
+    """Raise UserError unless the ledger has this package's version.
+
+    Args:
+        where: address of the database, for the error.
+    """
     if ledger["version"] != VERSION:
         raise other_version_error(where, ledger["version"], VERSION)

@@ -1,5 +1,6 @@
-"""Proofs of recorded runs: derive each token again, and compare a run with its committed chain.
+"""Proves recorded runs: derives each token again, and compares a run's files with their chain of digests.
 
+The record is the run's folder on disk. The chain is a file in it with linked digests of everything written before.
 Invariant: a proof only reads the record, also while the run writes.
 """
 

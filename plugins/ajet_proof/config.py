@@ -7,7 +7,7 @@ from ajet.config.schema.extended import PluginKeys
 
 
 class ProofKeys(PluginKeys):
-    """Keys of `context_tracker`."""
+    """The keys that this package adds to the section `context_tracker`."""
 
     proof_sample: int = key(
         2,

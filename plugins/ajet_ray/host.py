@@ -1,7 +1,8 @@
-"""Host: the gateway, workflow and judge of one playing process.
+"""Host: runs episodes in one of verl's or Trinity's processes, with a gateway, workflow and judge.
 
-Invariant: the host uses every backbone's objects, in front of verl's servers. All sessions of a task run in one
-process; the first session plays the group, so deadlines, retries and limits are the rollout's, and the others wait.
+Invariant: the host uses the same rollout classes as the other backbones, here in front of verl's inference servers. A
+session is verl's request for one sample of a prompt. All sessions of a group run in one process. The first session
+runs the episodes of the whole group, so deadlines, retries and limits are the rollout's, and the others wait.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 class _RunningGroup:
     group: asyncio.Task[Group]
     sessions: int
-    """Number of sessions still missing from the group."""
+    """Number of sessions that have not joined the group yet."""
 
 
 class Host:
-    """Made once per process, and ended with the process."""
+    """Runs the episodes of groups in a process. Created once and used until the process ends."""
 
     def __init__(
         self,
@@ -48,8 +49,15 @@ class Host:
         images: ImageTokens | None = None,
         pins: ToolPins | None = None,
     ) -> None:
-        """`post` sends a closed group to the record; `grant`: returns the task of a ticket; `images`: the encoding of
-        images; `pins`: the run's tools."""
+        """Open the gateway, the judge and the rollout.
+
+        Args:
+            engine: the inference servers that answer the gateway's requests.
+            post: sends a finished group to the run's own process, which writes it to disk.
+            grant: returns the task of a ticket (the trainer's claim on one group).
+            images: encodes images as tokens, or None for a text model.
+            pins: checks that every attempt is offered the tools of the run's first attempt.
+        """
         self._engine, self._post, self._grant = engine, post, grant
         self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
@@ -58,7 +66,7 @@ class Host:
 
     @property
     def version(self) -> int:
-        """The newest policy version that answered here."""
+        """The newest policy version that answered a request of this process."""
         return self._engine.version
 
     def close(self) -> None:
@@ -67,9 +75,15 @@ class Host:
         self._gateway.close()
 
     async def join_group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
-        """Return verl's group `uid` once it is closed and posted; each session joins once.
+        """Return verl's group `uid` once its episodes have ended and are sent to the run's own process.
 
-        `index`: the place of a validation `task`; without a task, a ticket.
+        Each of the group's sessions calls this once. The first call starts the episodes.
+
+        Args:
+            index: place of the task among the validation tasks, or the ticket if `task` is None.
+            task: validation task, or None for training, where the ticket determines the task.
+            step: training step that requested the group.
+            sessions: number of episodes of the group.
         """
         waiting = self._groups.get(uid)
         if waiting is None:
@@ -85,7 +99,15 @@ class Host:
         return await waiting.group
 
     async def play_ticket(self, ticket: int, *, step: int, sessions: int) -> Group:
-        """Return the group of a ticket, with `sessions` episodes, once it is closed and posted; called once."""
+        """Return the group of a ticket once its episodes have ended and are sent to the run's own process.
+
+        Call this once per ticket.
+
+        Args:
+            ticket: number of the trainer's claim on a group.
+            step: training step that requested the group.
+            sessions: number of episodes of the group.
+        """
         return await self._play_training(ticket, step, sessions)
 
     async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:

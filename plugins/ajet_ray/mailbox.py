@@ -2,8 +2,9 @@
 
 A notice is a message about an event: an episode, a step, a validation, a checkpoint or a process. A ticket is the
 trainer's claim on one group, and a grant is the task of a ticket. Invariant: only the run's own process writes the
-record (a single writer with a lock). A notice is taken once and in its sender's order. A repeated ticket request gets
-the same grant, and after the group closed, the group. The mailbox is an actor, found by name.
+record, which is the run's folder on disk (a single writer with a lock). A notice is taken once and in its sender's
+order. A repeated ticket request gets the same grant, and after the group has finished, the group. The mailbox is a Ray
+actor, found by name.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ProcessNotice:
 
 @dataclass(frozen=True, slots=True)
 class PhaseNotice:
-    """The trainer entered a phase."""
+    """The trainer entered a phase, such as loading."""
 
     name: str
     step: int = 0
@@ -45,7 +46,7 @@ class TicketGrant:
     """The task of a ticket, in answer to `TicketRequest`."""
 
     order: int
-    """The position in the training order."""
+    """The task's place in the training order ("position")."""
     task: Task
     group: Group | None = None
     """The finished group, if an earlier launch or request played it already."""
@@ -53,42 +54,44 @@ class TicketGrant:
 
 @dataclass(frozen=True, slots=True)
 class TicketRequest:
-    """A process requests the task of the ticket, and will play it."""
+    """A process requests the task of a ticket, and will run the task's episodes."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class TicketFailure:
-    """The ticket's group killed every process that played the group."""
+    """Every process that ran the episodes of the ticket's group died."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupNotice:
-    """A group was finished, or a finished group was handed over."""
+    """A group was finished, or a group finished by an earlier launch was handed to the trainer."""
 
     group: Group
     step: int
-    """The training step with the request for the group."""
+    """The training step that requested the group."""
     ticket: int | None = None
     """Ticket of the group, or None for validation."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditEntry:
-    """What a training step made of one episode: its outcome (advantages, or why it is untrained) and trained tokens."""
+    """How a training step used one episode."""
 
     uuid: str
+    """Id of the episode."""
     outcome: Outcome
+    """The episode's advantage, and the numbers of untrained tokens by reason."""
     trained: int
     """Tokens with a weight in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditNotice:
-    """A step's credit, assigned by another process before its trainer trains."""
+    """The advantages of a step's episodes, computed before the step in a process other than the trainer's."""
 
     step: int
     credited: list[CreditEntry]
@@ -97,12 +100,13 @@ class CreditNotice:
 
 @dataclass(frozen=True, slots=True)
 class StepNotice:
-    """Reports the end of a training step."""
+    """A training step ended."""
 
     step: int
     metrics: dict[str, float]
     """Scalar metrics returned by `read_numbers`."""
     credited: list[CreditEntry] = field(default_factory=list)
+    """The use of each episode of the step."""
 
 
 def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -116,10 +120,11 @@ def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ValidationNotice:
-    """All validation tasks were played after `step` steps."""
+    """The episodes of all validation tasks ended, with the weights after `step` steps."""
 
     step: int
     seconds: float
+    """Duration of the validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ class CheckpointNotice:
 
 @dataclass(frozen=True, slots=True)
 class ToolsNotice:
-    """The tools offered to the run's first attempt, as a request's `tools`."""
+    """The tools offered to the run's first attempt, in the format of `tools` in a chat completion request."""
 
     tools: list[Any]
 
@@ -161,7 +166,10 @@ Notice = (
 
 
 class _Mailbox:
-    """The mailbox actor: collects notices, and grants of tickets. All methods run on one event loop."""
+    """The Ray actor that queues notices for the run's own process, and stores its grants for the players.
+
+    All methods run on one event loop.
+    """
 
     def __init__(self) -> None:
         self._letters: asyncio.Queue[Notice] = asyncio.Queue()
@@ -172,28 +180,37 @@ class _Mailbox:
         self._more = asyncio.Condition()
 
     async def put(self, letters: list[Notice]) -> None:
-        """Queue notices for the trainer. A closed group is also stored in its ticket's grant."""
+        """Queue notices for the run's own process. A finished group is also stored in its ticket's grant."""
         for letter in letters:
             if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
                 self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
             self._letters.put_nowait(letter)
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """Wait for a ticket's grant and return the grant."""
+        """Request the task of a ticket from the run's own process and wait for the answer."""
         self._letters.put_nowait(TicketRequest(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
         return self._grants[ticket]
 
     async def pin(self, found: list[Any]) -> list[Any]:
-        """Return the tools found by the first caller, for all callers."""
+        """Return the tools of the first call, which every later attempt of the run must be offered.
+
+        Args:
+            found: the tools found by the caller, in the format of a request's `tools`.
+        """
         if self._tools is None:
             self._tools = found
             self._letters.put_nowait(ToolsNotice(found))
         return self._tools
 
     async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
-        """Add the grants of the next tickets, and drop earlier grants of positions that are not `open`."""
+        """Add grants for the next ticket numbers, and drop the stored grants that no process can need any more.
+
+        Args:
+            grants: grants of the tickets that follow the last granted one, in order.
+            open: places in the training order that were granted and that no step has taken; their grants stay.
+        """
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
         async with self._more:
             self._grants.update(enumerate(grants, self._granted))
@@ -201,7 +218,7 @@ class _Mailbox:
             self._more.notify_all()
 
     async def take(self, seconds: float) -> list[Notice]:
-        """Return some notices, or none after `seconds`."""
+        """Return up to 256 queued notices, after waiting up to `seconds` for the first, or [] if none came."""
         try:
             taken = [await asyncio.wait_for(self._letters.get(), seconds)]
         except TimeoutError:
@@ -211,7 +228,7 @@ class _Mailbox:
         return taken
 
     async def ask_to_stop(self) -> None:
-        """Ask the trainer to end after its present step."""
+        """Tell the trainer, which polls `stopping`, to end after its present step."""
         self._stop = True
 
     async def stopping(self) -> bool:
@@ -220,7 +237,7 @@ class _Mailbox:
 
 
 def open_mailbox() -> Any:
-    """Make the run's mailbox. The actor ends with the calling process."""
+    """Start the actor of the run's mailbox. It ends with the calling process."""
     import ray
 
     actor: Any = ray.remote(_Mailbox)
@@ -228,7 +245,7 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Sends notices (episodes, steps, checkpoints, …) from any process of the run to the run's own process."""
+    """Sends notices, such as episodes and steps, from any process of the run to the run's own process."""
 
     def __init__(self) -> None:
         import ray
@@ -250,19 +267,23 @@ class Sender:
         await self._box.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """Wait for a ticket's grant and return the grant."""
+        """Request the task of a ticket from the run's own process and wait for the answer."""
         granted: TicketGrant = await self._box.grant.remote(ticket)
         return granted
 
     def pin(self, found: list[Any]) -> list[Any]:
-        """Return the run's tools, found by the first caller."""
+        """Return the tools that the run's first attempt was offered. They are `found` in the first call.
+
+        Args:
+            found: the tools found by this attempt, in the format of a request's `tools`.
+        """
         import ray
 
         pinned: list[Any] = ray.get(self._box.pin.remote(found))
         return pinned
 
     def should_stop(self) -> bool:
-        """True if the run shall end."""
+        """True if the trainer should end the run after its present step."""
         import ray
 
         return bool(ray.get(self._box.stopping.remote()))

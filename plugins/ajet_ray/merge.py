@@ -29,25 +29,32 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # this import al
 from ajet.schema.errors import UserError
 
 FILE_BYTES = 4 * 2**30
-"""Size of a weight file, unless a single tensor is larger."""
+"""Maximum size of a weight file in bytes, unless a single tensor is larger."""
 _PREFIX, _BASE = "base_model.model.", ".base_layer."
 _LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannedTensor:
-    """A tensor to write; `make` reads the tensor."""
+    """A tensor to write to the model folder, read only when its file is written."""
 
     name: str
     bytes: int
     make: Callable[[], torch.Tensor]
+    """Reads, merges and rounds the tensor."""
 
 
 def merge_checkpoint(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int = FILE_BYTES) -> None:
-    """Fill the empty folder `into` from `actor`, the folder `global_step_N/actor` of a checkpoint.
+    """Write a verl checkpoint as a Hugging Face model folder.
 
-    dtype: float32 or bfloat16; None keeps the trained one. Raises UserError for an incomplete folder, or an unsupported
-    sharding.
+    Args:
+        actor: the folder `global_step_N/actor` of verl's checkpoint.
+        into: an empty folder for the model.
+        dtype: float32 or bfloat16, or None for the number format of the checkpoint.
+        file_bytes: maximum size of a weight file, unless a single tensor is larger.
+
+    Raises:
+        UserError: the checkpoint is incomplete, or its sharding is unsupported.
     """
     about = actor / "huggingface"
     if not (about / "config.json").is_file():
@@ -92,7 +99,7 @@ class _Shards:
         return state
 
     def size(self, name: str) -> int:
-        """Return the bytes of the joined tensor."""
+        """Return the size in bytes of a tensor joined from all shards."""
         tensor = self._ranks[0][name]
         return tensor.numel() * tensor.element_size()
 
@@ -101,7 +108,7 @@ class _Shards:
         return self._ranks[0][name].dtype
 
     def read_tensor(self, name: str) -> torch.Tensor:
-        """Return the tensor joined from all ranks' parts."""
+        """Return a tensor, joined from the parts of the ranks that hold it. Raises UserError for other shardings."""
         first = self._ranks[0][name]
         if not isinstance(first, DTensor):
             return first
@@ -114,6 +121,7 @@ class _Shards:
             )
         if not split:
             return first.to_local()
+        # Along replicated mesh dimensions (HSDP) all ranks hold equal parts: index 0 there, all ranks on the split one.
         index: list[Any] = [0] * first.device_mesh.mesh.ndim
         index[split[0]] = slice(None)
         ranks = first.device_mesh.mesh[tuple(index)].tolist()
@@ -139,7 +147,13 @@ class _Shards:
 def _plan_tensors(
     shards: _Shards, config: Mapping[str, Any], scale: float | None, dtype: torch.dtype | None
 ) -> Iterator[_PlannedTensor]:
-    """Yield the tensors to write, under transformers' names."""
+    """Yield the tensors to write, under the names that transformers expects.
+
+    Args:
+        config: the model's config.json.
+        scale: LoRA's alpha / rank, or None without LoRA.
+        dtype: number format of the written tensors, or None for the saved one.
+    """
     adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
     if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
         raise UserError(
@@ -165,7 +179,10 @@ def _plan_tensors(
 
 
 def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
-    """Return the head tied to the embedding: transformers keeps one of the two."""
+    """Return the name of an output head that shares its weights with the embedding, or None.
+
+    The head is not written, because transformers stores only the embedding of a tied pair.
+    """
     if not config.get("tie_word_embeddings"):
         return None
     heads = [name for name in shards.names if name.removeprefix(_PREFIX) == "lm_head.weight"]
@@ -200,7 +217,7 @@ def _read_lora_scale(actor: Path) -> float | None:
 
 
 def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> None:
-    """Write one file, or several with an index."""
+    """Write the tensors to one safetensors file, or to several with an index file."""
     from safetensors.torch import save_file
 
     files: list[list[_PlannedTensor]] = [[]]
@@ -223,7 +240,7 @@ def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> Non
 
 @contextmanager
 def _silence_mesh_warnings() -> Iterator[None]:
-    """Silence torch's warnings about meshes without process groups; reading needs none."""
+    """Silence torch's warnings about meshes without process groups. Reading needs none."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A launch on Ray, of verl or Trinity: connect, start the driving process, listen, end.
+"""Runs verl or Trinity on Ray: connects, starts the backbone's main process, handles its notices, and ends.
 
 Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, and immediately a step waiting for
 remote groups. SIGTERM lets such a step wait for groups in flight, within `trainer_common.grace`. Taken notices are
@@ -34,14 +34,18 @@ if TYPE_CHECKING:
 LISTEN_S = 1.0
 """Seconds to wait for a notice."""
 START_S = 60.0
-"""Seconds between two lines about a slow start."""
+"""Seconds between two log lines about a slow start."""
 CHECK_S = 10.0
-"""Seconds between two records of the processes' segments without a phase notice: loading takes minutes and may be
-killed."""
+"""Seconds between two records of the processes' shared-memory segments if the trainer enters no new phase: loading
+takes minutes, and a killed run must leave no segment."""
 
 
 def find_address(options: LaunchOptions) -> str | None:
-    """Return the cluster to join; None: an own one. Raises ConfigError for a missing address."""
+    """Return the address of the Ray cluster to join, or None to start a cluster.
+
+    Raises:
+        ConfigError: --with-ray-cluster was passed, but RAY_ADDRESS is not set.
+    """
     address = os.environ.get(ADDRESS)
     if "ray-cluster" in options.flags and not address:
         raise ConfigError(
@@ -68,11 +72,23 @@ def run_on_ray(
     environment: Mapping[str, str],
     interrupts: Interrupts,
 ) -> bool:
-    """Run `actor().run(argument)` in a Ray process until its end; return True if it was asked to end early.
+    """Run `actor().run(argument)` in a Ray process until it ends, and handle its notices meanwhile.
 
-    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for an own one. `environment`:
-    variables of the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for the
-    process's error; UserError without such a cluster.
+    Args:
+        whose: "verl" or "Trinity", for log lines and errors.
+        actor: class of the backbone's main process.
+        record: writes the run's folder from the notices.
+        tickets: assigns tasks to the trainer's claims on groups.
+        address: address of an existing cluster, or None to start one.
+        environment: environment variables of the run's processes.
+
+    Returns:
+        True if the process was asked to end early.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted, and has saved a checkpoint.
+        RunFailed: the process raised an error.
+        UserError: the cluster cannot be joined or lacks resources.
     """
     import ray
 
@@ -107,7 +123,7 @@ def run_on_ray(
 
 
 class RunListener:
-    """The run's side of the mailbox."""
+    """Takes notices from the mailbox, records them, and answers with grants of tasks, in the run's own process."""
 
     def __init__(
         self,
@@ -121,8 +137,14 @@ class RunListener:
         leftovers: RunLeftovers,
         grace: float,
     ) -> None:
-        """`done`: available once the process has ended. `grace`: seconds after SIGTERM for a step waiting for remote
-        groups."""
+        """Prepare to listen.
+
+        Args:
+            whose: "verl" or "Trinity", for log lines and errors.
+            done: Ray's reference to the result of the main process, ready once the process has ended.
+            logs: folder of the processes' logs.
+            grace: seconds after SIGTERM for which a step may wait for remote groups.
+        """
         self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
         self._record, self._tickets = record, tickets
         self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
@@ -132,18 +154,24 @@ class RunListener:
         self._is_wait_logged = False
         """True once the wait of the present step was logged."""
         self._pending_take: Any = None
-        """The pending request for notices."""
+        """Ray's reference to a request for notices that an interrupt left unanswered."""
         self._letters: list[Any] = []
         """Notices taken but not recorded yet."""
         self._is_recording = False
         """True during the recording of the first notice."""
 
     def listen_until_end(self) -> bool:
-        """Listen until the process has ended, after an interrupt until it has stopped. Raises KeyboardInterrupt;
-        RunFailed.
+        """Handle notices until the process has ended, and ask it to stop after an interrupt.
 
-        A second interrupt while a notice is being recorded ends immediately: the record may lack parts counted by the
-        next checkpoint.
+        An interrupt while a notice is being recorded ends the run immediately, because the record on disk may lack
+        parts that the next checkpoint would count.
+
+        Returns:
+            True if the process was asked to end early.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted.
+            RunFailed: the process raised an error.
         """
         import ray
 
@@ -160,11 +188,19 @@ class RunListener:
             raise
 
     def listen(self, *, stopping: bool = False) -> bool:
-        """Take notices and grant tickets until the process has ended and no notice is left.
+        """Record notices and grant tickets until the process has ended and no notice is left.
 
-        A first interrupt waits until taken notices are recorded. `stopping`, and the result: True if the process was
-        asked to end; then only groups in flight are awaited, within the grace. Raises RunFailed for the process's
-        error.
+        A first interrupt is delayed until taken notices are recorded.
+
+        Args:
+            stopping: True if the process was asked to end. The last step then waits only for groups in flight, and
+                only within the grace period.
+
+        Returns:
+            True if the process was asked to end early.
+
+        Raises:
+            RunFailed: the process raised an error.
         """
         import ray
 
@@ -219,7 +255,7 @@ class RunListener:
         logger.info("{} has been starting for {:.0f} s{}", self._whose, now - self._started_at, printed)
 
     def _take_notices(self, seconds: float) -> list[Any]:
-        """Return notices to record: those left by an interrupt, or the next ones."""
+        """Return the notices to record: those left over from an interrupt, or those that arrive within `seconds`."""
         import ray
 
         if not self._letters:
@@ -230,7 +266,7 @@ class RunListener:
         return list(self._letters)
 
     def _may_fill_step(self) -> bool:
-        """True if the last step waits for groups in flight."""
+        """True if groups in flight can still complete the last step within the grace period after SIGTERM."""
         left = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
         if left and not self._is_wait_logged:
             self._is_wait_logged = True
@@ -239,7 +275,13 @@ class RunListener:
 
 
 def make_run_error(whose: str, what: str, logs: Path) -> RunFailed:
-    """Build the error of a run ended by verl or Trinity."""
+    """Build the error of a run whose main process failed.
+
+    Args:
+        whose: "verl" or "Trinity".
+        what: last line of the process's error.
+        logs: folder of the processes' logs.
+    """
     return RunFailed(
         f"{whose} ended the run: {what}",
         where=str(logs),

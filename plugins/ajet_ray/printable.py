@@ -10,7 +10,14 @@ from ajet.config.resolution import HIDDEN, is_secret_path
 
 
 def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without secrets. `users`: the user's unresolved part."""
+    """Return a copy of a config in which secrets are masked.
+
+    Values written with `oc.env` are shown as written, not resolved.
+
+    Args:
+        tree: the resolved config.
+        users: the part of it written by the user, with unresolved interpolations.
+    """
     tree = deepcopy(tree)
 
     def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""The run's record and screen from verl's notices, as on the local backbone.
+"""Writes the run's folder and screen output from verl's notices, in the same form as the local backbone.
 
 Invariants: a step is recorded completely, episodes before the row of metrics, and its checkpoint is committed after
 both, so a resumed run never has a step missing in the record. For every recorded episode: sampled tokens = trained
@@ -50,22 +50,27 @@ if TYPE_CHECKING:
 
 
 HOPELESS = 4
-"""Batches of tasks in a row without a score before the run ends."""
+"""Number of consecutive batches without a scored episode after which the run ends."""
 DEATHS = 5
 """Process deaths before the run ends."""
 
 
 class RayRecord:
-    """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
+    """Writes each notice of the run's processes to the run's folder and keeps the counts that end the run."""
 
     backbone = "verl"
-    """The key of a checkpoint's state with the name of the format."""
+    """The key, in a checkpoint's state, of the name of the backbone's own checkpoint folder."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
-        """sink: receives steps and validations. tickets: the run's positions."""
+        """Start at the step of the resumed checkpoint, or at step 0.
+
+        Args:
+            sink: receives episodes, steps and validations, and writes them to disk and screen.
+            tickets: the launch's claims on groups, with the state of each task.
+        """
         self.settings, self._run = experiment.ajet, run
         self.tools = PinnedFile(run.path, goes_on=run.goes_on)
-        """The tools offered to its attempts."""
+        """The tools offered to the run's first attempt, which every later attempt must be offered too."""
         self._sink, self._tickets = sink, tickets
         self._validating: list[Group] = []
         self._saved: CheckpointNotice | None = None
@@ -85,11 +90,15 @@ class RayRecord:
 
     @property
     def is_exhausted(self) -> bool:
-        """True after too many idle steps in a row."""
+        """True after `trainer_common.stop_after_idle_steps` consecutive steps without a training signal."""
         return 0 < self.settings.trainer_common.stop_after_idle_steps <= self.idle_steps
 
     def handle_notice(self, letter: Notice) -> None:
-        """Apply a notice to the record."""
+        """Apply a notice to the run's folder and status.
+
+        Raises:
+            UserError: a whole batch failed, several batches had no score, or too many processes died.
+        """
         # The sender of these notices has loaded the checkpoint.
         if isinstance(letter, (GroupNotice, StepNotice, ValidationNotice)):
             self._run.take_up()
@@ -195,7 +204,10 @@ class RayRecord:
         self._measured = letter.step, measured
 
     def _commit_checkpoint(self, saved: CheckpointNotice) -> None:
-        """Make verl's folder a checkpoint of the run, completely or not at all, without verl's rows."""
+        """Move verl's checkpoint into the run's checkpoints in one atomic operation, without verl's own rows.
+
+        A crash leaves either the complete checkpoint or none.
+        """
         self._saved = None
         folder = Path(saved.folder)
         state: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Resolvers of verl's and Trinity's layers: pure functions of their arguments.
+"""OmegaConf resolvers used by the YAML files that translate `ajet.*` settings for verl and Trinity.
 
 Invariant: only these functions transform `ajet.*` values for verl. They are registered on first use and change nothing
 else of OmegaConf.
@@ -15,7 +15,7 @@ _NO_DEFAULT = object()
 
 
 def div(total: float, parts: float) -> int:
-    """Return `total / parts`, an integer. Raises ValueError for a remainder."""
+    """Return `total / parts` as an integer. Raises ValueError if the division leaves a remainder."""
     quotient, rest = divmod(total, parts)
     if rest:
         raise ValueError(f"${{ajet.div:{total},{parts}}}: {total} is not divisible by {parts}")
@@ -32,24 +32,36 @@ def as_list(value: Any) -> list[Any]:
 
 
 def pick(value: Any, table: Mapping[Any, Any], otherwise: Any = _NO_DEFAULT) -> Any:
-    """Return the table's entry for the value. Missing values become `otherwise`, or stay unchanged."""
+    """Return the table's entry for a value, or `otherwise`, or the value itself if `otherwise` is not passed."""
     if isinstance(value, str | int | float | bool | None) and value in table:
         return table[value]
     return value if otherwise is _NO_DEFAULT else otherwise
 
 
 def room(tokens: int, longest: int, parts: int) -> int:
-    """Return the tokens of a pass on a GPU: at least the GPU's part of the longest sequence, split over `parts`."""
+    """Return the token limit of a GPU's forward pass, large enough for its part of the longest sequence.
+
+    Args:
+        tokens: configured limit.
+        longest: tokens of the longest sequence.
+        parts: number of GPUs over which a sequence is split (Ulysses).
+    """
     return max(tokens, -(-longest // parts))
 
 
 def versions(staleness: int | None) -> int | None:
-    """Return the maximum number of policy versions of an episode trained `staleness` steps late. null is unlimited."""
+    """Return how many policy versions can occur in an episode trained up to `staleness` steps late.
+
+    None (null in YAML) means no limit, for the argument and the result.
+    """
     return None if staleness is None else staleness + 1
 
 
 def cap(value: float | str | None, mode: str) -> float | str | None:
-    """Return `is_cap`. `auto` depends on verl's trainer mode: null if the same weights sample and train."""
+    """Return the importance-sampling cap, with `auto` replaced by the value for verl's trainer mode.
+
+    `auto` becomes None (no cap) in the synchronous mode, where the same weights sample and train.
+    """
     return value if value != "auto" else None if mode == SYNC else STALE_CAP
 
 

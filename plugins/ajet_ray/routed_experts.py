@@ -1,7 +1,8 @@
-"""Routed experts: what a mixture of experts chose for each token of a timeline, for a trainer that replays it (R3).
+"""Routed experts of a mixture-of-experts model for each token, for a trainer that replays the routing (R3).
 
-Invariants: a row has the experts of all tokens but the last, in the order of its tokens. Experts live in the process
-that played the episode: neither the mailbox nor the record has them.
+A timeline is one token sequence of an episode, trained as one row. Invariants: a row has the experts of all tokens but
+the last, in the order of its tokens. Experts stay in the memory of the process that ran the episode: they are neither
+sent through the mailbox nor written to the run's folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ajet.schema.episode import Episode, Group, Timeline
 
 
 def drop_experts(group: Group) -> Group:
-    """Return the group without routed experts: megabytes per episode that only the trainer's rows need."""
+    """Return the group without routed experts, which take megabytes per episode and only the trainer's rows need."""
     if all(call.routed_experts is None for episode in group.episodes for call in episode.calls):
         return group
     episodes = [
@@ -28,13 +29,20 @@ def drop_experts(group: Group) -> Group:
 
 
 def read_experts(episode: Episode, timeline: Timeline) -> npt.NDArray[np.int16]:
-    """Return [T - 1, layers, experts per token], the experts of all tokens of a timeline but the last.
+    """Return the experts of all tokens of a timeline (one token sequence of the episode) but the last.
 
-    The row of a token before a sampled token is the sampling call's: a later call may have computed it anew, and other
-    experts. Raises ValueError for a call without experts.
+    Later calls recompute tokens of earlier calls and may choose other experts. At the tokens whose logits a sampled
+    token was drawn from, the result has the experts of the call that sampled it.
+
+    Returns:
+        int16 array [T - 1, layers, experts per token], where T is the number of tokens.
+
+    Raises:
+        ValueError: a call has no experts.
     """
     parts: list[npt.NDArray[np.integer[Any]]] = []
     call, stop = episode.calls[timeline.leaf], timeline.ids.size - 1
+    # A call recorded only the experts after the prefix that it shares with its parent, so walk from the last call up.
     while True:
         routed = _require_experts(episode, call)
         parts.append(routed.experts[: max(0, stop - routed.first)])

@@ -1,9 +1,9 @@
-"""Episodes as verl's rows, and rows converted back into episodes.
+"""Converts episodes to verl's rows, and rows back into episodes.
 
-Invariant: credit over the result of `rebuild_groups` equals credit over the groups given to `build_rows`. A row holds a
-timeline: the tokens before its first sampled token are the prompt, the rest up to its last sampled token the response.
-The episode travels once, as codec bytes in its first row (`extra_fields["ajet"]`), read only by `rebuild_groups`.
-Neither torch nor verl is imported.
+Invariant: the advantages computed from the result of `rebuild_groups` equal those computed from the groups passed to
+`build_rows`. A row holds a timeline, one token sequence of the episode: the tokens before its first sampled token are
+the prompt, the rest up to its last sampled token the response. The episode itself travels once, as bytes in its first
+row (`extra_fields["ajet"]`), read only by `rebuild_groups`. Neither torch nor verl is imported.
 
 A scored episode without a trainable token belongs to its group's baseline, too, and travels as an untrained row. Failed
 or unscored episodes have no row, and travel with the group's first row.
@@ -30,7 +30,7 @@ from ajet_ray.routed_experts import read_experts
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
 """Fields of a row read by `rebuild_groups`, by verl's names."""
 NO_TOKEN = 0
-"""The id in a row without own tokens, never trained."""
+"""The token id that fills the row of an episode without trainable tokens. It is never trained."""
 
 
 def build_rows(
@@ -41,14 +41,16 @@ def build_rows(
     others: Sequence[Episode] = (),
     routed_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return keyword arguments of verl's `AgentLoopOutput`, a dict per timeline with sampled tokens.
+    """Convert an episode to keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
 
-    Returns [] for an untrainable episode. Raises ValueError for a timeline with a sampled first token, since no token
-    predicts the first, and for a call without the experts that the trainer shall replay.
+    A scored episode without sampled tokens becomes one untrained row. An unscored episode returns [].
+
+    Raises ValueError for a timeline with a sampled first token, since no token predicts the first, and for a call
+    without the experts that the trainer shall replay.
 
     Args:
-        group_order: the task's position in the training order.
-        policy_version: version of the row's tokens if the episode's calls do not say their versions.
+        group_order: place of the group's task in the training order.
+        policy_version: version of the row's tokens if the episode's calls have no versions.
         others: failed or unscored episodes of the group. They have no rows and travel in the first row returned here.
         routed_shape: (layers, experts per token) of a model with replayed experts; None: the trainer replays none.
     """
@@ -66,10 +68,10 @@ def build_rows(
 def build_unscored_rows(
     episode: Episode, *, policy_version: int = 0, routed_shape: tuple[int, int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of an episode scored by verl, built from its calls, without reward and without the episode.
+    """Convert an episode to rows for verl's own reward function: without a reward and without the packed episode.
 
     The timeline with the latest end comes last, since verl scores an episode by its last output. Raises ValueError as
-    `build_rows`.
+    `build_rows` does.
     """
     ended = {call.index: call.ended for call in episode.calls}
     lines, _ = timelines(episode.calls)
@@ -87,7 +89,13 @@ def _add_experts(rows: list[dict[str, Any]], episode: Episode, trained: Sequence
 def _build_timeline_rows(
     episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], first: dict[str, Any], policy_version: int
 ) -> list[dict[str, Any]]:
-    """Build the rows of timelines. `first`: extra fields of the first row."""
+    """Build one row per timeline.
+
+    Args:
+        trained: the episode's timelines with sampled tokens.
+        about: values for `extra_fields["ajet"]` of every row.
+        first: further values for the first row only.
+    """
     calls = {call.index: call for call in episode.calls}
     return [
         _build_row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
@@ -106,13 +114,15 @@ class RebuiltBatch:
 
 
 def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> RebuiltBatch:
-    """Rebuild groups from rows.
-
-    Raises ValueError for a missing row, or a row with tokens different from its episode.
+    """Rebuild the groups of episodes from the rows of a training batch.
 
     Args:
-        keys: `{uid}_{session}_{index}`, without padding rows, in any order.
-        fields: `FIELDS`, of each row a one-dimensional array (or a CPU tensor) and a dict.
+        keys: the rows' keys `{uid}_{session}_{index}`, without padding rows, in any order.
+        fields: a sequence per name in `FIELDS`, with one entry per row: a one-dimensional array (or CPU tensor), for
+            `extra_fields` a dict.
+
+    Raises:
+        ValueError: a row is missing, or its tokens differ from those of its episode.
     """
     places: dict[tuple[str, str], dict[int, int]] = {}
     for row, key in enumerate(keys):
@@ -139,7 +149,15 @@ def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> 
 
 
 def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
-    """Return the episode with only its row timelines, each cut after its last sampled token."""
+    """Return the episode with only the timelines that are rows, each cut after its last sampled token.
+
+    Args:
+        at: the episode's rows, in the order of its timelines.
+        count: number of timelines that the rows say the episode has.
+
+    Raises:
+        ValueError: the rows and the timelines differ in number or in tokens.
+    """
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
     if len(trained) != count:
         raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
@@ -182,14 +200,23 @@ def _build_row(
 
 
 def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
-    """Return the images of a timeline's last call, up to the last sampled token."""
+    """Return the image URLs in the request of a timeline's last call.
+
+    Args:
+        own: the calls whose tokens the timeline contains, in order.
+    """
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
 def build_empty_row(
     episode: Episode, about: dict[str, Any], policy_version: int, routed_shape: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Build an untrained row for an episode; experts are replayed for trained rows alone."""
+    """Build a row with a single untrained token for an episode without sampled tokens.
+
+    Args:
+        about: values for `extra_fields["ajet"]`.
+        routed_shape: (layers, experts per token) of zeros that stand for the experts, or None without replay.
+    """
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],
@@ -205,7 +232,10 @@ def build_empty_row(
 def _build_verdict_fields(
     episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int
 ) -> dict[str, Any]:
-    """Build reward and extra fields. verl adds `reward` to `reward_extra_info`; a second one counts twice."""
+    """Build a row's reward and `extra_fields`.
+
+    `reward_extra_info` leaves out the reward: verl adds it there itself, and a second one would count twice.
+    """
     success = episode.verdict.success if episode.verdict else None
     span = PolicySpan.of(run for call in calls for run in call.versions) or PolicySpan(policy_version, policy_version)
     return {
@@ -219,21 +249,24 @@ def _build_verdict_fields(
     }
 
 
-# An episode as a single bytes value, for other processes: the codec's line and its arrays.
-# Invariant: `unpack_episode(pack_episode(episode))` equals the episode as read by the record.
+# An episode as a single bytes value, for other processes: a JSON line and the arrays, as the run's folder stores them.
+# Invariant: `unpack_episode(pack_episode(episode))` equals the episode read back from the run's folder.
 _HEAD = 8
-"""Bytes of the line's length."""
+"""Number of bytes that hold the length of the JSON line."""
 
 
 def pack_episode(episode: Episode) -> bytes:
-    """Return the line and the arrays, compressed."""
+    """Return an episode as compressed bytes: the length of its JSON line, the line, and its arrays."""
     row, arrays = encode(episode)
     line = dumps(row).encode()
     return zlib.compress(len(line).to_bytes(_HEAD, "little") + line + arrays, 1)
 
 
 def unpack_episode(data: bytes) -> Episode:
-    """Return the episode. Only for bytes of ajet's own processes: the size is not bounded."""
+    """Return the episode packed by `pack_episode`.
+
+    Use this only for bytes from ajet's own processes, because the uncompressed size is not limited.
+    """
     raw = zlib.decompress(data)
     end = _HEAD + int.from_bytes(raw[:_HEAD], "little")
     return decode(json.loads(raw[_HEAD:end]), raw[end:])

@@ -22,7 +22,7 @@ KEY = "ajet"
 
 
 def pack_experiment(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
-    """Return the values for `data.ajet`."""
+    """Return the experiment as plain values for the key `ajet` in verl's `data` section."""
     return {
         "yaml": experiment.dump_resolved(hide=_store_secret),
         "name": experiment.name,
@@ -33,19 +33,29 @@ def pack_experiment(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
 
 
 def _store_secret(secret: str) -> str:
-    """Put a secret into the environment and return a reference."""
+    """Store a secret in an environment variable, and return the YAML interpolation that reads the variable."""
     name = f"AJET_LITERAL_{hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()}"
     os.environ[name] = secret
     return f"${{oc.env:{name}}}"
 
 
 def restore_experiment(about: Any) -> Experiment:
-    """Return the experiment packed in `data.ajet`."""
+    """Return the experiment packed by `pack_experiment`.
+
+    Args:
+        about: the value of `data.ajet`.
+    """
     return compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
 
 
 @lru_cache(maxsize=1)
 def compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
+    """Build the experiment from its resolved YAML text, once per process.
+
+    Args:
+        base: folder of the YAML file on the driver's machine. A node without it uses its working directory, a copy.
+        root: the folder of all runs on the driver's machine.
+    """
     from ajet.config import Experiment
     from ajet.config.dotenv import load_dotenv_files
 

@@ -1,9 +1,11 @@
-"""StoreTickets: verl's tickets with remote samplers. A ticket stands for a group finished by a sampler.
+"""StoreTickets: assigns groups finished by remote samplers to verl's tickets, the trainer's claims on one group each.
 
-Invariants: a ticket's group is fresh enough for the requesting step, the step to train the group. Until then the
-requester waits. No group is played without a remaining step. Uses of a step count once its checkpoint belongs to the
-run. The checkpoint also has the model in Hugging Face layout and is announced only then. After `kill -9` the last
-checkpoint is valid: groups used by later steps are available for the next launch.
+Samplers and trainer share a store (a database of groups). A position is a task's place in the training order.
+Invariants: a ticket's group is fresh enough for the step that requests and trains it. Until there is one, the
+requester waits. No group is sampled that no remaining step can train. The store counts a group as used by a step once
+the step's checkpoint belongs to the run. This checkpoint also has the model in Hugging Face layout, and samplers are
+told about it only then. After `kill -9` the last checkpoint is valid: groups used by later steps are available for the
+next launch.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ if TYPE_CHECKING:
 
 
 NO_POSITION = -1
-"""The position of an abandoned ticket."""
+"""Stands for a place in the training order in the grant of an abandoned ticket."""
 
 
 class StoreTickets(LaunchTickets):
-    """The tickets of one launch with remote samplers: a ticket is a closed group of the store."""
+    """The tickets of one launch with remote samplers, each granted a group that a sampler has finished."""
 
     def __init__(
         self,
@@ -52,7 +54,16 @@ class StoreTickets(LaunchTickets):
         steps: int,
         terms: GroupTerms | None = None,
     ) -> None:
-        """`store`: opened by the run's trainer. `steps`: of the complete run. `terms`: conditions on groups."""
+        """Read the store and announce the run's state to samplers.
+
+        Args:
+            store: the database shared with samplers, opened for training.
+            announcer: publishes the run's state and weights to samplers.
+            order: the training order of the tasks.
+            probes: computes log-probabilities of a fixed text, by which samplers identify a server's weights.
+            steps: total number of steps of the run, with those of earlier launches.
+            terms: conditions that a remote sampler's group must meet, or None to accept every group.
+        """
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
         self._shared, self._announcer, self._run = store, announcer, run
@@ -70,17 +81,17 @@ class StoreTickets(LaunchTickets):
         self._granted = 0
         """Number of tickets granted so far."""
         self.groups: dict[int, Group] = {}
-        """Granted, unfinished groups by position."""
+        """Granted groups that no step has taken yet, by position."""
         self._abandoned: set[int] = set()
         """Tickets abandoned before the grant."""
         self._played = 0
-        """Positions held by samplers at the last look."""
+        """Number of positions leased by samplers, at the last read of the store."""
         self._given_up: set[int] = set()
         """Positions with groups that kill their process. The next launch tries them once more."""
         self._announce_state(stale=0)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Return grants of closed groups for waiting requests."""
+        """Assign groups finished by samplers to the waiting ticket requests, in order, and return the grants."""
         self.closed_groups.read(self._order, self._trained)
         ready = self.closed_groups.ready(self._trained, self._trained + 1)
         there = [
@@ -115,14 +126,21 @@ class StoreTickets(LaunchTickets):
         return self.missing_groups <= self._played
 
     def close(self, group: Group, step: int) -> bool:
-        """Hand a group over for its requesting step. Return False for a repeated hand-over or a given-up group."""
+        """Note that a group's rows reached the trainer, for the step that requested the group.
+
+        Returns:
+            False if the group was noted before, or given up.
+        """
         if group.order in self._steps or group.order not in self.groups:
             return False
         self._steps[group.order] = step
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a group that kills every process building its rows. The launch does not request the group again."""
+        """Give up a ticket, because its group kills every process that builds the group's rows.
+
+        The group stays in the store, but this launch does not grant it again.
+        """
         if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
@@ -133,7 +151,11 @@ class StoreTickets(LaunchTickets):
             self._steps.pop(order, None)
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
-        """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
+        """Mark the groups that a step trained, could not score or found too old in the store, and return them.
+
+        Args:
+            credited: the step's use of each episode, by uuid. A group with a credited episode was trained.
+        """
         self.closed_groups.read(self._order, step - 1)
         ready = self.closed_groups.ready(step - 1, step)
         over = [
@@ -166,25 +188,30 @@ class StoreTickets(LaunchTickets):
         )
 
     def list_waiting(self) -> list[int]:
-        """List positions begun and not yet taken by a step."""
+        """List positions leased at least once and not yet taken by a step."""
         return self._store.begun()
 
     def forget(self, step: int) -> None:
-        """Announce the step's checkpoint to samplers."""
+        """Drop old rows from the store, and announce the step's checkpoint to samplers."""
         self._saved = step
         self._store.forget(self._run.checkpoints.horizon)
         self._announcer.changed()
         self._announce_state(stale=0)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """Add the model in the samplers' layout to the checkpoint."""
+        """Write the model into the checkpoint in Hugging Face layout, which samplers load.
+
+        Args:
+            checkpoint: folder of the new checkpoint.
+            verls: the folder `global_step_N` with verl's shards.
+        """
         from ajet_ray.merge import merge_checkpoint
 
         with self._announcer.alive(lambda: self._trained):
             merge_checkpoint(verls / "actor", checkpoint)
 
     def finish_run(self) -> None:
-        """Announce the end of the run to samplers."""
+        """Announce the end of the run to samplers, and leave the store."""
         self._announce_state(stale=0, over=True)
         self._shared.leave()
 
@@ -203,9 +230,9 @@ class StoreTickets(LaunchTickets):
         )
 
     def _update_probe(self) -> None:
-        """Compute the probe of the announced weights.
+        """Compute the log-probabilities of the fixed probe text by the announced weights.
 
-        The first call also computes the probe of the launch's first weights, for servers without updates.
+        The first call also computes them for the launch's first weights, for servers that have loaded no update yet.
         """
         most = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if most is None else most + 1
@@ -218,7 +245,7 @@ class StoreTickets(LaunchTickets):
         self._announcer.changed()
 
     def _find_weights(self) -> Path | None:
-        """Return the folder of the step's weights, or None for model.path."""
+        """Return the folder of the announced weights, or None if they are those of model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
         return self._find_first_weights()
@@ -228,7 +255,7 @@ class StoreTickets(LaunchTickets):
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _list_handed_groups(self) -> list[Group]:
-        """List groups waiting for their requesting step."""
+        """List groups whose rows reached the trainer and that no step has taken yet."""
         return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
@@ -240,7 +267,16 @@ class StoreTickets(LaunchTickets):
 def open_store_tickets(
     experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
 ) -> StoreTickets:
-    """Open the tickets for remote samplers; `steps`: of the complete run. Raises UserError."""
+    """Open the shared store of a run with remote samplers, and create the tickets of this launch.
+
+    Args:
+        address: address of the store.
+        order: the training order of the tasks.
+        steps: total number of steps of the run, with those of earlier launches.
+
+    Raises:
+        UserError: the store or the resumed checkpoint does not fit the run.
+    """
     settings = experiment.ajet
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:
@@ -256,7 +292,7 @@ def open_store_tickets(
 
 
 def require_model(checkpoint: Checkpoint) -> None:
-    """Raise ConfigError for a checkpoint with verl's shards alone: samplers would wait for its weights forever."""
+    """Raise ConfigError for a checkpoint that has only verl's shards: samplers would wait for its weights forever."""
     if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
         raise ConfigError(
             "The checkpoint was made without samplers: it contains no model that samplers could load.",
@@ -271,7 +307,7 @@ def require_model(checkpoint: Checkpoint) -> None:
 # Invariant: a model is loaded completely and into main memory, and only for a sampler that identifies a remote
 # server by the probe. The folder is the folder announced to samplers.
 class FolderProbe:
-    """Computes the probe of a run's weights from its checkpoints."""
+    """Computes a run's probe: the log-probabilities of a fixed text by the weights of a checkpoint."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         self._experiment = experiment
@@ -289,7 +325,14 @@ class FolderProbe:
         return WeightsProbe.resume_from(earlier, self._ids, tolerance, version=below)
 
     def score_text(self, folder: Path | None) -> list[float]:
-        """Return the text's log-probabilities by the folder's weights (None: model.path). Raises UserError."""
+        """Return the log-probability of each token of the probe text but the first.
+
+        Args:
+            folder: folder of the weights, or None for model.path.
+
+        Raises:
+            UserError: the model cannot be loaded.
+        """
         import torch
 
         from ajet.engine.model_source import ModelSource, locate_model

@@ -1,10 +1,11 @@
-"""Tickets: the tasks of verl's rows. verl's data set only counts rows; the run's store assigns a task when a row is
-played.
+"""Tickets: assign tasks to the rows of verl's data set.
 
-A ticket is the trainer's claim on one group, numbered from 0 in each launch. A position is a task's place in the
-training order. Invariant: ticket k of a launch is the k-th position leased by the launch: first groups closed by an
-earlier launch but never trained (handed over unchanged, if the launch's first weights could have sampled them), then
-begun positions, then new positions. Each position ends once, in a step: trained, without a score, or too old for verl.
+verl's data set only counts rows. The run's store (the database of its groups) assigns a task when the episodes of a
+row are about to run. A ticket is the trainer's claim on one group, numbered from 0 in each launch. A position is a
+task's place in the training order. Invariant: ticket k of a launch is the k-th position leased by the launch: first
+groups finished by an earlier launch but never trained (handed over unchanged, if the launch's first weights could have
+sampled them), then begun positions, then new positions. Each position ends once, in a step: trained, without a score,
+or too old for verl.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ ROWS, QUEUE = "data.pt", "transfer_queue"
 DEADLY = "each process that ran its group died"
 """The reason for giving up a position."""
 AHEAD = 2
-"""Batches of positions leased ahead, so that players never wait for the record."""
+"""Number of batches leased ahead of the requests, so that no process waits for the run's own process."""
 
 
 def find_drop_age(config: Mapping[str, Any]) -> int | None:
-    """Return how many steps verl stores a group, including the requesting step. None: any number.
+    """Return for how many steps verl stores a group, the requesting step included, or None without a limit.
 
     Args:
         config: verl's config.
@@ -47,7 +48,12 @@ def find_drop_age(config: Mapping[str, Any]) -> int | None:
 
 
 def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
-    """Return the lowest policy version allowed in samples of a launch continuing after `step`."""
+    """Return the lowest policy version whose samples a launch may train when it continues after `step`.
+
+    Args:
+        config: verl's config.
+        step: last step of the resumed checkpoint.
+    """
     if config["actor_rollout_ref"]["rollout"].get("enable_rollout_routing_replay"):
         return step + 1  # no earlier group is used: records have no experts to replay
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
@@ -57,10 +63,15 @@ def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
 
 
 def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> Store:
-    """Open the run's store at its resumed checkpoint. `sessions`: episodes per group; `oldest`: see
-    `find_oldest_version`.
+    """Open the run's store in the state of its resumed checkpoint.
 
-    Raises TaskError if the checkpoint was made over other tasks.
+    Args:
+        order: the training order of the tasks.
+        sessions: number of episodes per group.
+        oldest: lowest policy version whose samples may be trained (`find_oldest_version`).
+
+    Raises:
+        TaskError: the checkpoint was made over other tasks.
     """
     usable = _make_usable_check(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
     opened = partial(
@@ -80,7 +91,14 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
 
 
 def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
-    """Return a check for groups that may be handed over."""
+    """Return a check of whether a group finished by an earlier launch may be trained.
+
+    Args:
+        sessions: number of episodes that the group must have.
+        oldest: lowest allowed policy version of a sample.
+        newest: highest allowed policy version: the resumed one, since later updates were lost.
+        run_id: only episodes of this run count.
+    """
 
     def usable(entries: Sequence[Kept]) -> bool:
         episodes = [each.episode for each in entries if each.episode.run == run_id]
@@ -96,15 +114,17 @@ class TicketGroups:
     """The groups consumed by a step."""
 
     over: list[Group]
-    """Trained groups, and groups without a score."""
+    """Trained groups, and groups without a scored episode."""
     stale: list[Group]
-    """Groups too old for a later step."""
+    """Untrained groups that are too old for a later step."""
     retrained: Collection[int] = ()
-    """Positions in `over` trained by an earlier step, too."""
+    """Positions in `over` that an earlier step had trained, too."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """As in `ajet.train.step.TrainedStep`, like the next field."""
+    """Positions given up since the last step, with the reasons."""
     dead: int = 0
+    """Number of positions given up in the whole run."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Number of groups unusable for training, by kind."""
 
 
 class LaunchTickets:
@@ -114,9 +134,10 @@ class LaunchTickets:
         """Start without tickets.
 
         Args:
-            store: closed groups of earlier launches in the store are handed over first.
+            store: the run's groups. Those finished by earlier launches and never trained are handed over first.
+            order: the training order of the tasks.
             batch: number of tasks of a step.
-            dropped_after: steps for which verl stores a group (`find_drop_age`).
+            dropped_after: steps for which verl stores a group (`find_drop_age`), or None without a limit.
         """
         self._store, self._order = store, order
         self._dead_letters = DeadLetterLog(store)
@@ -126,7 +147,7 @@ class LaunchTickets:
         self._leases: list[Lease] = []
         """Leases of positions, by ticket."""
         self._places: dict[int, int] = {}
-        """Tickets, by the unfinished position."""
+        """Ticket of each position that no step has taken yet."""
         self._last_requested = -1
         self._steps: dict[int, int] = {}
         """Requesting step by position, for groups finished or handed over by the launch."""
@@ -136,7 +157,7 @@ class LaunchTickets:
         """Number of positions given up."""
 
     def note_request(self, ticket: int) -> None:
-        """Note that a process is about to play the ticket, so that further tickets are granted in time."""
+        """Note that a process requested the task of a ticket, so that further tickets are granted in time."""
         self._last_requested = max(self._last_requested, ticket)
 
     def list_grants(self) -> list[TicketGrant]:
@@ -148,16 +169,20 @@ class LaunchTickets:
 
     @property
     def missing_groups(self) -> int:
-        """Number of requests waiting for remote groups. Every finished step then has a checkpoint."""
+        """Number of ticket requests that wait for groups of remote samplers. 0 without remote samplers."""
         return 0
 
     @property
     def can_fill_missing(self) -> bool:
-        """True if groups in flight can fill the missing groups."""
+        """True if groups in flight at remote samplers can answer all waiting requests."""
         return False
 
     def close(self, group: Group, step: int) -> bool:
-        """Record a complete group for its requesting step. Return False for an already recorded group."""
+        """Store a finished group, with the step that requested it.
+
+        Returns:
+            False if the group was stored before.
+        """
         if group.order in self._steps:
             return False
         self._steps[group.order] = step
@@ -167,7 +192,7 @@ class LaunchTickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a ticket because its group kills every process that plays the group."""
+        """Discard a ticket's task, because every process that ran its episodes died."""
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
@@ -175,7 +200,7 @@ class LaunchTickets:
         self._failed_count += 1
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
-        """End the positions that this step trained, could not score or found too old; return their groups.
+        """End the positions that this step trained, could not score or found too old. Return their groups.
 
         Args:
             credited: the step's credit by episode uuid; a group with a credited episode was trained.
@@ -197,34 +222,39 @@ class LaunchTickets:
         return TicketGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
-        """List the leased positions without a finished group."""
+        """List the positions granted by this launch and not yet taken by a step."""
         return list(self._places)
 
     def list_waiting(self) -> list[int]:
-        """List positions of closed groups not yet taken by a step."""
+        """List positions of finished groups that no step has taken yet."""
         return [lease.order for lease in self._store.closed()]
 
     def list_begun(self) -> list[int]:
-        """List positions leased once and unfinished."""
+        """List positions that were leased and that no step has taken yet."""
         return self._store.begun()
 
     def list_dead(self) -> list[int]:
-        """List positions that are not given out any more."""
+        """List positions that the store leases no more, because their attempts failed too often."""
         return [each.order for each in list_dead_letters(self._store)]
 
     def commit(self) -> dict[str, Any]:
-        """Return the state for the next checkpoint."""
+        """Return the state of store and task order for the next checkpoint."""
         return {**self._store.commit(), **self._order.identity()}
 
     def forget(self, step: int) -> None:
-        """Forget old positions once the step's checkpoint exists."""
+        """Drop the store's rows of positions that ended by a step, once the step's checkpoint exists."""
         self._store.forget(step)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """Add files to the new checkpoint, besides verl's own files in `verls`; nothing to add here."""
+        """Add files to a new checkpoint. This class adds none.
+
+        Args:
+            checkpoint: folder of the new checkpoint.
+            verls: the folder in it with verl's own files.
+        """
 
     def finish_run(self) -> None:
-        """Finish the tickets after the checkpoint of the last step; nothing to do here."""
+        """Finish the tickets after the checkpoint of the last step. Nothing to do here."""
 
     def _grant_next(self) -> TicketGrant:
         if self._handed_over is None:
@@ -241,7 +271,10 @@ class LaunchTickets:
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
     def _is_too_old(self, group: Group, step: int) -> bool:
-        """True if a group is too old by verl's count: a group requested by step N is one step old in step N."""
+        """True if a group is too old by verl's count.
+
+        A group requested by step N is one step old in step N.
+        """
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrinityLaunch:
-    """Facts known once a run has its folder and task count."""
+    """Values for Trinity's config that are known once a run has its folder and its number of tasks."""
 
     folder: Path
-    """The folder of Trinity itself."""
+    """The folder in the run's folder to which Trinity writes."""
     namespace: str
-    """Namespace of the run's actors."""
+    """Ray namespace of the run's actors."""
     steps: int
     """The last step of the run."""
 
@@ -40,10 +40,16 @@ class TrinityLaunch:
 def compose_trinity_config(
     experiment: Experiment, *, model_folder: Path | None = None, run: TrinityLaunch | None = None
 ) -> dict[str, Any]:
-    """Compose Trinity's config; missing keys have Trinity's defaults.
+    """Compose Trinity's config from ajet's layers and the user's `trinity:` section.
 
-    model_folder: the model's folder, if Trinity cannot load `model.path`. run: None for a first run. Raises ConfigError
-    for settings refused by Trinity, or by ajet on Trinity.
+    The result leaves out keys that keep Trinity's defaults.
+
+    Args:
+        model_folder: folder of the model, if Trinity cannot load `model.path` itself.
+        run: folder, namespace and last step of the run, or None to only check or show the config.
+
+    Raises:
+        ConfigError: Trinity, or ajet on Trinity, does not support a setting.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -70,12 +76,16 @@ def compose_trinity_config(
 
 
 def choose_mode(experiment: Experiment) -> str:
-    """Return Trinity's mode: TRAIN with samplers, else BOTH."""
+    """Return Trinity's mode: TRAIN if remote samplers run the episodes, else BOTH."""
     return TRAIN if experiment.ajet.trainer_common.mode == "async" else BOTH
 
 
 def compute_demand(config: Mapping[str, Any]) -> Demand:
-    """Return the run's demand of a cluster. `config`: Trinity's."""
+    """Return the accelerators and nodes that a run needs from the cluster.
+
+    Args:
+        config: Trinity's config.
+    """
     nodes, each = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
     if config["mode"] == TRAIN:
         return Demand((nodes, each), (0, 0))
@@ -85,7 +95,7 @@ def compute_demand(config: Mapping[str, Any]) -> Demand:
 
 
 def choose_device(experiment: Experiment) -> str:
-    """Return cuda or cpu. Raises ConfigError for another device."""
+    """Return the device of the run, cuda or cpu. Raises ConfigError if another device is configured."""
     chosen = experiment.ajet.trainer_common.device
     if chosen == "auto":
         return "cuda" if list_gpus() else "cpu"
@@ -99,14 +109,18 @@ def choose_device(experiment: Experiment) -> str:
 
 
 def refuse(experiment: Experiment, device: str) -> None:
-    """Raise ConfigError with every setting unsupported on this backbone."""
+    """Raise one ConfigError with all settings that this backbone does not support."""
     problems = [*_list_refused(experiment, device), *find_section_errors(experiment, choose_mode(experiment))]
     if problems:
         raise join_errors(problems)
 
 
 def count_engines(experiment: Experiment) -> int:
-    """Return the number of engines, by either of its two keys. Raises ConfigError if they differ."""
+    """Return the number of inference engines, which either of two config keys sets.
+
+    Raises:
+        ConfigError: both keys are set, to different numbers.
+    """
     newer, older = experiment.ajet.rollout.n_vllm_engine, experiment.ajet.trainer_common.trinity_only__n_vllm_engine
     if newer != 1 and older not in (1, newer):
         raise ConfigError(
@@ -120,7 +134,7 @@ def count_engines(experiment: Experiment) -> int:
 def _build_node(
     experiment: Experiment, device: str, model_folder: Path | None, run: TrinityLaunch | None
 ) -> dict[str, Any]:
-    """Return the typed node, with the values needed by ajet's layers."""
+    """Build the node `ajet` that the YAML layers refer to: the typed settings and computed values (`derived`)."""
     node = experiment.settle_values()
     ajet = experiment.ajet
     engines, mode = count_engines(experiment), choose_mode(experiment)

@@ -1,4 +1,4 @@
-"""TrinityRunner: Trinity's part of a launch.
+"""TrinityRunner: implements the commands of ajet (checks, training, export) for the Trinity backbone.
 
 Invariant: nothing of Trinity, ray or torch is imported before `train`.
 """
@@ -44,7 +44,12 @@ class TrinityRunner(Runner):
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Raise ConfigError if remote samplers play the episodes and no store is named."""
+        """Raise ConfigError if remote samplers shall run the episodes and no store is named.
+
+        Args:
+            from_store: address of the store shared with samplers, or None.
+            looking: True if the command only shows the experiment; nothing is checked then.
+        """
         from ajet.schema.errors import ConfigError
         from ajet_trinity.config import TRAIN, choose_mode
 
@@ -86,7 +91,7 @@ class TrinityRunner(Runner):
         return head + dump_yaml(make_printable(compose_trinity_config(experiment), users))
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Return the findings; none unless Trinity is needed."""
+        """Check Trinity's version. Returns [] if no experiment needs Trinity."""
         from ajet.schema.errors import Finding
         from ajet_trinity.package import DISTRIBUTION, VERSION, require_trinity
 
@@ -106,7 +111,11 @@ class TrinityRunner(Runner):
         train_on_trinity(experiment, run, options, interrupts, sink)
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
-        """Merge the shards, in verl's format."""
+        """Write the model of a checkpoint, which has verl's format, to `target` in Hugging Face layout.
+
+        Args:
+            dtype: float32 or bfloat16, or None for the number format of the checkpoint.
+        """
         from ajet_ray.merge import merge_checkpoint
 
         merge_checkpoint(checkpoint.path / checkpoint.state["trinity"] / "actor", target, dtype=dtype)
@@ -125,13 +134,20 @@ MODULES = ("ajet.__main__", "ajet.launcher", "ajet.cli.launcher")
 
 
 def find_python(device: str) -> Path | None:
-    """Return the environment's interpreter for a run on GPUs, unless Trinity is importable here."""
+    """Return the interpreter of Trinity's own environment if a run on GPUs needs it, else None.
+
+    It is not needed if the current interpreter can import Trinity.
+    """
     python = Path(sys.prefix) / FOLDER / "bin" / "python"
     return python if device == "cuda" and python.exists() and find_version(None) is None else None
 
 
 def continue_in(python: Path) -> None:
-    """Continue the command with the interpreter; never returns. Raises UserError for another program."""
+    """Replace this process by the same command under another interpreter. Never returns.
+
+    Raises:
+        UserError: the process runs another program than ajet's command.
+    """
     spec, script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
     if not script and (spec is None or spec.name not in MODULES):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The installation of Trinity-RFT, found without importing Trinity.
+"""Finds the installation of Trinity-RFT without importing it.
 
 Invariant: a single version is supported. Trinity's requirements exclude verl's, and its plug-in breaks vLLM in ajet's
 environment. In a shared environment Trinity therefore lies in a folder used only by its own processes (`OWN_FOLDER`).
@@ -17,13 +17,15 @@ VERSION = "0.6.0"
 """The version matching ajet's configuration and extension points."""
 DISTRIBUTION = "trinity-rft"
 OWN_FOLDER = Path("share") / "trinity"
-"""Below the environment: fetched by `make setup` for machines without a GPU."""
+"""Trinity's folder below the Python environment, filled by `make setup` for machines without a GPU."""
 
 
 def require_trinity() -> Path | None:
-    """Return the package folder for Trinity's processes, or None if importable by default.
+    """Return the folder that Trinity's processes need in their import path, or None if they need none.
 
-    Raises MissingExtraError without Trinity, UserError for another version.
+    Raises:
+        MissingExtraError: Trinity is not installed.
+        UserError: another version is installed.
     """
     folder = Path(sys.prefix) / OWN_FOLDER
     for place in (None, folder):
@@ -42,7 +44,11 @@ def require_trinity() -> Path | None:
 
 
 def find_version(folder: Path | None) -> str | None:
-    """Return Trinity's version in the folder, or in the current interpreter's path, or None if missing."""
+    """Return the version of the installed Trinity, or None if it is missing.
+
+    Args:
+        folder: folder to search, or None for the import path of this interpreter.
+    """
     found = (
         metadata.distributions(name=DISTRIBUTION)
         if folder is None

@@ -1,4 +1,4 @@
-"""Training on Trinity, as seen by the run's own process: start, listen, record, end.
+"""Trains on Trinity: this code prepares and follows the run in the process that the user started.
 
 Invariants: configuration errors appear before Ray starts; a run with too few steps, and without a requested stop, has
 failed. `ajet_ray.on_ray` implements start and end.
@@ -43,18 +43,20 @@ if TYPE_CHECKING:
 
 
 FOLDER = "trinity"
-"""Trinity's folder in the run. Only checkpoints outlive a launch."""
+"""Trinity's folder in the run's folder. It is removed after a launch; checkpoints are moved out before."""
 CPUS = 16
-"""Ray's CPUs in an own cluster: slots for processes that mostly wait, not cores."""
+"""Minimum number of Ray CPUs in a cluster started by the run: slots for processes that mostly wait, not cores."""
 
 
 def train_on_trinity(
     experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
-    """Train until the last step; each ends in `sink`.
+    """Train until the last step, and pass each finished step to `sink`.
 
-    Raises KeyboardInterrupt after saving, when interrupted; UserError; and RunFailed with the error of Trinity's
-    processes.
+    Raises:
+        KeyboardInterrupt: the run was interrupted, after saving.
+        UserError: the run cannot start.
+        RunFailed: Trinity's processes reported an error, or ended too early.
     """
     from ajet_trinity.processes.stage import TrinityStage
 
@@ -126,7 +128,11 @@ def _build_needs(demand: Demand, namespace: str, device: str) -> RayNeeds:
 
 
 def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
-    """Return the variables of Trinity's processes. `folder`: its package folder, if not importable by default."""
+    """Return the environment variables of Trinity's processes.
+
+    Args:
+        folder: Trinity's package folder, or None if the processes can import it without help.
+    """
     found = {"TRINITY_LOG_LEVEL": "INFO", "TRINITY_PLUGIN_DIRS": ""}
     paths = [str(folder)] if folder is not None else []
     if device == "cpu":
@@ -141,9 +147,10 @@ def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
 def prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
-    """Return Trinity's config for this run, the order of tasks, renderer and tokenizer.
+    """Return Trinity's config for this run, the training order of the tasks, the renderer and the tokenizer.
 
-    Raises TaskError if the resumed run had other tasks, ConfigError for a checkpoint of another backbone.
+    Raises:
+        ConfigError: a setting is unsupported, or the checkpoint belongs to another backbone.
     """
     from ajet.engine.model_limits import warn_unreplayed_experts
     from ajet.engine.model_source import locate_model
@@ -180,7 +187,7 @@ def prepare_config(
 
 
 def _prepare_folder(config: dict[str, Any], run: RunDirectory) -> None:
-    """Prepare Trinity's folder to continue from: with the checkpoint's step, or empty."""
+    """Create the folder from which Trinity starts: empty, or with the files of a resumed checkpoint."""
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
     job = Path(config["checkpoint_root_dir"]) / config["project"] / config["name"]
     job.mkdir(parents=True)
@@ -198,20 +205,27 @@ def _prepare_folder(config: dict[str, Any], run: RunDirectory) -> None:
 # Invariants: as for verl's record, with mostly the same notices. A step ends once both parts of its numbers exist,
 # the credit's and the trainer's. A checkpoint is Trinity's folder of the step, moved completely.
 BACKBONE = "trinity"
-"""The key of a checkpoint's state with the name of the format."""
+"""The key, in a checkpoint's state, of the name of Trinity's own checkpoint folder."""
 
 
 class TrinityRecord(RayRecord):
-    """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
+    """Writes each notice of Trinity's processes to the run's folder."""
 
     backbone = BACKBONE
 
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
         super().__init__(experiment, run, sink, tickets)
         self._assigned: dict[int, CreditNotice] = {}
+        """Advantages of steps that Trinity's trainer has not reported yet, by step."""
 
     def handle_notice(self, letter: Notice) -> None:
-        """Apply a notice to the record."""
+        """Apply a notice to the run's folder and status.
+
+        A step is applied once both its advantages and the trainer's metrics have arrived.
+
+        Raises:
+            UserError: a whole batch failed, several batches had no score, or too many processes died.
+        """
         if isinstance(letter, CreditNotice):
             self._assigned[letter.step] = letter
             return

@@ -1,4 +1,4 @@
-"""The user's `trinity:` section: its allowed keys.
+"""Checks the keys of the user's `trinity:` section.
 
 Invariant: keys owned by ajet on the Trinity backbone (`OWNED`) are refused. An unknown key is an error with the nearest
 name. Trinity's keys are read as text, without an import.
@@ -79,13 +79,14 @@ OWNED: Mapping[str, str] = {
     "trainer.max_checkpoints_to_keep": "ajet.trainer_common.max_checkpoints_to_keep",
     "monitor.monitor_type": "ajet.trainer_common.logger",
 }
-"""Keys of Trinity forbidden in the section, with ajet's key, or "" if the value follows from ajet's way to play and
-train.
+"""Trinity's keys that the section must not set, with the key below `ajet` to set instead.
+
+The latter is "" if the value follows from the way in which ajet runs episodes and trains.
 """
 Keys = Mapping[str, Mapping[str, str]]
-"""Dataclass name to field names to type names."""
+"""Maps the name of a dataclass to its fields, and these to the names of their types."""
 BOTH, TRAIN, EXPLORE = "both", "train", "explore"
-"""Trinity's modes with a meaning here."""
+"""Trinity's modes: explorer and trainer, trainer alone, explorer alone."""
 SEPARATE_MODES = {
     TRAIN: (
         "train with --from-store ADDRESS, and run samplers. Without ajet's store, Trinity's SQL buffer would "
@@ -98,11 +99,18 @@ SEPARATE_MODES = {
         "buffer, which marks rows as used when they are read, not when a checkpoint contains them"
     ),
 }
-"""Replacements for Trinity's one-sided modes. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
+"""Advice for each of Trinity's one-sided modes: what to use instead.
+
+Its reasons were read in Trinity 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`.
+"""
 
 
 def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
-    """Yield the errors of the user's section. `wanted`: the run's mode."""
+    """Yield an error for each wrong, owned or unknown key in the user's `trinity:` section.
+
+    Args:
+        wanted: Trinity's mode of the run.
+    """
     users = experiment.backbone_overrides.get("trinity", {})
     layers = experiment.layers
     if not isinstance(users, Mapping):
@@ -161,7 +169,7 @@ def _find_unknown(
 
 @lru_cache(maxsize=1)
 def read_trinity_keys() -> Keys:
-    """Return the fields of Trinity's configuration, read as text; empty if Trinity is not installed."""
+    """Return the fields of Trinity's configuration, read as text. Empty if Trinity is not installed."""
     from importlib.metadata import distributions
 
     from ajet.schema.errors import UserError

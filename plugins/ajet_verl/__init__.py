@@ -4,6 +4,6 @@ It turns an experiment into verl's complete config, plus the code run in verl's 
 line, `train` runs in the run's own process, `agent` and `trainer` run in verl's processes. Invariants: ajet uses verl's
 public extension points, except for the hooks in `trainer.hooks` and `ajet_ray.cluster.logs`, each guarded by a test.
 verl is patched at run time only on machines without an accelerator (`cpu`). Only the process started by the user writes
-the record (`ajet_ray.record`), from messages of the other processes. This module imports nothing, since each process of
-verl and vLLM imports only a few submodules.
+the run's folder (`ajet_ray.record`), from messages of the other processes. This module imports nothing, since each
+process of verl and vLLM imports only a few submodules.
 """

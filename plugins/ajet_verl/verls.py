@@ -1,7 +1,8 @@
-"""verl settings from AWorld's `run.sh`, and their equivalents below `ajet` where no layer shows them.
+"""Maps verl's setting names to the keys below `ajet`, for advice to users who write verl's names.
 
-Invariants: a key named here is a key of ajet, with a row in docs/reference/verl_keys.md. No setting is read by verl's
-names; a user who sets one gets advice.
+It lists the settings in AWorld's `run.sh` whose equivalent no YAML layer shows. Invariants: a key named here as the
+equivalent is a key of ajet, with a row in docs/reference/verl_keys.md. ajet reads no setting by verl's name. A user who
+sets one gets advice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HERE: dict[str, str] = {
     "reward.custom_reward_function.path": _REWARD,
     "reward.custom_reward_function.name": _REWARD,
 }
-"""Keys below roots of ajet or of unread sections, with the key to write instead."""
+"""verl's keys in sections that belong to ajet or that verl does not read, with the key to write instead."""
 
 LIKE: dict[str, str] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer_common.mini_batch_num",
@@ -39,7 +40,7 @@ LIKE: dict[str, str] = {
     "data.shuffle": "data.shuffle",
     "trainer.logger": "trainer_common.logger",
 }
-"""verl keys decided by an ajet key without a direct mapping, invisible to `find_counterpart`."""
+"""verl's keys that a key below `ajet` determines without a direct mapping, which `find_counterpart` cannot see."""
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _TURNS = "rollout.multi_turn.max_steps, for `mcp_agent` rollout.mcp_agent.max_steps"

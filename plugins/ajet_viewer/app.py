@@ -1,4 +1,4 @@
-"""Serve the viewer's page and JSON over HTTP.
+"""Serves the viewer's page and JSON over HTTP.
 
 Invariants: requests only read, except one PUT for a run's notes, accepted only from the page itself (origin, JSON,
 key). Every response has a content security policy that allows only the package's own files, and images of the record. A
@@ -51,13 +51,18 @@ HEADERS = {
 }
 
 ENDED_EARLY = ("failed", "stopped", "interrupted")
-"""States of runs with a failure to explain."""
+"""States of runs for which the page shows the log's end and failed episodes."""
 SpellFor = Callable[[Path], Spell | None]
-"""Run folder -> speller of token ids; None without a tokenizer."""
+"""Maps a run folder to a function that returns the text of token ids, or to None without a tokenizer."""
 
 
 class Views:
-    """Answers the page's requests as plain values. One instance a server; thread-safe."""
+    """Answers the page's requests with plain values for JSON. There is one instance per server. Thread-safe.
+
+    Args:
+        library: the runs of the folder.
+        spell_for: returns the function that spells a run's token ids.
+    """
 
     def __init__(self, library: Library, spell_for: SpellFor) -> None:
         self.library = library
@@ -80,11 +85,24 @@ class Views:
         return {"runs": rows, "only": self.library.only, "keys": keys}
 
     def save_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Replace a run's notes. Raises NoteError, NoteConflictError, UserError."""
+        """Replace a run's notes and return the new ones.
+
+        Args:
+            name: the run's name.
+            given: the note, its tags, and the number of the edit that it is based on.
+
+        Raises:
+            NoteError: the notes have a wrong form or size.
+            NoteConflictError: another editor has changed them.
+            UserError: the folder cannot be written.
+        """
         return save_notes(self.library.path(name), given)
 
     def run(self, name: str) -> dict[str, Any]:
-        """Return a run's row and its last proof; for a failed or debug run also failed episodes and the log's end."""
+        """Return a run's row and the result of its last `ajet prove`.
+
+        For a failed or debug run it also has the number of failed episodes and the end of the log.
+        """
         folder = self.library.path(name)
         row = self.library.run(name) | {"proof": episode_page.read_proof(folder)}
         row["off"] = list_off_curves(self._settings.of(folder))
@@ -97,36 +115,43 @@ class Views:
         return {**row, "failed": failed, "log": read_log_end(folder)}
 
     def live(self, name: str) -> dict[str, Any]:
-        """Return a run's status, as `ajet status` does."""
+        """Return the live status of a run, as `ajet status` prints it."""
         folder = self.library.path(name)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = checkpoints_of(folder)
         return read_live_status(folder, self._checkpoints[folder]).as_json()
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
-        """Return the metrics rows after byte `start`."""
+        """Return the rows of a run's metrics.jsonl after byte offset `start`."""
         return read_metrics(self.library.path(name), start)
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return a run's configuration with origins."""
+        """Return a run's configuration, each key with the place where it was set."""
         return build_config_page(self.library.path(name))
 
     def episodes(self, name: str, query: dict[str, str]) -> dict[str, Any]:
-        """Return a window of the episode table. Raises FilterError."""
+        """Return a part of a run's episode table.
+
+        Args:
+            query: conditions, sort order, offset and limit, as in the URL.
+
+        Raises:
+            FilterError: a condition cannot be parsed.
+        """
         wanted = TableFilter.from_query(query)
         table = self.table(name)
         table.read_new_rows()
         return select_rows(table, wanted)
 
     def tasks(self, name: str) -> dict[str, Any]:
-        """Return validation results by task and step."""
+        """Return the validation results of a run, by task and step."""
         table = self.table(name)
         table.read_new_rows()
         judge_change = last_judge_change(self.library.path(name))
         return {**build_task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.is_complete}
 
     def rewards(self, name: str) -> dict[str, Any]:
-        """Return reward histograms by split and step."""
+        """Return the reward histograms of a run, by split and step."""
         table = self.table(name)
         table.read_new_rows()
         return {"splits": build_reward_bins(row for row, _ in table.rows()), "complete": table.is_complete}
@@ -137,7 +162,11 @@ class Views:
         return episode_page.build_episode_page(*episode_page.read_episode(place), step=row["step"])
 
     def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
-        """Return tokens [start, stop) of an episode's line."""
+        """Return the tokens with index `start` to `stop - 1` of a token sequence of an episode.
+
+        Args:
+            line: index of the token sequence.
+        """
         episode, _ = episode_page.read_episode(self._find_episode(name, uuid)[1])
         try:
             timeline = episode_page.list_token_lines(episode)[line]
@@ -146,7 +175,7 @@ class Views:
         return episode_page.build_token_window(episode, timeline, start, stop, self._load_speller(name))
 
     def raw(self, name: str, uuid: str) -> bytes:
-        """Return an episode's recorded line."""
+        """Return the JSON line of an episode, as it is in the run's folder."""
         return read_line(self._find_episode(name, uuid)[1])
 
     def table(self, name: str) -> EpisodeTable:
@@ -172,8 +201,13 @@ class Views:
 
 
 def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starlette:
-    """Build the application. `hosts`: accepted Host headers with port, or empty for any; `key`: key required of each
-    request, or None."""
+    """Build the web application of the viewer.
+
+    Args:
+        views: answers the requests.
+        hosts: accepted Host headers, with the port, or empty to accept any.
+        key: secret token that each request must have, or None.
+    """
 
     def admitted(request: Request) -> Response | None:
         if hosts and request.headers.get("host", "") not in hosts:
@@ -285,7 +319,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
 
 def _refuse_foreign_page(request: Request) -> Response | None:
-    """Refuse a request from another origin.
+    """Return an error response for a request that does not come from the viewer's own page, or None.
 
     A foreign page may send the viewer's cookie along (cookies ignore ports), but cannot forge the origin or send JSON.
     """
@@ -298,8 +332,10 @@ def _refuse_foreign_page(request: Request) -> Response | None:
 
 
 def _name_cookie(request: Request) -> str:
-    """Return the cookie's name, by port: browsers share the cookies of a host between ports, and several viewers may
-    run."""
+    """Return the name of the cookie with the viewer's token, which contains the port.
+
+    Browsers share the cookies of a host between ports, and several viewers may run.
+    """
     return f"ajet_viewer_{request.url.port or 80}"
 
 
@@ -324,13 +360,18 @@ def _clean_file_name(name: str) -> str:
 # Invariant: only complete lines are read. The result has the next position, and tells if the file was shortened by
 # a resume.
 MOST_METRICS_BYTES = 64 << 20
-"""Maximum bytes of one response; the rest follows in the next."""
+"""Maximum number of bytes read for one response; the rest follows in the next."""
 LEFT_OUT = ("tasks", "again", "discarded", "waiting", "given_up")
 """Fields not shown in curves."""
 
 
 def read_metrics(folder: Path, start: int) -> dict[str, Any]:
-    """Return {rows, next, reset, damaged}: the rows after byte `start`, and the number of damaged lines."""
+    """Read the complete rows of a run's metrics.jsonl from a byte offset on.
+
+    Returns:
+        rows: the rows. next: byte offset for the next call. reset: True if the file became shorter than `start`, so
+        that it was read from its beginning. damaged: number of lines that cannot be parsed.
+    """
     path = folder / "metrics.jsonl"
     try:
         with open_record_file(path) as file:

@@ -1,4 +1,4 @@
-"""A run's configuration, key by key, with origins.
+"""Builds the page with a run's configuration: each key with its value and origin, the place where it was set.
 
 Invariant: values come from the run's `resolved.yaml`, origins from `origins.json`, as `ajet config why` would print at
 the start.
@@ -20,7 +20,12 @@ from ajet.schema.errors import ConfigError
 
 
 def build_config_page(folder: Path) -> dict[str, Any]:
-    """Return {keys: [{key, value, origin}], given, commands}; an origin is empty if the run's origins are damaged."""
+    """Return a run's configuration for the page.
+
+    Returns:
+        keys: a list of {key, value, origin}; origins are "" if the run's origins.json is damaged. given: text of the
+        user's YAML. commands: the command lines that started the run.
+    """
     known = _read_origins(folder / ORIGINS)
     keys = [
         {"key": key, "value": plain(value), "origin": known.get(key, "default") if known else ""}
@@ -30,7 +35,7 @@ def build_config_page(folder: Path) -> dict[str, Any]:
 
 
 def flatten_tree(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
+    """Yield (dotted key, value) for each leaf of nested mappings. An empty mapping is a leaf."""
     if isinstance(tree, Mapping) and (tree or not prefix):
         for name, value in tree.items():
             yield from flatten_tree(value, f"{prefix}.{name}" if prefix else str(name))

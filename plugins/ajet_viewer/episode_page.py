@@ -1,7 +1,8 @@
-"""One episode for its page: turns, calls, branches, and tokens in pieces.
+"""Builds the page of an episode: messages, model calls, branches, and tokens in pieces.
 
-Invariant: tokens are those of the recorded timelines. An episode without timelines (not scored, or a chat engine) shows
-the last call of each branch as unmasked tokens.
+A timeline is one token sequence of an episode, trained as one row. Invariant: tokens are those of the recorded
+timelines. For an episode without timelines (not scored, or a chat engine) the page shows the tokens of the last call of
+each branch, none of them trained.
 """
 
 from __future__ import annotations
@@ -22,22 +23,35 @@ from ajet.schema.episode import NO_OUTCOME, Episode, Outcome, Timeline
 from ajet_viewer.episode_table import EpisodeLinePlace, read_line
 
 Spell = Callable[[Sequence[int]], list[str]]
-"""Token ids -> text of each."""
+"""Maps token ids to the text of each token."""
 
 PIECE = 4096
-"""Maximum tokens of one response."""
+"""Maximum number of tokens in one response."""
 
 
 def read_episode(place: EpisodeLinePlace) -> tuple[Episode, Outcome]:
-    """Return the episode of a line and its outcome. Raises OSError for a removed file, UserError for damage, ValueError
-    for a broken line."""
+    """Read an episode and how a training step used it (its outcome).
+
+    Args:
+        place: where the episode's line is.
+
+    Raises:
+        OSError: the file was removed.
+        UserError: the episode is damaged.
+        ValueError: the line is no JSON object.
+    """
     row = parse_object(read_line(place))
     with open_arrays(place.path) as blobs:
         return decode_recorded(row, blobs, f"{place.path.name}, byte {place.offset}")
 
 
 def build_episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:
-    """Return the episode without tokens. `step`: step of its file; None: step of its rollout."""
+    """Return an episode for its page, without its tokens.
+
+    Args:
+        outcome: how a training step used the episode.
+        step: the step that trained it, by the name of its file, or None for the step that it was sampled for.
+    """
     lines = list_token_lines(episode)
     return {
         "uuid": episode.uuid,
@@ -102,7 +116,10 @@ def _encode_call(call: Call) -> dict[str, Any]:
 
 
 def list_token_lines(episode: Episode) -> list[Timeline]:
-    """Return the timelines; without timelines, the last calls of the branches as unmasked lines."""
+    """Return the token sequences that the page shows.
+
+    They are the episode's timelines, or without these the last call of each branch, without trained tokens.
+    """
     if episode.timelines:
         return episode.timelines
     lines = []
@@ -118,9 +135,13 @@ def list_token_lines(episode: Episode) -> list[Timeline]:
 def build_token_window(
     episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
 ) -> dict[str, Any]:
-    """Return tokens [start, stop) of a line, at most `most`, column by column, with the `borders` of calls and replies.
+    """Return a part of a token sequence for the page, as one list per column.
 
-    `text` is None without a speller.
+    Args:
+        start: index of the first token.
+        stop: index after the last token.
+        spell: returns the text of token ids, or None if no tokenizer is available; `text` is None then.
+        most: maximum number of tokens.
     """
     part = slice(max(start, 0), min(stop, start + most, len(timeline.ids)))
     ids = timeline.ids[part].tolist()
@@ -137,10 +158,19 @@ def build_token_window(
 
 
 def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list[dict[str, Any]]:
-    """Return the places in [start, stop) where calls along the line's branch begin their prompt and reply."""
+    """Find where the prompts and replies of a token sequence's calls begin.
+
+    Args:
+        start: index of the first token to consider.
+        stop: index after the last token to consider.
+
+    Returns:
+        {at: index of the token, call: index of the call, what: "prompt" or "reply"}, in ascending order.
+    """
     found: list[dict[str, Any]] = []
     index: int | None = timeline.leaf
     until = len(timeline.ids)
+    # Walk from the last call to the first: each shares the first `prefix` tokens with its parent call.
     while index is not None and start < stop and until > start:
         call = episode.calls[index]
         reply = call.prefix + len(call.suffix_ids)
@@ -152,7 +182,7 @@ def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) ->
 
 
 def read_proof(folder: Path) -> dict[str, Any] | None:
-    """Return the result of the run's last `ajet prove`, or None."""
+    """Return the result of the run's last `ajet prove`, or None if there is none or it cannot be read."""
     try:
         return read_json(folder / "proof.json")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The episodes of a run as table rows, read once in the background, newest step first.
+"""Reads the episodes of a run as table rows, in the background and only once, newest step first.
 
 Invariant: a row holds the displayed values and the place of its line, never the line, so 100,000 episodes fit into
 memory. A grown file is read from its last position, a cut or replaced file from the start.
@@ -19,12 +19,12 @@ from ajet.record.files import next_line, parse_object
 from ajet.record.trackers.sample import last_words, text_of
 
 QUERY = 160
-"""Maximum characters of a question or an answer in a row."""
+"""Maximum number of characters of a question or an answer in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLinePlace:
-    """The place of an episode's line."""
+    """Where the JSON line of an episode is: a file, and the byte offset and length of the line."""
 
     path: Path
     offset: int
@@ -43,7 +43,7 @@ class _EpisodeFile:
 
 
 class EpisodeTable:
-    """The episodes of one run. Thread-safe."""
+    """Keeps a table row for each episode of one run, and reads new ones. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "episodes"
@@ -51,10 +51,14 @@ class EpisodeTable:
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
         self.pending = 0
-        """Files still unread since the last refresh started."""
+        """Number of changed files that the background thread has not read yet."""
 
     def read_new_rows(self, wait: float | None = 0.5) -> None:
-        """Read new rows; return when done or after `wait` seconds (None: when done), while a thread continues."""
+        """Read new rows in a background thread, and wait for it.
+
+        Args:
+            wait: seconds to wait at most, while the thread continues, or None to wait until all is read.
+        """
         with self._lock:
             if self._reader is None or not self._reader.is_alive():
                 self._reader = threading.Thread(target=self._read_all, daemon=True)
@@ -64,23 +68,26 @@ class EpisodeTable:
 
     @property
     def is_complete(self) -> bool:
-        """True if the last refresh has read everything."""
+        """True if the background thread has read all changed files."""
         return self.pending == 0
 
     def rows(self) -> Iterator[tuple[dict[str, Any], EpisodeLinePlace]]:
-        """Yield rows, newest step first, in file order within a step."""
+        """Yield each row with the place of its episode's line, newest step first, in file order within a step."""
         with self._lock:
             files = sorted(self._files.values(), key=lambda file: (file.step, file.split), reverse=True)
         for file in files:
             yield from list(file.rows)
 
     def find(self, uuid: str) -> tuple[dict[str, Any], EpisodeLinePlace] | None:
-        """Return the last row of an episode: a resumed run may have recorded it twice."""
+        """Return the row of an episode and the place of its line, or None.
+
+        If a resumed run has recorded the episode twice, it is the row in the file of the later step.
+        """
         return next((found for found in self.rows() if found[0]["uuid"] == uuid), None)
 
     @property
     def damaged(self) -> int:
-        """Return the number of unreadable lines."""
+        """Number of lines that cannot be read as an episode."""
         with self._lock:
             return sum(file.damaged for file in self._files.values())
 
@@ -141,7 +148,15 @@ def _read_new_lines(file: _EpisodeFile) -> None:
 
 
 def build_table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
-    """Return the table row of an episode's line in the file of `step`. Raises KeyError and similar for another line."""
+    """Build the table row of an episode.
+
+    Args:
+        line: the episode's JSON line.
+        step: the step in the name of its file.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: the line is no episode.
+    """
     outcome = line.get("outcome") or {}
     calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
     task = line["task"]
@@ -181,10 +196,10 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("reward", "advantage"), (*_NUMBER, type(None))),
     **dict.fromkeys(("agents", "checks"), list),
 }
-"""Types of columns used for filters and sorting."""
+"""Required types of the columns that filters and sorting use."""
 
 
 def read_line(place: EpisodeLinePlace) -> bytes:
-    """Return the line. Raises OSError if its file is gone."""
+    """Read the JSON line of an episode. Raises OSError if its file is gone."""
     with open_record_file(place.path) as file:
         return read_record_part(file, place.offset, place.length)

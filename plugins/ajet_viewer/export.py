@@ -1,4 +1,4 @@
-"""Freeze one run into an HTML file with its data and scripts.
+"""Writes the viewer's page of one run into a single HTML file, with its data and scripts ("frozen").
 
 Invariant: the file fetches nothing, and runs only the package's scripts, listed by hash in its content security policy;
 data cannot end its element.
@@ -20,14 +20,21 @@ from ajet_viewer.app import PAGE, Views
 from ajet_viewer.episode_page import Spell
 
 MOST_TOKENS = 2_000_000
-"""Maximum tokens of all episodes in a file."""
+"""Maximum number of tokens of all episodes in a file."""
 TOKEN_BYTES = 40
-"""Approximate bytes of a token in the file; images count as tokens of this size."""
+"""Approximate size of a token in the file, in bytes; images count as tokens of this size."""
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
 
 
 def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
-    """Return the file's content, with the newest episodes up to `MOST_TOKENS`, and a note about omitted ones."""
+    """Build the HTML text of a run, with the newest episodes up to `MOST_TOKENS` tokens.
+
+    A note on the page says how many older or damaged episodes are left out.
+
+    Args:
+        name: the run's name.
+        spell: returns the text of token ids, or None without a tokenizer.
+    """
     table = views.table(name)
     table.read_new_rows(wait=None)
     everything = list(table.rows())
@@ -94,7 +101,10 @@ def _assemble_page(data: str) -> str:
 
 
 def bundle_scripts() -> str:
-    """Return the page's modules as one script, in order of imports, without import and export statements."""
+    """Join the page's JavaScript modules into one script.
+
+    Each module stands after those that it imports, without import and export statements.
+    """
     order: list[str] = []
 
     def visit(name: str) -> None:
@@ -116,5 +126,5 @@ def _hash_script(text: str) -> str:
 
 
 def write_frozen_page(views: Views, name: str, spell: Spell | None, file: Path) -> None:
-    """Write the file. Raises OSError."""
+    """Write the page of a run to an HTML file. Raises OSError if the file cannot be written."""
     file.write_text(build_frozen_page(views, name, spell), encoding="utf-8")

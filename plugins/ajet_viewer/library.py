@@ -1,4 +1,4 @@
-"""The run directories below one folder.
+"""Lists and reads the run directories below one folder.
 
 Invariant: a run is named by its path below the folder; only names found by listing the folder are opened, and links
 leading out of the folder are not followed. A file is read again only after a change.
@@ -31,14 +31,14 @@ from ajet.schema.errors import AjetError, UserError
 from ajet_viewer.notes import read_notes
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
-"""Files that identify a run folder."""
+"""File names of which a run folder has at least one."""
 WITHIN = ("debug", "eval")
 """Subfolders of a run with further runs."""
 REWARDS = ("train/reward", "debug/reward")
 GIVEN = ("train/rows", "loss"), ("validation/loss",)
-"""Metrics of runs that train on given replies."""
+"""Metrics of runs that train on given replies (supervised), in training and validation."""
 ROWS = (*((name,) for name in REWARDS), *GIVEN, NUMBERS, scored_count_metrics("train"), scored_count_metrics("debug"))
-"""Metrics read of a run; the values of each tuple come from one row."""
+"""Names of the metrics read for the run table; the values of one tuple are taken from the same row."""
 Stamp = tuple[int, int, int] | None
 """(inode, bytes, modification time in ns) of a file; None without the file."""
 T = TypeVar("T")
@@ -49,7 +49,12 @@ class MissingError(AjetError):
 
 
 class Library:
-    """The runs below `root`, or only one of them (`only`). Thread-safe: concurrent readers may read a file twice."""
+    """Lists the runs below a folder, and caches their rows for the run table. Thread-safe.
+
+    Args:
+        root: the folder of runs.
+        only: name of the only run to show, or None for all.
+    """
 
     def __init__(self, root: Path, *, only: str | None = None) -> None:
         self.root, self.only = root.resolve(), only
@@ -58,7 +63,7 @@ class Library:
 
     @classmethod
     def of(cls, folder: Path) -> Library:
-        """Return the library of a folder of runs, or of one run directory."""
+        """Create the library of a folder of runs, or of a single run directory."""
         if any((folder / mark).exists() for mark in MARKS):
             return cls(folder.parent, only=folder.name)
         return cls(folder)
@@ -68,18 +73,18 @@ class Library:
         return sorted(str(path.relative_to(self.root)) for path in self._list_run_folders())
 
     def path(self, name: str) -> Path:
-        """Return a run's folder. Raises MissingError."""
+        """Return the folder of a run. Raises MissingError if there is no run with this name."""
         folder = self.root / name
         if self._may_name_run(name) and self._is_inside(folder) and _is_run(folder):
             return folder
         raise MissingError(f"There is no run named {name}.")
 
     def run(self, name: str) -> dict[str, Any]:
-        """Return a run's row. Raises MissingError."""
+        """Return the row of a run for the run table. Raises MissingError if there is no run with this name."""
         return self._read_row(self.path(name))
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return a row for each run, last change first. Unchanged files are not read again."""
+        """Return the rows of all runs for the run table, last changed first. Unchanged files are not read again."""
         folders = list(self._list_run_folders())
         rows = [self._read_row(folder) for folder in folders]
         there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
@@ -88,7 +93,7 @@ class Library:
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
 
     def _read_row(self, folder: Path) -> dict[str, Any]:
-        """Return a run's row; process state and notes are always read."""
+        """Return the row of a run. Files are read if they changed, process state and notes always."""
         status = self._read_cached(folder, "status.json", _read_run_status)
         measured = self._read_cached(folder, "metrics.jsonl", _read_measures)
         evaluation = self._read_cached(folder, FILE, _read_evaluation) if status.get("kind") == "eval" else {}
@@ -106,7 +111,7 @@ class Library:
         return found
 
     def _may_name_run(self, name: str) -> bool:
-        """True if listing would find this name: a run, or a subfolder's run with its kind."""
+        """True if a name is RUN, RUN/debug/NAME or RUN/eval/NAME, and does not lead out of the folder."""
         parts = name.split("/")
         known = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
         spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
@@ -131,7 +136,15 @@ class Library:
 
 
 def summarize_run(root: Path, folder: Path) -> dict[str, Any]:
-    """Return a run's row: name, state, step, last rewards, start and last change (seconds since the epoch)."""
+    """Read the row of a run for the run table, without a cache.
+
+    Args:
+        root: the folder of runs.
+        folder: the run's folder.
+
+    Returns:
+        Name, state, step, last rewards, and the times of start and last change in seconds since the epoch.
+    """
     return _build_row(root, folder, _read_run_status(folder), _read_measures(folder))
 
 
@@ -154,7 +167,7 @@ def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[
 
 
 def _read_measures(folder: Path) -> dict[str, Any]:
-    """Return the columns taken from the metrics."""
+    """Return the columns of the run table that come from metrics.jsonl."""
     found = read_last_values(folder / "metrics.jsonl", ROWS)
     played = "debug" if found["train/reward"] is None else "train"
     return {
@@ -170,7 +183,7 @@ def _read_measures(folder: Path) -> dict[str, Any]:
 
 
 def _read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return an evaluation's model, and a key shared by comparable evaluations."""
+    """Return the model of an evaluation, and a key that is equal for evaluations that differ only in their model."""
     try:
         about = read_json(folder / FILE)
     except (OSError, ValueError):
@@ -182,13 +195,23 @@ def _read_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def _format_scored(counts: Mapping[str, float | None], prefix: str) -> str | None:
-    """Return "(scored/all)" if some episodes have no score."""
+    """Return "(scored/all)" if some episodes have no score, else None.
+
+    Args:
+        counts: metrics of the run.
+        prefix: "train" or "debug".
+    """
     scored, episodes = counts[f"{prefix}/scored"], counts[f"{prefix}/episodes"]
     return None if scored is None or episodes is None or scored == episodes else f"({scored:.0f}/{episodes:.0f})"
 
 
 def read_log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
-    """Return the last lines of a run's log; "" without a log."""
+    """Return the last lines of a run's log, or "" without a log.
+
+    Args:
+        lines: maximum number of lines.
+        window: maximum number of bytes read.
+    """
     try:
         with open_record_file(main_log(folder)) as file:
             text = read_tail(file, window).decode(errors="replace")
@@ -198,7 +221,7 @@ def read_log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
 
 
 def _get_alarm_text(alarm: Any) -> str | None:
-    """Return the text of an alarm."""
+    """Return the text of an alarm in a run's status, or None without an alarm."""
     return str(alarm["text"]) if isinstance(alarm, dict) and "text" in alarm else None
 
 
@@ -209,8 +232,16 @@ def _to_finite(value: Any) -> int | float | None:
 def read_last_values(
     metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 << 18
 ) -> dict[str, int | float | None]:
-    """Return the last values within the last bytes of the file; values of one tuple come from the last row with a
-    number for its first name."""
+    """Return the last values of metrics in the end of a metrics.jsonl.
+
+    Args:
+        metrics: the file.
+        rows: tuples of metric names. The values of a tuple come from the last row that has a number for its first name.
+        window: number of bytes at the end of the file that are searched.
+
+    Returns:
+        Values by name, None if not found.
+    """
     found: dict[str, int | float | None] = {name: None for names in rows for name in names}
     try:
         with open_record_file(metrics) as file:
@@ -257,6 +288,7 @@ def _find_change_time(folder: Path) -> float | None:
 
 
 def list_folders(folder: Path) -> list[Path]:
+    """Return the subfolders of a folder, sorted, or [] if it cannot be read."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:

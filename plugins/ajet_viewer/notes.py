@@ -1,7 +1,7 @@
-"""A person's notes and tags about a run, in its folder.
+"""Reads and writes the user's notes and tags about a run, stored in its folder.
 
-Invariant: the run never reads them. They are replaced as a unit, only by an editor of the latest version; unreadable
-notes count as absent and never fail the page.
+Invariant: the run never reads them. They are replaced as a unit, and only by an editor who saw the latest version.
+Unreadable notes count as absent and never fail the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.schema.errors import AjetError, UserError
 FILE = "notes.json"
 LOCK = ".notes.lock"
 MOST_BYTES = 64 << 10
-"""Maximum bytes of the file and of a request."""
+"""Maximum size of the file and of a request, in bytes."""
 PATIENCE_S = 10.0
 LONGEST_NOTE = 10_000
 LONGEST_TAG, MOST_TAGS = 40, 20
@@ -26,7 +26,7 @@ NONE: dict[str, Any] = {"note": "", "tags": [], "edit": 0}
 
 
 class NoteError(AjetError, ValueError):
-    """Raised for notes of a wrong form or size."""
+    """The notes in a request have a wrong form or size."""
 
 
 class NoteConflictError(AjetError):
@@ -34,7 +34,7 @@ class NoteConflictError(AjetError):
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """Return {note, tags, edit}; `edit` counts the replacements."""
+    """Return the notes of a run as {note, tags, edit}, where `edit` counts how often they were replaced."""
     try:
         return _check_note(read_json(folder / FILE, MOST_BYTES))
     except (OSError, ValueError):
@@ -42,10 +42,16 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 
 def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the notes and return them. `given` has the `edit` of the version it is based on.
+    """Replace the notes of a run and return the new ones.
 
-    Raises NoteError, NoteConflictError, and UserError if the folder cannot be written or another viewer holds the lock
-    for PATIENCE_S seconds.
+    Args:
+        folder: the run's folder.
+        given: {note, tags, edit}, with the `edit` of the version that was edited.
+
+    Raises:
+        NoteError: the notes have a wrong form or size.
+        NoteConflictError: the notes were replaced since that version.
+        UserError: the folder cannot be written, or another viewer holds the lock for PATIENCE_S seconds.
     """
     wanted = _check_note(given)
     try:

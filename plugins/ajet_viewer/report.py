@@ -1,4 +1,4 @@
-"""`ajet report RUN`: bundle the information about a run for an issue, without secrets.
+"""`ajet report RUN`: bundles the information about a run for an issue, without secrets.
 
 Invariant: every text passes the redactor again: values of environment and configuration by name, keys by shape; the
 home directory becomes `~`. An unreadable part is noted in its place. The bundle is only written, never sent.
@@ -24,14 +24,23 @@ from ajet.record.secrets import Redactor, literal_secrets
 from ajet.schema.errors import UserError
 
 LOG_BYTES = 200_000
-"""Bytes of the log's end."""
+"""Number of bytes of the log's end in the bundle."""
 ROWS = 20
-"""Number of last metrics rows."""
+"""Number of last rows of metrics.jsonl in the bundle."""
 PACKAGES = ("ajet", "torch", "transformers", "vllm", "verl", "ray", "openai", "numpy", "peft", "datasets", "pydantic")
 
 
 def write_report(run: str, root: Path, *, out: Path | None = None) -> Path:
-    """Write the bundle and return its path. `out`: a new file. Raises UserError."""
+    """Write the bundle of a run as a zip file, and return its path.
+
+    Args:
+        run: the run's name or folder.
+        root: folder of all runs.
+        out: path of the new file, or None for ajet-report-RUN.zip in the working directory.
+
+    Raises:
+        UserError: the run does not exist, or the file cannot be written.
+    """
     folder = newest_run(run, root, holding="status.json")
     if folder is None:
         folder = require_run(run, root, holding="status.json", expected="a run's name or folder")
@@ -51,7 +60,7 @@ def write_report(run: str, root: Path, *, out: Path | None = None) -> Path:
 
 
 def _list_parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the names in the bundle, with functions that return their texts."""
+    """Yield the name of each file in the bundle, with a function that returns its text."""
     yield "versions.json", _list_versions
     for name in ("environment.json", "status.json", "run.json", "evaluation.json", "command", "given.yaml"):
         if has_record_file(folder / name):
@@ -74,7 +83,11 @@ def _explain_left_out() -> str:
 
 
 def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
-    """Return a function that removes secrets and the home directory, and whether the YAML's secrets are known."""
+    """Return a function that removes secrets and the home directory from a text.
+
+    Returns:
+        The function, and True if the secrets in the user's YAML are known (the YAML could be parsed).
+    """
     from ajet.config import read_recorded_tree
 
     literals: list[tuple[str, str]] = []
@@ -104,7 +117,7 @@ def _list_versions() -> str:
 
 
 def _list_origins(folder: Path) -> str:
-    """Return each non-default key with value and origin."""
+    """Return a text line for each key without its default: the key, its value and where it was set."""
     from ajet_viewer.config_page import build_config_page
 
     keys = [row for row in build_config_page(folder)["keys"] if row["origin"] != "default"]
@@ -125,7 +138,10 @@ def _encode_rows(rows: list[dict[str, Any]]) -> str:
 
 
 def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
-    """Return two episodes of the newest file without arrays: a failed or the worst one, and the best one."""
+    """Choose two episodes of the newest file: a failed one or the one with the lowest reward, and the best one.
+
+    Their JSON lines are returned, without token arrays.
+    """
     found = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
     files = sorted(found, key=lambda path: path.lstat().st_mtime)
     if not files:
@@ -140,6 +156,6 @@ def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
 
 
 def list_contents(bundle: Path) -> list[tuple[str, int]]:
-    """Return (name, bytes) of the bundle's files."""
+    """Return (name, size in bytes) for each file in a bundle."""
     with zipfile.ZipFile(bundle) as opened:
         return [(each.filename, each.file_size) for each in opened.infolist()]

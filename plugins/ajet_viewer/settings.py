@@ -1,7 +1,7 @@
-"""Settings that differ between the runs of a folder, as columns of the run table.
+"""Finds the settings that differ between the runs of a folder, as columns of the run table.
 
-Invariant: compared are the identity settings (`run.json`, without secrets), or the resolved settings of runs that are
-never resumed; equal settings are no column. A file is read again only after a change.
+Invariant: the compared settings are those that a resume must not change (`run.json`, without secrets), or the resolved
+settings of runs that are never resumed. Equal settings give no column. A file is read again only after a change.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ajet_viewer.config_page import flatten_tree
 
 MOST_KEYS = 200
 LONGEST = 80
-"""Maximum characters of a value."""
+"""Maximum number of characters of a value."""
 NAMES = frozenset(f"ajet.{name}" for name in ("experiment_name", "experiment_dir", "project_name"))
-"""Name keys, which are not settings."""
+"""Keys that only name a run and are not compared."""
 
 Value = str | int | float | bool | None
 
 
 class RunSettings:
-    """Caches the settings of runs."""
+    """Reads the settings of runs, and caches them until their file changes."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, int], dict[str, Value]]] = {}
 
     def of(self, folder: Path) -> dict[str, Value]:
-        """Return dotted key -> plain value, lists as text; empty if unreadable."""
+        """Return the settings of a run by dotted key, with lists as text, or {} if they cannot be read."""
         for name, read in ((FILE, _read_identity), ("resolved.yaml", _read_resolved)):
             path = folder / name
             try:
@@ -53,11 +53,11 @@ class RunSettings:
 
 SEED = "ajet.seed"
 OFF_UNLESS = {"kl": ("ajet.trainer_common.use_kl_loss", "ajet.trainer_common.algorithm.use_kl_in_reward")}
-"""Curve -> settings; the curve is only rounding noise unless one is on."""
+"""Maps a curve to settings. If none of them is on, the curve shows only rounding noise."""
 
 
 def hash_without_seed(settings: dict[str, Value]) -> str | None:
-    """Return a key shared by runs that differ only in their seed; None without a known seed."""
+    """Return a hash that is equal for runs that differ only in their seed, or None if the seed is unknown."""
     if SEED not in settings:
         return None
     rest = strict_json(sorted((key, value) for key, value in settings.items() if key != SEED))
@@ -65,7 +65,7 @@ def hash_without_seed(settings: dict[str, Value]) -> str | None:
 
 
 def list_off_curves(settings: dict[str, Value]) -> list[str]:
-    """Return the curves whose term is off in a run."""
+    """Return the names of the curves that show only rounding noise, because their term is off in the run."""
     return [
         curve
         for curve, keys in OFF_UNLESS.items()
@@ -74,7 +74,7 @@ def list_off_curves(settings: dict[str, Value]) -> list[str]:
 
 
 def find_differing_keys(runs: Iterable[dict[str, Value]]) -> list[str]:
-    """Return the keys with several values, sorted, at most MOST_KEYS."""
+    """Return the keys that have different values in several runs, sorted, at most MOST_KEYS."""
     seen: dict[str, set[str]] = {}
     for settings in runs:
         for key, value in settings.items():

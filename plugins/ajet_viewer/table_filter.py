@@ -1,4 +1,4 @@
-"""Filter and sort the episode table.
+"""Filters and sorts the episode table.
 
 Invariant: an unreadable condition is an error (status 400) with its name, never ignored. Text is searched in the row
 first, then in the episode's line without images.
@@ -19,16 +19,19 @@ from ajet_viewer.episode_table import EpisodeLinePlace, EpisodeTable, read_line
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000
 MOST_DIGITS = 18
-"""Maximum digits of an integer in a request."""
+"""Maximum number of digits of an integer in a request."""
 
 
 class FilterError(AjetError, ValueError):
-    """A condition cannot be parsed."""
+    """A condition in a request cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFilter:
-    """Conditions on rows, and their order; None or empty: no condition."""
+    """The conditions, order and window of rows in a request. None and "" stand for no condition.
+
+    Ranges include both ends.
+    """
 
     step: tuple[int, int] | None = None
     split: str = ""
@@ -44,7 +47,11 @@ class TableFilter:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> TableFilter:
-        """Parse a URL query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises FilterError."""
+        """Parse a URL query, such as step=3 or step=3..9, reward=..0.5, sort=-reward.
+
+        Raises:
+            FilterError: a condition is unknown or cannot be parsed.
+        """
         unknown = set(query) - {
             *("step", "split", "task", "status", "agent", "reward", "text", "sort", "offset", "limit", "key")
         }
@@ -65,7 +72,7 @@ class TableFilter:
         )
 
     def admits(self, row: Mapping[str, Any]) -> bool:
-        """True if a row meets all conditions except the text."""
+        """True if a row meets all conditions except that on the text, which needs the episode's line."""
         reward = row["reward"]
         return (
             (self.step is None or self.step[0] <= row["step"] <= self.step[1])
@@ -78,7 +85,12 @@ class TableFilter:
 
 
 def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
-    """Return {rows, total, complete, pending, damaged}: a window of the matching rows."""
+    """Return the requested window of the rows that match.
+
+    Returns:
+        rows: the rows. total: number of matching rows. complete: True if all files were read. pending: number of unread
+        files. damaged: number of lines that cannot be read.
+    """
     text = wanted.text.casefold()
     found = [
         row
@@ -91,7 +103,7 @@ def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
 
 
 def _sort_rows(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
-    """Sort rows; rows without the value come last in both directions."""
+    """Sort rows by the requested column. Rows without a value come last in both directions."""
     if wanted.sort == "step" and wanted.descending:
         return rows
 
@@ -137,7 +149,12 @@ def _parse_count(query: Mapping[str, str], name: str, default: int, most: int) -
 
 
 def parse_integer(name: str, given: str) -> int:
-    """Parse an integer of a request. Raises FilterError."""
+    """Parse a nonnegative integer in a request. Raises FilterError if it is none.
+
+    Args:
+        name: name of the parameter, for the error.
+        given: its text.
+    """
     if not (given.isdecimal() and given.isascii() and len(given) <= MOST_DIGITS):
         raise FilterError(f"{name}: a whole number of at most {MOST_DIGITS} digits, not {given[:40]!r}")
     return int(given)

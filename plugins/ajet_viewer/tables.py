@@ -1,4 +1,4 @@
-"""`ajet runs` and `ajet episodes`: the viewer's tables in a terminal.
+"""`ajet runs` and `ajet episodes`: prints the viewer's tables in a terminal.
 
 Invariant: rows are read by the viewer's code; model output is printed without terminal control characters.
 """
@@ -27,15 +27,20 @@ from ajet_viewer.table_filter import FilterError, TableFilter
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
 
 WHOLE_NAME = 0.4
-"""Maximum share of the width for an unbroken run name."""
+"""Maximum share of the terminal's width up to which run names are not wrapped."""
 NARROW = 60
-"""Width below which columns are closer."""
+"""Width of a terminal, in characters, below which columns stand closer."""
 BESIDE_NAME = len("interrupted step reward 59 min") + 2
-"""Width of the fixed columns next to the name, without the held-out column."""
+"""Width of the columns next to the name in characters, without the column of validation results (held out)."""
 
 
 def show_runs(root: Path, *, debug: bool = True) -> int:
-    """Print the runs below `root`, last change first. `debug`: include debug runs. Returns 0."""
+    """Print a table of the runs in a folder, last changed first, and return the exit code 0.
+
+    Args:
+        root: folder of all runs.
+        debug: True to include debug runs.
+    """
     rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
         start = format_command("--conf", "FILE.yaml", "--backbone", "local")
@@ -69,8 +74,20 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
 
 
 def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str, uuid: str = "") -> int:
-    """Print the `count` episodes with the lowest (or highest) rewards, then failed and unscored ones; with `uuid` only
-    this episode. Returns 0. Raises UserError."""
+    """Print the episodes of a run with the lowest or highest rewards, then unscored ones, and return the exit code 0.
+
+    Args:
+        run: the run's name or folder.
+        root: folder of all runs.
+        count: maximum number of printed episodes.
+        best: True to start with the highest rewards, False with the lowest.
+        step: a step or a range such as 3..9, or None for all.
+        split: train, validation or debug, or "" for all.
+        uuid: id of the only episode to print, or "".
+
+    Raises:
+        UserError: the run or the episode does not exist, or an argument is invalid.
+    """
     folder = newest_run(run, root, holding="episodes") or run_folder(run, root, holding="episodes")
     if not (folder / "episodes").is_dir():
         raise UserError(
@@ -110,7 +127,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
 
 
 def _describe_episodes(rows: list[dict[str, Any]]) -> str:
-    """Describe the existing episodes if no episode matches."""
+    """Return a sentence about the episodes that exist, for a request that matches none."""
     if not rows:
         return "No episode is recorded yet."
     splits = Counter(row["split"] for row in rows)

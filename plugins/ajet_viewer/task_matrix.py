@@ -1,4 +1,4 @@
-"""The results of each held-out task at each validation, by task and step.
+"""Builds the table of validation results by task and step, and the reward histograms of a run.
 
 Invariant: each validation episode is in one cell. A task is better or worse by its success rate (mean reward without
 successes) between its first and last validation since the judge changed last.
@@ -14,9 +14,16 @@ from typing import Any
 
 
 def build_task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | None = None) -> dict[str, Any]:
-    """Return {steps, tasks, judge_change} of `EpisodeTable.rows`; changed tasks first, worse before better.
+    """Build the table of validation results.
 
-    `judge_change`: last step scored by an earlier judge; validations up to it are not compared with later ones.
+    Args:
+        rows: rows of the episode table.
+        judge_change: last step that was scored by an earlier judge, or None. Validations up to it are not compared with
+            later ones.
+
+    Returns:
+        steps: the steps with a validation. tasks: a row for each task, first those that became worse, then better ones,
+        then the others. judge_change: the argument.
     """
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in rows:
@@ -66,16 +73,22 @@ def _score_cell(cell: Mapping[str, Any]) -> float | None:
 # Invariant: each episode is in one cell: of its step and reward, or of its step without a score; all steps of a
 # split share their bins.
 COLUMNS = 100
-"""Maximum columns; more steps are merged into columns of equal width."""
+"""Maximum number of columns; if there are more steps, each column has the same number of steps."""
 BINS = 20
 DISTINCT = 12
-"""Maximum distinct rewards with a bin of their own."""
+"""Maximum number of distinct rewards for which each reward has its own bin."""
 
 
 def build_reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {split: {bins: [[low, high]], columns: [{first, last, counts, unscored, mean}]}}.
+    """Build the reward histograms of a run, by split and step.
 
-    A bin holds low <= reward < high, the last bin also high; low == high is a single value.
+    Args:
+        rows: rows of the episode table.
+
+    Returns:
+        {split: {bins: [[low, high]], columns: [{first, last, counts, unscored, mean}]}}. A bin counts episodes with
+        low <= reward < high, the last bin also those with reward high. If low == high, it counts a single value.
+        `first` and `last` are the steps of a column.
     """
     splits: dict[str, dict[int, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

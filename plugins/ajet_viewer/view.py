@@ -1,4 +1,4 @@
-"""`ajet view`: serve the viewer, or freeze a run into a file; start the viewer of a training run.
+"""`ajet view`: serves the viewer, or writes a run into one HTML file. Also starts the viewer of a training run.
 
 Invariant: the viewer is a separate process, so a run pays only for file reads. It listens on loopback by default and
 requires the token of the printed address: other users of the machine can reach loopback and read command lines. A run
@@ -52,7 +52,10 @@ LEADS = """<!doctype html>
 
 
 class OpenedPage:
-    """A page opened at once. Raises OSError if the file cannot be written."""
+    """Opens the viewer's page in the browser, through a private file with its secret address.
+
+    The constructor raises OSError if the file cannot be written.
+    """
 
     def __init__(self, address: str) -> None:
         self._folder = HeldFolder("ajet-page-")
@@ -71,7 +74,11 @@ class OpenedPage:
 
 
 def open_page(address: str) -> OpenedPage | None:
-    """Open the page; None without a desktop or a writable folder. The address is printed too."""
+    """Open the viewer's page in the user's browser.
+
+    Returns:
+        None without a desktop or a writable temporary folder; the user can still open the printed address.
+    """
     if not has_desktop():
         return None
     try:
@@ -81,15 +88,16 @@ def open_page(address: str) -> OpenedPage | None:
 
 
 def has_desktop() -> bool:
+    """Return True if output goes to a terminal on a machine with a desktop, where a browser can be opened."""
     if not sys.stdout.isatty():
         return False
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 BEGIN_S = 30.0
-"""Seconds until an attached viewer must print its address."""
+"""Seconds to wait until the viewer of a training run prints its address."""
 END_S = 5.0
-"""Seconds until a terminated viewer is killed."""
+"""Seconds to wait for the end of a terminated viewer before it is killed."""
 
 
 def open_viewer(
@@ -101,9 +109,19 @@ def open_viewer(
     file: Path | None = None,
     is_attached: bool = False,
 ) -> int:
-    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. Raises UserError.
+    """Serve runs in a browser until interrupted, or write one run to an HTML file. Return the exit code 0.
 
-    `is_attached`: exit at the end of standard input, together with the starting process.
+    Args:
+        place: a folder of runs, or a run's folder.
+        host: address to listen on.
+        port: port to listen on, 0 for any free port.
+        browser: True to open a browser on a desktop.
+        file: HTML file to write instead of serving, or None.
+        is_attached: True for the viewer of a training run, which exits at the end of standard input, together with the
+            process that started it.
+
+    Raises:
+        UserError: the folder has no run, or the file cannot be written.
     """
     from ajet_viewer.app import Views
     from ajet_viewer.library import Library
@@ -141,7 +159,14 @@ def _make_missing_error(place: Path) -> UserError:
 
 
 def choose_place(named: str, root: Path) -> Path:
-    """Return the newest run called `named`, debug runs included, otherwise the folder."""
+    """Return the folder to show for an argument of `ajet view`.
+
+    It is the newest run with this name, debug runs included, or else the folder with this name.
+
+    Args:
+        named: name of a run, or a folder.
+        root: folder of all runs.
+    """
     found = newest_run(named, root, holding="status.json")
     place = Path(named)
     return found or (place if place.is_dir() or (place.exists() and not (root / named).exists()) else root / named)
@@ -205,10 +230,10 @@ class ViewerProcess:
     process: subprocess.Popen[bytes]
     address: str
     page: OpenedPage | None = None
-    """The page in the person's browser."""
+    """The page opened in the user's browser, or None."""
 
     def end(self) -> None:
-        """Terminate the viewer, by force after `END_S`."""
+        """Terminate the viewer process, and kill it after `END_S` seconds."""
         if self.page is not None:
             self.page.close()
         _end_process(self.process)
@@ -226,7 +251,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_first_line(pipe: IO[bytes], seconds: float) -> str:
-    """Return the first line of output; stops at the end of the process or after `seconds`."""
+    """Return the first line that a process prints, or what it has printed at its end or after `seconds`."""
     printed, until = b"", time.monotonic() + seconds
     while b"\n" not in printed and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         if not (more := os.read(pipe.fileno(), 1 << 12)):
@@ -236,8 +261,11 @@ def _read_first_line(pipe: IO[bytes], seconds: float) -> str:
 
 
 def start_viewer(run: RunDirectory) -> ViewerProcess | None:
-    """Start a viewer of a run written by this process, and print its address; None if it did not start. The caller ends
-    it."""
+    """Start a viewer process for the run that this process writes, and print its address.
+
+    Returns:
+        The viewer, which the caller must end, or None if it did not start.
+    """
     from loguru import logger
 
     started = build_command("ajet.cli.launcher", "view", str(run.path), "--beside-run")
@@ -264,7 +292,10 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
 
 @contextmanager
 def view_run(run: RunDirectory) -> Iterator[None]:
-    """Run a viewer during the block. On a terminal it stays after a successful run until Enter is pressed."""
+    """Serve a viewer of a run while the block runs.
+
+    On a terminal it stays after a successful run until the user presses Enter.
+    """
     viewer = start_viewer(run)
     try:
         yield
@@ -283,8 +314,13 @@ def view_run(run: RunDirectory) -> Iterator[None]:
 
 
 def find_speller(folder: Path) -> Spell | None:
-    """Return a speller of the run's tokens, by the tokenizer of its checkpoint or of its local model; None if neither
-    can be loaded. Never fetches or converts a model."""
+    """Return a function that gives the text of each of a run's token ids.
+
+    It uses the tokenizer of a checkpoint or of the model on this machine, and never downloads or converts a model.
+
+    Returns:
+        None if neither tokenizer can be loaded.
+    """
     from ajet.config import read_recorded_tree
     from ajet.engine.model_source import ModelSource, find_local_model
     from ajet.engine.models import load_tokenizer
@@ -313,7 +349,7 @@ def find_speller(folder: Path) -> Spell | None:
 # <0xNN>. Supports byte-level alphabets (GPT-2: a visible character for each byte), and alphabets with ▁ for a space
 # and <0xNN> for single bytes.
 def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return [N] texts; an id outside the vocabulary is spelled <id N>."""
+    """Return the text of each token id. An id outside the vocabulary is written as <id N>."""
     alphabet = (
         build_byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
     )
@@ -325,7 +361,10 @@ def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def build_byte_alphabet() -> dict[str, int]:
-    """Return visible character -> byte: printable Latin-1 maps to itself, other bytes in order from U+0100."""
+    """Return the map of GPT-2's byte-level alphabet from a visible character to its byte.
+
+    Printable Latin-1 characters stand for themselves, and the characters from U+0100 on for the other bytes in order.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
@@ -348,6 +387,6 @@ def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str,
 
 
 def _spell_bytes(data: bytes) -> list[str]:
-    """Return complete characters, and stray bytes spelled."""
+    """Decode bytes as UTF-8, one item per character. Bytes of incomplete characters are written as <0xNN>."""
     text = data.decode(errors="surrogateescape")
     return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]

@@ -1,7 +1,8 @@
-"""`ajet audit`: trace an update to its episodes, trace episodes and tasks to updates, and compare the record with the
-chain.
+"""`ajet audit`: traces updates to episodes and back, and compares a run's files with the chain.
 
-Invariant: the code only reads and locks no run. A record without a chain never counts as committed.
+The chain is a file with one entry ("link") per step or other event. A link holds the digests of the lines and files
+written since the last one, and the digest of the last link. Invariant: the code only reads and locks no run. A record
+without a chain never counts as committed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, find_
 from ajet_proof.recorded.target import SHORTEST
 
 LOOKS = 3
-"""Attempts while links are added: a live run removes old checkpoints and episodes meanwhile."""
+"""Maximum number of audits of a live run: while it adds links, it also removes old checkpoints and episodes."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
 
 
@@ -44,7 +45,7 @@ class RunAudit:
 
     run: Path
     state: ChainState | None
-    """None: the run has no chain."""
+    """The state described by the chain, or None if the run has no chain."""
     changes: list[Change] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)
     """Episodes that changed in the store and were never trained on."""
@@ -53,7 +54,7 @@ class RunAudit:
 
     @property
     def ok(self) -> bool:
-        """True if no change is known."""
+        """True if no file differs from the chain."""
         return not self.changes
 
 
@@ -64,7 +65,10 @@ class Trail:
     run: Path
     step: int | None  # the requested step
     episodes: list[dict[str, Any]]
-    """`collect_episode_facts` of each line, plus `file`, `line`, `link`, `as_committed` and the worker."""
+    """`collect_episode_facts` of each line, plus `file`, `line`, `link`, `as_committed` and the process that ran it.
+
+    `as_committed` is True if the line equals its digest in the chain, and None if this cannot be known.
+    """
     steps: list[dict[str, Any]]
     """Each training step of the episodes: metrics row, `as_committed`, and the checkpoints with its update."""
 
@@ -75,16 +79,22 @@ class Trail:
 
 
 def find_run_folder(run: str, root: Path) -> Path:
-    """Return the folder of a recorded run. Raises UserError."""
+    """Return the folder of a recorded run. Raises UserError if there is none.
+
+    Args:
+        run: name or folder of the run.
+        root: folder of all runs.
+    """
     return require_run(run, root, holding="status.json", expected="the folder of a run").absolute()
 
 
 def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit:
-    """Compare a run with its chain.
+    """Compare all files of a run with its chain.
 
     Args:
-        weights: Also read the checkpoints' weights.
-        head: Digest of a link which must be in the chain.
+        folder: The run's folder.
+        weights: True to read the checkpoints' weights, too.
+        head: First digits of the digest of a link that must be in the chain, or "" to require none.
     """
     load_project_dotenv(record=folder)
     for _ in range(LOOKS):
@@ -127,7 +137,7 @@ def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
 def _find_changes_without_chain(
     folder: Path, checkpoints: Checkpoints, sizes: DiskSizes, *, weights: bool
 ) -> Iterator[Change]:
-    """Yield what is missing of a run without a chain: the chain, and files named by checkpoints."""
+    """Yield a change for what a run without a chain lacks: the chain of a training run, and files of checkpoints."""
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
         yield Change(FILE, f"the file is missing, although {IDENTITY} belongs to a training run")
     for name in sorted(sizes.checkpoints):
@@ -137,7 +147,7 @@ def _find_changes_without_chain(
 
 
 def trace_step(folder: Path, step: int) -> Trail:
-    """Trace an update to its episodes. Raises UserError if the step is not recorded."""
+    """Find the episodes that the update of a training step used. Raises UserError if the step is not recorded."""
     with ChainIndex(folder) as index:
         _, found = index.find_step(step)
         places = list(_check_linked_episodes(folder, index, found)) or list(_find_unlinked_episodes(folder, only=step))
@@ -147,7 +157,14 @@ def trace_step(folder: Path, step: int) -> Trail:
 
 
 def trace_episode(folder: Path, uuid: str) -> Trail:
-    """Trace an episode, by the first letters of its uuid. Raises UserError for no match or several."""
+    """Find the steps that trained an episode, and the checkpoints with their updates.
+
+    Args:
+        uuid: the first letters of the episode's uuid.
+
+    Raises:
+        UserError: no episode or several ones match.
+    """
     if len(uuid) < SHORTEST:
         raise UserError(
             f"{uuid} is too short for an episode id.", where="--episode", expected=f"at least {SHORTEST} letters"
@@ -170,7 +187,7 @@ def trace_episode(folder: Path, uuid: str) -> Trail:
 
 
 def trace_task(folder: Path, task_id: str) -> Trail:
-    """Trace all attempts at a task. Raises UserError if no attempt is recorded."""
+    """Find all episodes of a task, and the steps that trained them. Raises UserError if none is recorded."""
     with ChainIndex(folder) as index:
         mark = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
         places = list(_check_linked_episodes(folder, index, index.find_task(task_id))) or list(
@@ -192,7 +209,11 @@ def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
 def _check_linked_episodes(
     folder: Path, index: ChainIndex, found: Sequence[EpisodeLineLocation]
 ) -> Iterator[dict[str, Any]]:
-    """Read linked episodes and compare each with its link."""
+    """Read the lines of episodes that the chain lists, and compare each with its digest in the chain.
+
+    Args:
+        found: locations of the lines, from the chain.
+    """
     starts: dict[int, dict[str, Any]] = {}
     for each in found:
         about = {"file": each.file, "line": each.number, "link": each.link}
@@ -211,7 +232,7 @@ def _check_linked_episodes(
 
 
 def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[bytes | None, bytes | None]:
-    """Return (line, arrays); None for a removed file."""
+    """Read the JSON line and the arrays of an episode. Each is None if its file was removed."""
     path = folder / found.file
     parts: list[bytes | None] = []
     for file, at, length in (
@@ -227,7 +248,12 @@ def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[byt
 
 
 def _scan_episode_files(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the recorded episodes whose line contains `mark`, or the episodes of step `only`."""
+    """Yield the facts of recorded episodes without looking at the chain, ordered by step.
+
+    Args:
+        mark: text that an episode's line must contain.
+        only: step whose training episodes are read, or None for all files.
+    """
     names = list_record_folder(folder / "episodes")
     paths = [folder / "episodes" / name for name in names if NAME.fullmatch(name)]
     if only is not None:
@@ -256,7 +282,11 @@ def _read_next_line(stream: BinaryIO, where: str) -> bytes:
 
 
 def _find_unlinked_episodes(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield scanned episodes without a link; `as_committed` is False where the chain must have a link."""
+    """Yield the facts of recorded episodes that the chain does not list.
+
+    `as_committed` is False if the chain should list them, and None if a live or killed process may not have done so
+    yet. The arguments are those of `_scan_episode_files`.
+    """
     state = read_chain(folder)
     for place in _scan_episode_files(folder, mark, only):
         step = parse_episode_step(place["file"])
@@ -274,14 +304,14 @@ def _parse_episode_facts(line: bytes, where: str) -> dict[str, Any]:
 
 
 class _SavedCheckpoints:
-    """The checkpoints of a run, by step."""
+    """Finds the checkpoints of a run that contain the update of a step."""
 
     def __init__(self, index: ChainIndex, checkpoints: Checkpoints) -> None:
         self._present_steps = [each.step for each in checkpoints.all()]
         self._all_steps = sorted({*self._present_steps, *(step for step, _ in index.list_checkpoints())})
 
     def find_checkpoints_with(self, step: int | None) -> dict[str, Any]:
-        """Return the first checkpoint saved with a step, and the present ones."""
+        """Return the first checkpoint that contains the update of a step, and all present ones that do."""
         if step is None:
             return {"first_checkpoint": None, "checkpoints": []}
         first = next((saved for saved in self._all_steps if saved >= step), None)
@@ -289,10 +319,10 @@ class _SavedCheckpoints:
 
 
 def _build_trail(folder: Path, index: ChainIndex, step: int | None, episodes: list[dict[str, Any]]) -> Trail:
-    """Return the trail of recorded episodes, with facts on each step that trained them.
+    """Collect the facts on each step that trained some episodes.
 
-    A step's `as_committed` is True if its metrics row has a digest in the chain, and None if the chain has no link of
-    the step.
+    A step's `as_committed` is True if the digest of its metrics row is in the chain, and None if the chain has no link
+    of the step.
 
     Args:
         step: The requested step, listed even if no episode was trained in it. None: an episode or a task is traced.
@@ -312,7 +342,7 @@ def _build_trail(folder: Path, index: ChainIndex, step: int | None, episodes: li
 
 
 def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:
-    """Return the last metrics row of each training step, and its digest."""
+    """Return the last row of metrics.jsonl for each of the steps, with the row's digest."""
     found: dict[int, tuple[dict[str, Any], str]] = {}
     if not has_record_file(path):
         return found
@@ -331,11 +361,19 @@ def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, 
 # Invariant: plain JSON values for a line of any schema; texts of models, tools and judges are cut, with their
 # length.
 SHOWN = 400
-"""Maximum characters of a text."""
+"""Maximum number of characters of a text; longer ones are cut."""
 
 
 def collect_episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of one line. Raises UserError for another schema, KeyError and similar for a malformed line."""
+    """Return the facts of an episode that `ajet audit` prints and exports.
+
+    Args:
+        row: the episode's JSON line.
+
+    Raises:
+        UserError: the line has another schema.
+        KeyError, TypeError, AttributeError, IndexError: the line is malformed.
+    """
     require_schema(row)
     outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
     calls = [_summarize_call(call, row["messages"]) for call in row["calls"]]
@@ -418,7 +456,11 @@ def _shorten_text(text: str) -> str:
 # Invariant: the code only reads. No step trained on such an episode, so a listed episode is not a change of the
 # record.
 def list_altered_episodes(run: Path) -> list[str]:
-    """Read `given_up` positions with the reason ALTERED from metrics.jsonl, up to the first damaged row."""
+    """List the episodes that were altered while they waited in the store, so that no step trained them.
+
+    They are read from `given_up` in metrics.jsonl (tasks given up by their place in the training order), up to the
+    first damaged row.
+    """
     found: dict[str, object] = {}
     with suppress(UserError):
         for row in read_rows(run / METRICS):

@@ -1,7 +1,7 @@
-"""Find episodes, tasks and steps in a run's chain.
+"""Finds episodes, tasks and steps in a run's chain.
 
-Invariant: only the chain file is read, by searching its bytes: a lookup among a million episodes takes a fraction of a
-second. Links forgotten by a resume are skipped.
+A chain's entries are called links. Invariant: only the chain file is read, by searching its bytes: a lookup among a
+million episodes takes a fraction of a second. Links of steps that a later resume discarded are skipped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ _HEAD = re.compile(rb'\{"link": (\d+), "kind": "(\w+)", "step": (-?\d+)')
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLineLocation:
-    """The location of one episode line, from its link."""
+    """Where an episode's line and arrays lie in the run's files, according to the chain."""
 
     link: int
+    """Number of the link that lists the line."""
     start: int
-    """Link number of the run's start."""
+    """Number of the link written at the start of the process that recorded the episode."""
     file: str
     number: int  # line number, from 1
     at: int
+    """Byte offset of the line in its file."""
     blob_at: int
+    """Byte offset of the episode's arrays in the `.bin` file."""
     line: LinkedLine
 
 
 class _LinkHead(NamedTuple):
-    """The head of a link, without its episodes."""
+    """The first fields of a link, without the episodes that it lists."""
 
     at: int  # byte offset
     link: int
@@ -48,7 +51,7 @@ class _LinkHead(NamedTuple):
 
 
 class ChainIndex:
-    """An index of one run's chain, used as a context manager. A run without a chain has an empty index."""
+    """Searches one run's chain, used as a context manager. A run without a chain gives no results."""
 
     def __init__(self, folder: Path) -> None:
         self._path = path = folder / FILE
@@ -69,17 +72,17 @@ class ChainIndex:
             self._file.close()
 
     def find_episode(self, beginning: str) -> list[EpisodeLineLocation]:
-        """Return the lines of episodes by the first letters of their uuid."""
+        """Return the locations of episodes whose uuid begins with these letters."""
         needle = b'["' + json.dumps(beginning, ensure_ascii=False).encode()[1:-1]
         return self._find_lines(needle, lambda line: line.uuid.startswith(beginning))
 
     def find_task(self, task_id: str) -> list[EpisodeLineLocation]:
-        """Return the lines of a task."""
+        """Return the locations of all episodes of a task."""
         needle = b'", ' + json.dumps(task_id, ensure_ascii=False).encode() + b", "
         return self._find_lines(needle, lambda line: line.task == task_id)
 
     def find_step(self, step: int) -> tuple[int | None, list[EpisodeLineLocation]]:
-        """Return a training step's link number and the lines of its episode file."""
+        """Return the link number of a training step (None if absent), and the locations of its episodes."""
         found = self._find_step_head(step)
         if found is None:
             return None, []
@@ -87,12 +90,12 @@ class ChainIndex:
         return found.link, [each for each in self._read_lines_at(found.at) if each.file.endswith(f"/{file}")]
 
     def find_step_link(self, step: int) -> int | None:
-        """Return the link number of a step, or None."""
+        """Return the link number of a training step, or None if the chain does not have the step."""
         found = self._find_step_head(step)
         return found.link if found is not None else None
 
     def list_row_digests(self, step: int) -> list[str]:
-        """Return the digests of the metrics rows in a step's link."""
+        """Return the digests of the rows of metrics.jsonl that a step's link lists."""
         found = self._find_step_head(step)
         return [str(digest) for digest in self._parse_link(found.at).get("rows", ())] if found is not None else []
 
@@ -102,11 +105,15 @@ class ChainIndex:
         return [(head.step, head.link) for head in found if self._is_retained(head.at, head.step)]
 
     def read_start(self, link: int) -> dict[str, Any]:
-        """Return the content of a start link, or {}."""
+        """Return the content of the link that a process wrote at its start, or {} if `link` is no such link."""
         return self._parse_link(self._starts[link]) if link in self._starts else {}
 
     def list_settings(self) -> list[tuple[int, str]]:
-        """Return (last step before the start, digest of resolved.yaml) for each start, in order."""
+        """Return the settings of each launch of the run, in order.
+
+        Returns:
+            Pairs of the last step before the launch and the digest of its resolved.yaml.
+        """
         starts = (self._parse_link(at) for at in self._starts.values())
         return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
 
@@ -121,7 +128,11 @@ class ChainIndex:
         return found
 
     def _read_lines_at(self, at: int) -> Iterator[EpisodeLineLocation]:
-        """Yield all lines in the link at byte `at`."""
+        """Yield the locations of all episodes that a link lists.
+
+        Args:
+            at: any byte offset within the link in the chain file.
+        """
         begin, _ = self._find_line_bounds(at)
         number = self._heads[bisect_left(self._heads, begin, key=lambda head: head.at)].link
         start = max((link for link in self._starts if link <= number), default=0)
@@ -147,11 +158,16 @@ class ChainIndex:
         return next((head for head in ours if self._is_retained(head.at, step)), None)
 
     def _is_retained(self, at: int, step: int) -> bool:
-        """True if no later resume has forgotten `step` of the link at this byte."""
+        """True if no later resume discarded the step of a link.
+
+        Args:
+            at: byte offset of the link.
+            step: its step.
+        """
         return all(resume < at or after >= step for resume, after in self._resumes)
 
     def _read_heads(self) -> Iterator[_LinkHead]:
-        """Yield the heads of all links, in order."""
+        """Yield the first fields of all links, in order."""
         at = 0
         while (end := self._text.find(b"\n", at)) >= 0:
             found = _HEAD.match(self._text[at : at + 100])

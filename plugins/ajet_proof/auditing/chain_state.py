@@ -1,7 +1,8 @@
-"""Compare the files of a run with its chain.
+"""Compares the files of a run with its chain, a file of linked digests.
 
-Invariant: the code only reads. Links are trusted as far as they hold together: each contains the digest of the previous
-link and, with a key, is signed with it. Every difference names its file, and the line or byte.
+Invariant: the code only reads. The entries of the chain ("links") are trusted as far as they fit together: each
+contains the digest of the previous link and, if a key is set, is signed with the key. Every difference names its file,
+and the line or byte.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ajet_proof.auditing.unlinked import UnlinkedWindow
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A difference from the committed record."""
+    """A difference between a file of a run and the chain."""
 
     file: str
     """Path below the run's folder."""
@@ -57,13 +58,15 @@ class Change:
 
 @dataclass(slots=True)
 class ChainState:
-    """The accumulated state after applying links in order."""
+    """What a run's files must contain, accumulated from the chain's links in order."""
 
     links: int = 0
+    """Number of the last link."""
     head: str = GENESIS
+    """Digest of the last link."""
     heads: set[str] = field(default_factory=set)  # digests of all links
     key: str = ""
-    """Name of the key of the last link."""
+    """Name of the key that signed the last link; "" without a key."""
     unkeyed: int = 0
     """Number of links without a key."""
     is_key_verified: bool = True
@@ -82,15 +85,15 @@ class ChainState:
     replacements: dict[int, str] = field(default_factory=dict)
     """Step -> digest of a checkpoint that was replacing a required one; either may be present."""
     removed: dict[str, str] = field(default_factory=dict)
-    """File -> reason of its removal."""
+    """File that `ajet gc` removed -> reason of the removal."""
     adopted: Counter[str] = field(default_factory=Counter)
     """File -> number of lines written by a killed process and linked by the next one."""
     changes: list[Change] = field(default_factory=list)  # problems of the links
     unlinked: UnlinkedWindow = field(default_factory=UnlinkedWindow)
-    """Files and rows allowed without a link."""
+    """Steps whose files and rows may be missing in the chain, because their process may have been killed."""
 
     def apply_link(self, link: Mapping[str, Any]) -> None:
-        """Apply one link. Raises KeyError, TypeError or ValueError for a malformed link."""
+        """Update the state by the next link. Raises KeyError, TypeError or ValueError if the link is malformed."""
         kind, step = str(link["kind"]), int(link["step"])
         if kind == "start":
             self._apply_start(link)
@@ -117,7 +120,11 @@ class ChainState:
         self.rows += [(step, str(digest)) for digest in link.get("rows", ())]
 
     def iterate_lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
-        """Yield (line, offset, offset of its arrays) for each line that a file must contain."""
+        """Yield each line that an episode file must contain, in order.
+
+        Yields:
+            (line with its digests, byte offset of the line, byte offset of its arrays in the `.bin` file).
+        """
         for each in self.files.get(file, ()):
             yield from each.places()
 
@@ -131,7 +138,10 @@ class ChainState:
                 self._require_checkpoint(int(base["step"]), str(base["digest"]))
 
     def _require_checkpoint(self, step: int, digest: str) -> None:
-        """Require the checkpoint that was present at a start, out of two possible ones."""
+        """Require the checkpoint from which a process resumed.
+
+        If a killed process was saving the step's checkpoint again, this tells whether the old or new one is there.
+        """
         if self.replacements.pop(step, None) == digest:
             self.required[step] = self.saved[step] = digest
         self.required.setdefault(step, digest)
@@ -163,13 +173,21 @@ class ChainState:
 
 
 def parse_episode_step(file: str) -> int:
-    """Return the step of an episode file name; -1 for other files."""
+    """Return the step in the name of an episode file, or -1 for any other file."""
     found = NAME.fullmatch(Path(file).name)
     return int(found[1]) if found else -1
 
 
 def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
-    """Return the state of the run's chain, or None without a chain. Digests are verified only with the chain's key."""
+    """Read a run's chain, verify how its links fit together, and return the state that they describe.
+
+    Args:
+        folder: The run's folder.
+        key: The key that signs the links, or None. The digests of signed links are verified only with their key.
+
+    Returns:
+        The state, with the problems of the links in `changes`, or None if the run has no chain.
+    """
     path = folder / FILE
     try:
         opened = open_record_file(path)
@@ -201,7 +219,15 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
 def _find_link_problem(
     state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, named: str
 ) -> str:
-    """Return why a link cannot follow the previous one; "" if valid."""
+    """Return why a link cannot follow the previous one, or "" if it can.
+
+    Args:
+        state: the state after the previous link.
+        body: the link's bytes without its digest.
+        digest: the digest written with the link.
+        key: the key set by the user, or None.
+        named: the name of this key, or "".
+    """
     own = str(link.get("key", ""))
     if state.key and own != state.key:
         return "this entry was written without the key of the earlier entries"
@@ -218,7 +244,10 @@ def _find_link_problem(
 
 @dataclass(frozen=True, slots=True)
 class DiskSizes:
-    """File sizes of a run, taken before the chain was read, so that later appends of a live run are no change."""
+    """File sizes of a run, measured before its chain is read.
+
+    What a live run appends afterwards then does not count as a change.
+    """
 
     files: Mapping[str, int]
     """File below the run's folder -> bytes, for metrics and episode files."""
@@ -236,12 +265,14 @@ class DiskSizes:
 def find_changes(
     folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True, sizes: DiskSizes | None = None
 ) -> Iterator[Change]:
-    """Yield all differences between the chain and the files.
+    """Yield all differences between a run's files and its chain.
 
     Args:
+        folder: The run's folder.
         checkpoints: Folder of the checkpoints.
-        weights: Read all files of each checkpoint.
-        sizes: Sizes from before the chain was read; None for a run that is not live.
+        state: What the chain says about the files.
+        weights: True to read all files of each checkpoint.
+        sizes: File sizes measured before the chain was read, or None for a run that is not live.
     """
     sizes = DiskSizes.of(folder, checkpoints) if sizes is None else sizes
     yield from state.changes
@@ -261,7 +292,7 @@ def find_changes(
 
 
 def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
-    """Check the files that each start writes."""
+    """Compare the files with the run's settings, as written at the last start, with their digests."""
     recorded: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
     for name, digest in recorded.items():
         try:
@@ -291,8 +322,12 @@ def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: Disk
 
 
 def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
-    """Return the digest of each complete line. Lines beyond the first `linked` count only within the first `size`
-    bytes."""
+    """Return the digest of each complete line of a file.
+
+    Args:
+        linked: Number of lines that the chain lists; these are read wherever they end.
+        size: Further lines are read only within this number of bytes, the file's size before the chain was read.
+    """
     found: list[str] = []
     end = 0
     with open_record_file(path) as file:
@@ -309,6 +344,7 @@ def _compare_lines(
 ) -> Iterator[Change]:
     if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
         return
+    # A line is "changed" if an unknown line stands in its place, else "missing". Equal lines may occur several times.
     known, there = Counter(expected), Counter(found)
     changed: set[int] = set()
     for at, (digest, name) in enumerate(zip(expected, names, strict=True)):
@@ -348,7 +384,7 @@ def _check_arrays(
 
 
 def _find_foreign_files(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    """Yield unlinked files in the episodes folder."""
+    """Yield a change for each file in the episodes folder that the chain neither lists nor may lack."""
     known = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
     for file in sorted(sizes.files.keys() - known - {METRICS}):
         lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
@@ -368,7 +404,7 @@ def _check_metric_rows(path: Path, state: ChainState, sizes: DiskSizes) -> Itera
 
 
 def _read_row_steps(path: Path, count: int) -> list[int]:
-    """Return the steps of the last `count` rows; -1 for a row without a step."""
+    """Return the steps of the last `count` rows of metrics.jsonl, -1 for a row without a step."""
     if not count:
         return []
     with open_record_file(path) as file:
@@ -400,7 +436,10 @@ def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterat
 
 
 def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    """Yield unlinked checkpoints. A replaced checkpoint may remain if its process was killed before the removal."""
+    """Yield a change for each checkpoint that the chain neither requires nor may lack.
+
+    A replaced checkpoint may remain if its process was killed before the removal.
+    """
     for name in sorted(sizes.checkpoints):
         step = step_of_checkpoint(folder / name)
         if step in state.required or state.unlinked.admits_step(step):

@@ -1,4 +1,4 @@
-"""`ajet audit --export`: one row an episode, as JSON lines or Parquet.
+"""`ajet audit --export`: writes one row per episode, as JSON lines or Parquet.
 
 Invariant: the file appears complete or not at all, ordered by step. Parquet has the same rows, with nested values as
 JSON.
@@ -32,7 +32,15 @@ COLUMNS = {
 
 
 def export_episodes(folder: Path, target: Path) -> int:
-    """Write a run's episodes and return their number. Raises UserError."""
+    """Write one row per episode of a run to a file, and return the number of rows.
+
+    Args:
+        folder: The run's folder.
+        target: The file, ending in .jsonl or .parquet.
+
+    Raises:
+        UserError: the file cannot be written, or has another suffix.
+    """
     kinds = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if target.suffix not in kinds:
         raise UserError(f"{target.name} has an unsupported suffix.", where="--export", expected=".jsonl, .parquet")

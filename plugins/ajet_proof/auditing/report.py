@@ -1,4 +1,4 @@
-"""Print an audit on one screen, or encode it as JSON.
+"""Prints the result of an audit on one screen, or encodes it as JSON.
 
 Invariant: texts of models and tools are printed without terminal control characters.
 """
@@ -21,13 +21,13 @@ from ajet_proof.auditing.audit import RunAudit, Trail
 from ajet_proof.auditing.chain_state import parse_episode_step
 
 MOST = 24
-"""Maximum rows of a table."""
+"""Maximum number of rows of a printed table."""
 WIDE = 100
-"""Maximum characters of a text."""
+"""Maximum number of characters of a printed text."""
 
 
 def encode_audit(found: RunAudit | Trail) -> str:
-    """Return the audit as JSON."""
+    """Return the result of an audit as JSON text."""
     content: dict[str, Any]
     if isinstance(found, Trail):
         content = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
@@ -47,7 +47,7 @@ def encode_audit(found: RunAudit | Trail) -> str:
 
 
 def print_audit(found: RunAudit | Trail, console: Console) -> None:
-    """Print the audit on one screen."""
+    """Print the result of an audit on one screen."""
     lines = _format_trail(found) if isinstance(found, Trail) else _format_run(found)
     for line in lines:
         console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))
@@ -119,7 +119,12 @@ def _format_trail(found: Trail) -> Iterator[str | Table]:
 
 
 def _format_episode(each: dict[str, Any], *, is_repeated: bool) -> Iterator[str]:
-    """Format one episode. `is_repeated`: the attempt was printed already; another step trained on it too."""
+    """Format an episode as lines.
+
+    Args:
+        each: facts of the episode's line.
+        is_repeated: True if the episode was printed already, because another step trained it too.
+    """
     yield f"{'again    ' if is_repeated else 'episode  '}{each['uuid']} · {_format_commitment(each)}"
     if each["as_committed"] is False or each.get("gone"):
         return

@@ -1,8 +1,9 @@
-"""Files and rows of a run that may lack a link in its chain.
+"""Decides which files and metrics rows of a run may be absent from its chain ("unlinked").
 
-Invariant: a process writes first and links afterwards. So a live or killed process leaves at most one row, and the
-episodes of the step after the last one, without a link; a run that ended normally leaves no unlinked data. A resume
-links what it forgets before the removal, so a process killed in between leaves forgotten files too.
+The chain is a file of linked digests. Invariant: a process first writes data and then adds their digests. So a live or
+killed process leaves at most one row, and the episodes of the step after the last one, unlinked. A run that ended
+normally leaves no unlinked data. A resume discards later steps, and notes this in the chain before it removes their
+files, so a process killed in between leaves such files, too.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class UnlinkedWindow:
-    """The steps, rows and files allowed without a link."""
+    """Follows a chain and knows which steps, rows and files may be absent from it at its end."""
 
     outcome: str = ""
-    """Outcome of the last process; empty if the process lives or was killed."""
-    _last: int = 0  # the last linked step
+    """How the last process ended, such as "finished"; "" if the process lives or was killed."""
+    _last: int = 0  # the last step in the chain
     _reach: int = 0
-    """The last linked step before an unfinished resume; otherwise `_last`."""
+    """The last step in the chain before a resume that has not recorded a step yet; otherwise `_last`."""
     _forgotten: set[str] = field(default_factory=set)
-    """Files and row digests forgotten by the current resume."""
+    """Files and row digests discarded by this resume."""
 
     @property
     def is_closed(self) -> bool:
@@ -29,35 +30,49 @@ class UnlinkedWindow:
         return bool(self.outcome)
 
     def begin_after(self, step: int) -> None:
-        """Start the run from a checkpoint of this step."""
+        """Note that the run started from a checkpoint of this step."""
         self._last, self._reach = max(self._last, step), max(self._reach, step)
 
     def reopen(self, step: int, forgotten: Collection[str]) -> None:
-        """Resume after `step`: later files and rows are removed."""
+        """Note a resume, which removes the files and rows of later steps.
+
+        Args:
+            step: step of the resumed checkpoint.
+            forgotten: the episode files and row digests of later steps.
+        """
         self._reach = max(self._reach, self._last)
         self._last, self.outcome = max(step, 0), ""
         self._forgotten |= {*forgotten}
 
     def advance(self, step: int) -> None:
-        """Record a commit of `step`."""
+        """Note that the chain has the data of a step."""
         self._last = self._reach = max(self._last, step)
         self.outcome = ""
         self._forgotten.clear()
 
     def close(self, outcome: str) -> None:
-        """Record the normal end of the process."""
+        """Note that the process ended normally.
+
+        Args:
+            outcome: how it ended, such as "finished".
+        """
         self._reach, self.outcome = self._last, outcome
         self._forgotten.clear()
 
     def admits_step(self, step: int) -> bool:
-        """True if data of this step may lack a link."""
+        """True if data of this step may be absent from the chain."""
         return not self.is_closed and self._last <= step <= self._reach + 1
 
     def admits_file(self, file: str, step: int) -> bool:
-        """True if this episode file, or lines at its end, may lack a link."""
+        """True if an episode file, or lines at its end, may be absent from the chain."""
         return self.admits_step(step) or (not self.is_closed and file in self._forgotten)
 
     def admits_rows(self, rows: Sequence[str], steps: Sequence[int]) -> bool:
-        """True if these rows (digests) may be the last, unlinked rows of metrics."""
+        """True if the last rows of metrics.jsonl may be absent from the chain.
+
+        Args:
+            rows: digests of the rows that the chain does not list.
+            steps: their steps.
+        """
         new = [step for row, step in zip(rows, steps, strict=True) if row not in self._forgotten]
         return not self.is_closed and len(new) <= 1 and all(map(self.admits_step, new))

@@ -1,1 +1,1 @@
-"""`ajet prove`, and the proof sample of each training step."""
+"""Proves recorded runs (`ajet prove`), and a sample of episodes in each training step while a run trains."""

@@ -1,8 +1,9 @@
-"""Draw a curriculum's epochs again and compare them with the recorded tasks.
+"""Draws the task order of a curriculum again, epoch by epoch, and compares it with the recorded tasks.
 
-Invariant: an epoch is drawn by the same class (`task_reader.order`), from the task ids of the newest checkpoint, the
-seed and the attempts of earlier steps, at the first step that took one of its positions. If an earlier step cannot be
-read, the epoch is counted by reason instead of checked.
+A position is a task's place in the training order. Invariant: an epoch is drawn by the class used in training
+(`task_reader.order`), from the task ids of the newest checkpoint, the seed and the results of earlier steps, at the
+first step that took one of its positions. If an earlier step cannot be read, the epoch is not checked but counted, by
+reason.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 NO_IDS = "no checkpoint has the ids of undrawn tasks"
 NOT_ALL = "episodes of an earlier step were skipped or are missing"
 TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
-"""Fields of a metrics row with the positions taken by its step."""
+"""Fields of a metrics row that list positions taken by its step."""
 
 
 class DrawChecker:
-    """Checks the draws of one run, in order of steps.
+    """Checks the curriculum's task order of one run. Steps must be passed in ascending order.
 
     Args:
-        frontier: Task order of the newest checkpoint.
-        rows: Training step -> row of metrics.jsonl.
+        frontier: state of the task order in the newest checkpoint.
+        rows: training step -> its row of metrics.jsonl.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class DrawChecker:
     ) -> None:
         self._rows, self._next, self._is_complete = rows, 1, True
         self._drawn: dict[int, list[str] | None] = {}
-        """Epoch -> its tasks; None if the epoch cannot be drawn again."""
+        """Epoch -> its task ids in order, or None if the epoch cannot be drawn again."""
         wanted, self._curriculum = settings.data.curriculum, None
         self._has_curriculum = wanted.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
@@ -45,17 +46,17 @@ class DrawChecker:
 
     @property
     def held(self) -> int:
-        """Number of epochs drawn again."""
+        """Number of epochs that were drawn again and compared."""
         return sum(tasks is not None for tasks in self._drawn.values())
 
     @property
     def unheld(self) -> Counter[str]:
-        """Number of unchecked draws, by reason."""
+        """Number of epochs that could not be drawn again, by reason."""
         reason = NO_IDS if self._curriculum is None else NOT_ALL
         return +Counter({reason: sum(tasks is None for tasks in self._drawn.values())})
 
     def check_step(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
-        """Yield the groups of a step that differ from the draw."""
+        """Yield a message for each group of a step whose task is not the one that the curriculum draws."""
         if not self._has_curriculum:
             return
         if self._curriculum is None:
@@ -76,6 +77,6 @@ class DrawChecker:
         self._curriculum.record_results(groups)
 
     def _has_attempts(self, step: int) -> bool:
-        """True if a skipped step recorded attempts."""
+        """True if a step that was not passed to `check_step` had episodes, or its row is missing."""
         row = self._rows.get(step)
         return row is None or any(row.get(name) for name in ("tasks", "again", "discarded"))

@@ -1,8 +1,8 @@
-"""Prove a sample of every training step: ids from the record alone, log-probabilities where the update does not compare
-them.
+"""Proves a sample of the episodes of every training step, during training.
 
-Invariant: the proof changes no weight, episode or random generator of the run; seed and step decide the sample. A wrong
-token is an error in the log and a metric; the run continues.
+Token ids are derived again from the episode alone. Log-probabilities are recomputed in steps whose update does not
+compare them. Invariant: the proof changes no weight, episode or random generator of the run; seed and step decide the
+sample. A wrong token is logged as an error and counted in a metric, and the run continues.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from ajet.tokens import Renderer
 
 NAMED = 5
-"""Maximum wrong tokens in the log for one step."""
+"""Maximum number of wrong tokens logged for one step."""
 
 
 class StepProof:
-    """Proves `context_tracker.proof_sample` episodes a step.
+    """Proves `context_tracker.proof_sample` episodes of each training step.
 
     Args:
-        renderer: The run's renderer; None for a model without tokens, which skips the proof.
+        settings: The run's settings.
+        renderer: Renders and tokenizes prompts as in the run, or None for a model without tokens, which skips the
+            proof.
     """
 
     def __init__(self, settings: AjetConfig, renderer: Renderer | None) -> None:
@@ -42,7 +44,14 @@ class StepProof:
         self._sample = ProofKeys.of(settings).proof_sample
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
-        """Return the `proof/…` metrics of a step. `newest`: the latest possible policy version of an episode."""
+        """Prove the token ids of a sample of a step's episodes.
+
+        Args:
+            newest: returns the highest policy version that can have sampled an episode.
+
+        Returns:
+            The metrics `proof/episodes`, `proof/tokens` and `proof/wrong_tokens`, or {} without a sample.
+        """
         chosen = self._sample_episodes(episodes, step)
         if not chosen:
             return {}
@@ -56,10 +65,13 @@ class StepProof:
         }
 
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
-        """Return `mismatch_kl` and `logprob_gap_max` of the sample under the present weights of `backbone`.
+        """Recompute the log-probabilities of a sample of a step's episodes with the present weights of `backbone`.
 
         Called for steps whose update does not compare log-probabilities: steps with `top_p` or `top_k`, and steps
         without an update.
+
+        Returns:
+            The metrics `mismatch_kl` and `logprob_gap_max` in nats, or {} if no token can be compared.
         """
         chosen = self._sample_episodes(episodes, step)
         if not chosen or not (proof := self._prove_ids(chosen, lambda _: backbone.version)).ok:

@@ -1,7 +1,8 @@
-"""Recompute a step's loss at the weights before its update.
+"""Recomputes the loss of training steps with the weights before their update.
 
-Invariant: a loss is checked if the credit follows from the record, the update was one optimizer step, and a checkpoint
-has the weights before it. Other steps are counted by reason.
+Credit means the advantages and weights of a step's episodes. Invariant: a loss is checked if the credit can be
+recomputed from the run's files, the update was one optimizer step, and a checkpoint has the weights before it. Other
+steps are not checked but counted, by reason.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ NO_LOSS = "its row in metrics.jsonl has no loss"
 
 
 def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
-    """Return why the loss of a step with recomputed credit cannot be recomputed; "" if only the weights are needed."""
+    """Return why a step's loss cannot be recomputed, or "" if only the weights before its update are needed.
+
+    Args:
+        batch: the step's batch with recomputed credit.
+        row: the step's row of metrics.jsonl.
+        settings: the run's settings.
+    """
     algorithm = settings.trainer_common.algorithm
     if batch.written:
         return GIVEN
@@ -51,8 +58,10 @@ def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings:
 
 
 class LossChecker:
-    """Recomputes the losses of one run: `expect_step` registers a step, `check_step` compares it when its weights are
-    loaded."""
+    """Recomputes the losses of one run and counts the steps.
+
+    `expect_step` registers a step, and `check_step` compares its loss once the weights before its update are loaded.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, int] = {}
@@ -61,7 +70,12 @@ class LossChecker:
         self._why: Counter[str] = Counter()
 
     def expect_step(self, step: int, batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> None:
-        """Register a step with its recomputed batch."""
+        """Register a step whose loss shall be checked, or count why it cannot be.
+
+        Args:
+            batch: the step's batch with recomputed credit.
+            row: the step's row of metrics.jsonl.
+        """
         if not batch.samples or settings.sft.objective == "dpo":  # the loss of pairs is a number of their credit
             return
         if why := explain_missing_loss(batch, row, settings):
@@ -83,11 +97,15 @@ class LossChecker:
         *,
         others: bool,
     ) -> list[str]:
-        """Return the numbers of a step that differ.
+        """Recompute the loss of a registered step, and return a message for each number that differs from its row.
 
         Args:
-            scorer: Scorer with the weights before the step's update.
-            others: True if the step was trained under other settings than the present ones.
+            scorer: Computes losses with the weights before the step's update.
+            batch: The step's batch with recomputed credit.
+            row: The step's row of metrics.jsonl.
+            reference: Log-probabilities of each sample by the reference model, or None without a KL term.
+            others: True if the step was trained under other settings than the present ones. A difference then is no
+                error, and the step counts as unchecked.
         """
         self._held.add(step)
         recomputed = scorer.losses(batch, version=self._before[step], reference=reference)
@@ -114,7 +132,10 @@ class LossChecker:
         return len(self._held)
 
     def unheld(self, *, is_complete: bool) -> Counter[str]:
-        """Return the steps without a recomputed loss, by reason. `is_complete`: every available log-probability was
-        recomputed."""
+        """Return the number of steps without a recomputed loss, by reason.
+
+        Args:
+            is_complete: True if every log-probability was recomputed whose weights are available.
+        """
         rest = len(self._before) - len(self._held)
         return +(self._why + Counter({GONE if is_complete else NOT_ASKED: rest}))

@@ -1,8 +1,9 @@
-"""`ajet prove`: derive recorded episodes again, token by token.
+"""`ajet prove`: derives recorded episodes again, token by token.
 
-Invariant: every number printed as checked was checked. Ids: rendered, extended, parsed, tracked and packed again.
-Log-probabilities: the trainer's own forward pass at the weights of the sampling policy version. Losses: at the weights
-before the update. Steps without available weights are listed.
+Invariant: every number printed as checked was checked. Token ids are derived by rendering, tokenizing, parsing and
+packing the messages again. Log-probabilities are computed by the trainer's own forward pass with the weights of the
+policy version that sampled them, and losses with the weights before the update. Steps without available weights are
+listed.
 """
 
 from __future__ import annotations
@@ -49,31 +50,35 @@ OUTSIDE = (
     "output and notes of workflows, agent names within a conversation, times",
     "policy versions, if their weights differ by less than rounding",
 )
-"""Parts of a record that no check covers."""
+"""Parts of a run's files that no check covers."""
 
 
 @dataclass(slots=True)
 class PlayedFile:
-    """Counts of one episode file."""
+    """The numbers of episodes and tokens in one episode file."""
 
     file: Path
     step: int
     split: Split
     episodes: int = 0
     sampled: Counter[int] = field(default_factory=Counter)
-    """Policy version -> sampled tokens; -1 for an engine resumed across an update, `WRITTEN` for given replies."""
+    """Number of sampled tokens by policy version.
+
+    -1 stands for tokens of a reply across an update, `WRITTEN` for given replies (supervised tokens).
+    """
     recomputed: int = 0
+    """Number of tokens with a recomputed log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """The gap distribution of one policy version in one episode file."""
+    """How far recorded and recomputed log-probabilities differ, for one policy version in one episode file."""
 
     step: int
     split: Split
     version: int
     which: str
-    """At temperature 1, or as sampled."""
+    """The kind of log-probabilities: "at temperature 1" or "as sampled"."""
     spread: Spread
 
 
@@ -87,23 +92,24 @@ class ProofReport:
     weights: dict[int, str] = field(default_factory=dict)
     """Policy version -> source of the weights used to recompute its tokens."""
     tolerance: float | None = None
+    """Allowed difference of the log-probability of a single improbable token, in nats."""
     computed_in: str = ""
     """Number format and device of the recomputation; empty without recomputation."""
     why_not: str = ""
-    """Why no log-probability was recomputed."""
+    """Why no log-probability was recomputed; "" if some were."""
     wrong_steps: list[WrongStep] = field(default_factory=list)
-    """Steps whose credit, numbers or tasks do not follow from their episodes."""
+    """Steps whose credit (advantages), numbers or tasks do not follow from their episodes."""
     held_steps: int = 0
-    """Training steps with recomputed credit."""
+    """Number of training steps with recomputed credit."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
-    """Training steps without recomputed credit, by reason."""
+    """Number of training steps without recomputed credit, by reason."""
     held_validations: int = 0  # validations with recomputed numbers
     unheld_validations: Counter[str] = field(default_factory=Counter)
     """Validations without recomputed numbers, by reason."""
     held_draws: int = 0
-    """Epochs of the curriculum drawn again."""
+    """Number of epochs whose task order was drawn again from the curriculum."""
     unheld_draws: Counter[str] = field(default_factory=Counter)
-    """Epochs not drawn again, by reason."""
+    """Number of epochs not drawn again, by reason."""
     held_losses: int = 0
     """Steps with a recomputed loss."""
     unheld_losses: Counter[str] = field(default_factory=Counter)
@@ -120,7 +126,7 @@ class ProofReport:
 
     @property
     def unproven(self) -> Counter[str]:
-        """Sampled tokens with unchecked log-probabilities, by reason."""
+        """Number of sampled tokens whose log-probabilities were not checked, by reason."""
         counts: Counter[str] = Counter()
         for play in self.plays:
             counts["written"] += play.sampled[WRITTEN]
@@ -146,12 +152,20 @@ def prove_record(
     tolerance: float | None = None,
     fetch: bool = False,
 ) -> ProofReport:
-    """Prove a run, a step's file or an episode. Raises UserError.
+    """Derive the tokens of a run, an episode file or an episode again, and compare them with the recorded ones.
 
     Args:
-        at_most: Episodes a step whose log-probabilities are recomputed.
-        tolerance: In nats; None chooses by number format.
-        fetch: Allow fetching a missing model without asking.
+        named: The run's name or folder, the file, or the first letters of the episode's uuid.
+        root: Folder of all runs.
+        steps: Steps to check; empty for all.
+        at_most: Maximum number of episodes per step whose log-probabilities are recomputed, or None for all.
+        ids_only: True to check token ids only, without weights.
+        tolerance: Allowed difference of the log-probability of a single improbable token, in nats. None chooses it by
+            the number format.
+        fetch: True to download a missing model without asking.
+
+    Raises:
+        UserError: the target is not found, has no tokens, or its model is missing.
     """
     from ajet.config import load_recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
@@ -198,7 +212,14 @@ def prove_record(
 def find_model(
     experiment: Experiment, checkpoints: Checkpoints | None, *, record: Path, weights: bool, fetch: bool
 ) -> Path:
-    """Return the model folder. A checkpoint is enough if weights are not needed: its tokenizer is the same."""
+    """Return the folder of a recorded run's model.
+
+    Args:
+        checkpoints: The run's checkpoints, or None. One of them is enough without weights: its tokenizer is the same.
+        record: Where the run is recorded, for errors.
+        weights: True if the model's weights are needed.
+        fetch: True to download a missing model without asking.
+    """
     from ajet.commands.recorded_run import find_recorded_model
     from ajet.engine.model_source import find_local_model
 
@@ -212,7 +233,7 @@ def find_model(
 
 
 def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
-    """Return the newest checkpoint with a tokenizer; all have the same one."""
+    """Return the folder of the newest checkpoint that has a tokenizer, or None. All tokenizers of a run are equal."""
     saved = [each.path for each in checkpoints.all() if (each.path / "tokenizer.json").is_file()]
     return saved[-1] if saved else None
 
@@ -231,7 +252,11 @@ def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newest: int | None = None) -> Proof:
-    """Prove an episode from its record alone. `newest`: the latest possible policy version."""
+    """Derive the token ids of an episode again from its messages, without the model's weights.
+
+    Args:
+        newest: Highest policy version that can have sampled the episode, or None if unknown.
+    """
     drawn = choose_sampling(settings, episode.split)
     return prove(
         episode.calls,
@@ -298,11 +323,14 @@ def prove_logprobs(
     tolerance: float | None,
     check_version: Callable[[int, RecordedScorer], None] | None = None,
 ) -> None:
-    """Recompute log-probabilities of the report's files.
+    """Recompute the log-probabilities of the report's episode files, and add the findings to the report.
 
     Args:
+        weights: The available weights by policy version.
         read_episodes: Reads the episodes of a file.
-        check_version: Called with each policy version and its scorer.
+        at_most: Maximum number of episodes per file, or None for all.
+        tolerance: Allowed difference of a single improbable token in nats, or None for the number format's default.
+        check_version: Called with each policy version while its weights are loaded in the scorer.
     """
     from ajet.backbone import open_scorer
 
@@ -334,7 +362,10 @@ def prove_logprobs(
 def _make_loss_check(
     report: ProofReport, experiment: Experiment, held: StepChecker
 ) -> Callable[[int, RecordedScorer], None]:
-    """Return a function that checks the losses of steps started from a policy version."""
+    """Return a function that checks the losses of all steps whose update started from a policy version.
+
+    The function takes the version and a scorer with its weights.
+    """
     from ajet.backbone import open_scorer
 
     first: list[RecordedScorer] = []
@@ -355,7 +386,11 @@ def _make_loss_check(
 
 
 def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
-    """Yield the matching episodes of a file with their outcomes. A line with a missing call goes into `wrong`."""
+    """Yield the episodes of a file that the target names, each with its use in a training step.
+
+    Args:
+        wrong: gets an entry for each line in which a model call is missing; such an episode is not yielded.
+    """
     try:
         opened = open_record_file(file.with_suffix(".bin"))
     except FileNotFoundError:
@@ -377,7 +412,7 @@ def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> 
 
 
 def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
-    """Return the latest possible policy version of an episode.
+    """Return the highest policy version that can have sampled an episode.
 
     Every backbone names the weights after the update of step N version N. A trained episode was finished before its
     step's update. Other episodes of a file may have ended later: client episodes during training, or verl's
@@ -387,7 +422,7 @@ def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
 
 
 def _find_missing_call(row: dict[str, Any]) -> int | None:
-    """Return the first referenced call missing from a line, or None."""
+    """Return the index of the first model call that an episode's line refers to but lacks, or None."""
     calls, lines = row["calls"], row["timelines"]
     shifted = next((at for at, call in enumerate(calls) if call["index"] != at), None)
     if shifted is not None:
@@ -397,7 +432,7 @@ def _find_missing_call(row: dict[str, Any]) -> int | None:
 
 
 def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
-    """Return the weights in a run's checkpoints. Raises UserError for a damaged checkpoint."""
+    """Return the weights in a run's checkpoints by policy version. Raises UserError for a damaged checkpoint."""
     from ajet.backbone import saved_version
 
     checkpoints.require_whole()

@@ -1,4 +1,4 @@
-"""Recompute log-probabilities with the trainer's forward pass at the weights of one policy version.
+"""Recomputes log-probabilities with the trainer's forward pass, with the weights of one policy version at a time.
 
 Invariant: a token is compared only under the weights and the distribution that sampled it. The allowed distance of
 engine and trainer is measured on the same tokens: packed differently, and below float32 also in float32.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Split, Timeline
 
 ROW_TOKENS = 4096
-"""Maximum tokens of one computed row, where the run's rows are longer."""
+"""Maximum number of tokens of a computed row; the run's own limit applies if it is lower."""
 NOISE_TOKENS = 4096
 """Approximate number of sampled tokens used to measure numerical noise."""
 SLACK = {"float32": 1e-3, "bfloat16": 0.03}
@@ -41,7 +41,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 class LogprobRecomputation:
-    """Recomputes the log-probabilities of one policy version. `tolerance` (nats) is for a single improbable token."""
+    """Recomputes the log-probabilities of the tokens that one policy version sampled.
+
+    Args:
+        scorer: Forward pass with the weights of `version`.
+        version: The policy version.
+        tolerance: Allowed difference of a single improbable token, in nats.
+    """
 
     def __init__(self, scorer: RecordedScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
         self._scorer, self._settings = scorer, settings
@@ -51,8 +57,13 @@ class LogprobRecomputation:
         self._first: list[Floats] = []
 
     def check_episodes(self, proof: Proof, episodes: Sequence[Episode], step: int, split: Split) -> int:
-        """Compare the version's tokens in these episodes with the forward pass, packed as for training. Returns their
-        number."""
+        """Compare the tokens that this policy version sampled in some episodes with the forward pass.
+
+        The episodes are packed into rows as for training. Findings are added to `proof`.
+
+        Returns:
+            The number of compared tokens.
+        """
         groups: dict[str, int] = {}
         lines: list[tuple[Episode, Timeline]] = []
         samples: list[Sample] = []
@@ -81,8 +92,13 @@ class LogprobRecomputation:
         return sum(int(at.sum()) for at in where)
 
     def measure_spreads(self) -> list[tuple[int, Split, str, Spread]]:
-        """Return (step, split, kind of log-probabilities, gap distribution) with enough tokens. The scorer is unusable
-        afterwards."""
+        """Return how far recorded and recomputed log-probabilities differ, compared with measured numerical noise.
+
+        The scorer cannot be used afterwards.
+
+        Returns:
+            (step, split, kind of log-probabilities, distribution) for each file and kind with enough tokens.
+        """
         noise, floor = self._measure_noise(), FLOOR[self._scorer.dtype]
         judged = [
             (step, split, which, measure_spread(gaps, noise, floor, scale=scale))
@@ -101,11 +117,18 @@ class LogprobRecomputation:
         step: int,
         split: Split,
     ) -> None:
-        """Compare log-probabilities of the truncated or tempered distribution used for sampling."""
+        """Compare the log-probabilities under the distribution used for sampling, at its temperature, top_p and top_k.
+
+        Args:
+            rows: The packed rows of `samples`.
+            where: For each timeline, True at the tokens that this policy version sampled.
+            drawn: (temperature, top_p, top_k); calls with another distribution are left out.
+        """
         temperature, top_p, top_k = drawn
         lowest: list[Floats]
         highest: list[Floats] | list[None]
         if top_p < 1 or top_k > 0:
+            # Rounding may move a token across the border of top_p, so a range of log-probabilities is allowed.
             slack = SLACK[self._scorer.dtype]
             bounds = [self._scorer.truncated(row, temperature, top_p, top_k, slack=slack) for row in rows]
             lowest = placed(samples, rows, [low for low, _ in bounds])
@@ -160,7 +183,10 @@ class LogprobRecomputation:
                 self._first.append(found)
 
     def _measure_noise(self) -> Noise:
-        """Measure the distance between two computations of the same forward pass."""
+        """Measure numerical noise: how far two computations of the same log-probabilities differ.
+
+        The second one has each sample in a row of its own, and below float32 a third one uses float32 weights.
+        """
         samples, first = self._measured, _join_masked(self._measured, self._first)
         alone = pack(samples, 1, share_prefixes=False)
         differences = [first - _join_masked(samples, self._score_rows(samples, alone))]
@@ -170,7 +196,10 @@ class LogprobRecomputation:
 
 
 def list_token_versions(call: Call) -> npt.NDArray[np.int64]:
-    """Return [R] the policy version of each reply token; -1 for a range of versions, `WRITTEN` for given replies."""
+    """Return the policy version of each token of a reply, as an array [R] for R tokens.
+
+    -1 stands for a range of versions, `WRITTEN` for given replies (supervised tokens).
+    """
     versions = np.full(call.response_ids.size, WRITTEN if call.terms.written else -1, np.int64)
     for run in call.versions:
         versions[run.first :] = run.low if run.low == run.high else -1
@@ -178,7 +207,14 @@ def list_token_versions(call: Call) -> npt.NDArray[np.int64]:
 
 
 def mask_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version: int) -> Mask:
-    """Return [T] True at tokens of a timeline sampled by policy `version`."""
+    """Return a mask [T] of the tokens in a timeline that one policy version sampled.
+
+    Args:
+        calls: The episode's model calls.
+        spans: The timeline's ranges of sampled tokens.
+        size: Number of tokens T of the timeline.
+        version: The policy version.
+    """
     at = np.zeros(size, np.bool_)
     for span in spans:
         at[span.start : span.stop] = list_token_versions(calls[span.call])[: span.stop - span.start] == version

@@ -1,4 +1,4 @@
-"""Print and save the report of `ajet prove`: a table by token class, recomputed steps, wrong tokens.
+"""Prints and saves the report of `ajet prove`: a table by token class, recomputed steps, wrong tokens.
 
 Invariant: the code only displays a `ProofReport`; the JSON contains every number of the table.
 """
@@ -92,7 +92,7 @@ def save_report(report: ProofReport) -> Path:
 
 
 def print_report(report: ProofReport, console: Console) -> None:
-    """Print the table and a summary in sentences."""
+    """Print the report: the table by token class and a summary in sentences."""
     proof = report.proof
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "", "checked", "ids equal", "recomputed", "largest gap"):
@@ -204,7 +204,7 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
 
 
 def _format_steps(plays: Sequence[PlayedFile]) -> str:
-    """Return step ranges such as "step 1-3, 5; validation after step 0, 5"."""
+    """Format the steps of files as ranges, such as "step 1-3, 5; validation after step 0, 5"."""
     parts = []
     for split in dict.fromkeys(play.split for play in plays):
         steps = sorted(play.step for play in plays if play.split == split)
@@ -225,7 +225,7 @@ def _print_line(console: Console, line: str) -> None:
 
 
 def encode_store_report(found: StoreReport) -> str:
-    """Return the store report as one JSON object."""
+    """Return the report of `ajet prove --store` as one JSON object."""
     own = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
     return json.dumps({**json.loads(encode_report(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1)
 

@@ -1,8 +1,9 @@
-"""Check that a step's numbers follow from its recorded episodes.
+"""Checks that the numbers of training steps follow from the recorded episodes.
 
-Invariant: every number is recomputed with the functions of training (`algorithm.credit`, `train.accounting`, episode
-names, task order) from recorded outputs of critic, teacher and reference model. Steps that need verl (a `verl:`
-section) or a user's algorithm are counted by reason.
+Credit means the advantages and untrained tokens of a step's episodes. A position is a task's place in the training
+order. Invariant: every number is recomputed with the functions of training (`algorithm.credit`, `train.accounting`,
+episode names, task order) from recorded outputs of critic, teacher and reference model. Steps that need verl (a `verl:`
+section) or a user's algorithm are not checked but counted, by reason.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ HELD = (
     *("episodes", "scored", "failed", "aborted", "no_score", "calls", "sampled_tokens", "forks", "reward"),
     *("success_rate", "reply_tokens", "turns", "left_out", "untrained/", "checks/", "fork_rate/", "workflow/"),
 )
-"""Metrics recomputed in addition to the credit: only metrics with the same meaning in all versions."""
+"""Metrics that are recomputed in addition to the credit: only those with the same meaning in all ajet versions."""
 REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
 
 
 @dataclass(frozen=True, slots=True)
 class WrongStep:
-    """A number or a field of a step that differs."""
+    """A number or a field of a training step or validation that differs from the recomputed one."""
 
     step: int
     split: str
@@ -64,12 +65,18 @@ class WrongStep:
 
 
 class StepChecker:
-    """Checks the steps of one run, file by file, in order."""
+    """Checks the training steps and validations of one run. Files must be passed in order of their steps."""
 
     def __init__(
         self, experiment: Experiment, run: Path, removed: Collection[str] = (), *, finished: bool = False
     ) -> None:
-        """Prepare the checks. `removed`: files below the run's folder known as removed; `finished`: the run ended."""
+        """Read the run's metrics, settings and task order.
+
+        Args:
+            run: The run's folder.
+            removed: Files below the folder that `ajet gc` or the run removed, according to the chain.
+            finished: True if the run has ended normally.
+        """
         self._run, self._removed, self._finished = run, removed, finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
@@ -102,7 +109,12 @@ class StepChecker:
     def check_file(
         self, step: int, split: str, found: Sequence[tuple[Episode, Outcome]], *, sound: bool = True
     ) -> list[WrongStep]:
-        """Return the problems of one file. `sound`: its tokens are right; otherwise numbers are not recomputed."""
+        """Check one episode file and return its problems.
+
+        Args:
+            found: The file's episodes, each with its use in the step.
+            sound: True if the file's tokens are right; otherwise its numbers are not recomputed.
+        """
         if split != "train" and any(not episode.group for episode, _ in found):
             return []  # clients played them, of no group
         problems = [
@@ -119,6 +131,10 @@ class StepChecker:
         return [WrongStep(step, split, what) for what in problems]
 
     def check_names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        """Yield a message for each episode with a wrong uuid, group or step, or trained too often.
+
+        The uuid of the run's own episodes is derived from run, task, position and repeat.
+        """
         times = Counter(episode.uuid for episode, _ in found)
         row, algorithm = self._rows.get(step, {}), self._settings.trainer_common.algorithm
         repeated, bounds = (
@@ -247,7 +263,14 @@ class StepChecker:
         found: Sequence[tuple[Episode, Outcome]],
         reference: Callable[[TrainingBatch], Sequence[Floats] | None],
     ) -> list[WrongStep]:
-        """Return the problems of a step's loss; the step must be one of `losses.list_steps_from`."""
+        """Recompute the loss of a step and return its problems.
+
+        Args:
+            scorer: Forward pass with the weights before the step's update.
+            step: One of the steps returned by `losses.list_steps_from` for these weights.
+            found: The step's episodes, each with its use in the step.
+            reference: Returns the reference model's log-probabilities of a batch, or None without a KL term.
+        """
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
         others = self._has_other_settings(step)
@@ -273,8 +296,11 @@ class StepChecker:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
     def _rebuild_batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
-        """Return the batch of a step with recorded model outputs. Raises
-        NotRecordedError."""
+        """Rebuild the training batch of a step, with the recorded outputs of critic and reference model.
+
+        Raises:
+            NotRecordedError: a needed output is not recorded.
+        """
         settings, reference = self._settings, make_recorded_reference(outcomes)
         if settings.sft.objective == "dpo":
             return build_pairs_batch(trained, settings, reference, step=step)
@@ -290,7 +316,11 @@ class StepChecker:
         return f"a {self._backbone.name}: section changed their credit" if self._foreign else ""
 
     def check_run(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
-        """Return the problems of the run as a unit. `files`: all episode files; None if some were skipped."""
+        """Return the problems that no single file shows: shuffled order, doubled rows and missing files.
+
+        Args:
+            files: (step, split) of all episode files of the run, or None if some were not checked.
+        """
         last = max(self._rows, default=0)
         problems = [WrongStep(last, "train", what) for what in self._check_shuffle()]
         problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
@@ -317,7 +347,7 @@ class StepChecker:
         ]
 
     def _has_file(self, name: str) -> bool:
-        """True if a live run has written this file since the listing."""
+        """True if an episode file exists by now: a live run may have written it after the files were listed."""
         return (self._run / "episodes" / name).exists()
 
 
@@ -340,7 +370,7 @@ def _build_groups(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
 def _list_discard_reasons(
     groups: Sequence[Group], outcomes: Mapping[str, Outcome]
 ) -> dict[int, UntrainedReason | None]:
-    """Return why each group was discarded; None for a trained group."""
+    """Return why each group was discarded, by position. None for a trained group."""
     return {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
 
 
@@ -360,19 +390,21 @@ def _is_validation(row: Mapping[str, Any]) -> bool:
 
 
 def _has_one_setting(run: Path) -> bool:
-    """True if all starts of the run had the same settings."""
+    """True if all launches of the run had the same settings, by their digests in the chain."""
     with ChainIndex(run) as chain:
         return len({digest for _, digest in chain.list_settings()}) <= 1
 
 
 def _read_last_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the last row of each training step; validation rows have no `tasks`."""
+    """Return the last row of metrics.jsonl for each training step, without rows of validations."""
     return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
 
 
 def _make_settings_check(run: Path) -> Callable[[int], bool]:
-    """Return a predicate: True if a step was trained under other settings than the present ones. Earlier values are not
-    recorded."""
+    """Return a function that tells whether a step was trained under other settings than the run's last ones.
+
+    The chain has only the digests of earlier settings, so such a step cannot be recomputed.
+    """
     with ChainIndex(run) as chain:
         starts = chain.list_settings()
 
@@ -383,7 +415,7 @@ def _make_settings_check(run: Path) -> Callable[[int], bool]:
 
 
 def _read_frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
-    """Return the task order of the newest checkpoint, or {}."""
+    """Return the state of the task order in the newest checkpoint, or {} without one."""
     folder = checkpoints_folder(run, settings.trainer_common.checkpoint_base_dir)
     try:
         latest = Checkpoints(folder).latest()
@@ -394,7 +426,7 @@ def _read_frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
 
 
 def _read_epoch_size(frontier: Mapping[str, Any]) -> int | None:
-    """Return the number of tasks of an epoch, or None if unknown."""
+    """Return the number of tasks of an epoch, or None if the state of the task order does not have it."""
     count = frontier.get("count")
     return count if isinstance(count, int) and count > 0 else None
 

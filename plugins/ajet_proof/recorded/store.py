@@ -1,7 +1,8 @@
-"""`ajet prove --store`: prove the episodes of a store without the run's folder.
+"""`ajet prove --store`: proves the episodes in a store without the run's folder.
 
-Invariant: the code only reads. Checks are those of a recorded run; `OUTSIDE_A_STORE` lists the missing ones. The model
-must match the fingerprints announced by the trainer; episodes must match their digests and their names.
+A store is the database through which samplers pass episodes to a trainer. A position is a task's place in the training
+order. Invariant: the code only reads. Checks are those of a recorded run; `OUTSIDE_A_STORE` lists the missing ones. The
+model must match the fingerprints that the trainer announced. Episodes must match their digests and their names.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ OUTSIDE_A_STORE = (
 
 
 class ChangedRecord(WrongStep):
-    """An episode that differs from its digest."""
+    """An episode in a store that does not match its digest."""
 
     def __str__(self) -> str:
         return self.what
@@ -57,7 +58,7 @@ class ChangedRecord(WrongStep):
 
 @dataclass(slots=True)
 class StoreReport:
-    """The findings of `ajet prove --store`, with the store's positions."""
+    """The findings of `ajet prove --store`, with counts of the store's positions."""
 
     store: str  # address
     run: str  # run id
@@ -84,13 +85,17 @@ def prove_store(
     tolerance: float | None = None,
     fetch: bool = False,
 ) -> StoreReport:
-    """Prove the episodes in the store at address `text`. Raises UserError.
+    """Derive the tokens of a store's episodes again, and compare them with the stored ones.
 
     Args:
-        run: Expected run, and database if the address has none.
-        episode: First letters of the only uuid to prove.
-        steps: Only episodes used by these steps.
+        text: Address of the store.
+        run: Name of the run that the store must belong to, and of the database if the address has none.
+        episode: First letters of the uuid of the only episode to prove, or "" for all.
+        steps: Steps whose episodes are proven; empty for all episodes.
         at_most, ids_only, tolerance, fetch: As in `prove_record`.
+
+    Raises:
+        UserError: the store cannot be read, or has no matching episode, or the model is missing.
     """
     from ajet.config.dotenv import load_dotenv_files
 
@@ -114,7 +119,11 @@ def prove_store(
 
 
 def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Experiment:
-    """Load the experiment from the settings stored by the run's trainer."""
+    """Load the experiment from the settings that the run's trainer wrote into the store.
+
+    Args:
+        folder: A temporary folder for the settings file.
+    """
     from ajet.config import load_recorded_experiment
 
     if not reading.settings:
@@ -142,7 +151,7 @@ def _require_run(run: str, experiment: Experiment, reading: StoreReader, address
 
 
 class _StoreProver:
-    """Proves the episodes of one store."""
+    """Proves the episodes of one store and collects the findings."""
 
     def __init__(
         self, reading: StoreReader, address: Address, experiment: Experiment, *, ids_only: bool, fetch: bool
@@ -169,10 +178,20 @@ class _StoreProver:
         self._steps = StepChecker(experiment, experiment.yaml_path.parent)
         self._plays: dict[tuple[int, Split], PlayedFile] = {}
         self._orders: dict[tuple[int, Split], dict[int, None]] = defaultdict(dict)
-        """(step, split) -> order of its positions."""
+        """(step, split) -> its positions, in order of reading."""
 
     def prove(self, beginning: str, steps: Sequence[int], at_most: int | None, tolerance: float | None) -> StoreReport:
-        """Prove the matching episodes. Raises UserError if no episode matches."""
+        """Prove the matching episodes of the store.
+
+        Args:
+            beginning: First letters of the episodes' uuid, or "" for all.
+            steps: Steps whose episodes are proven; empty for all episodes.
+            at_most: Maximum number of episodes per step whose log-probabilities are recomputed, or None for all.
+            tolerance: In nats, or None for the number format's default.
+
+        Raises:
+            UserError: no episode matches.
+        """
         orders = self._reading.orders(beginning, steps)
         if not orders:
             of = f" that begins with {beginning}" if beginning else ""
@@ -211,7 +230,7 @@ class _StoreProver:
         return found
 
     def _check_position(self, report: ProofReport, position: StoredPosition, beginning: str) -> None:
-        """Check a position's episodes, and their names if the group is complete."""
+        """Prove the episodes of a position, and check their names if the group is complete."""
         report.wrong_steps += [ChangedRecord(0, "train", what) for what in position.altered]
         meant = [each.episode for each in position.attempts if each.episode.uuid.startswith(beginning)]
         newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
@@ -227,7 +246,7 @@ class _StoreProver:
             report.wrong_steps += self._check_owners(position)
 
     def _check_owners(self, position: StoredPosition) -> list[WrongStep]:
-        """Return episodes of another run, and wrong names of a complete group."""
+        """Return a problem for each episode of another run, and for each wrong name in a complete group."""
         wrong = [
             WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} belongs to another run")
             for each in position.attempts
@@ -240,7 +259,7 @@ class _StoreProver:
         return wrong
 
     def _find_newest_version(self, position: StoredPosition, episodes: Sequence[Episode]) -> int | None:
-        """Return the latest possible policy version of a position's episodes, or None if unknown."""
+        """Return the highest policy version that can have sampled a position's episodes, or None if unknown."""
         if position.used:
             return max(0, position.used[0] - 1)
         latest = _get_version(self._policy)
@@ -273,7 +292,12 @@ def _get_version(policy: Policy | None) -> int | None:
 def _require_same_model(
     policy: Policy | None, experiment: Experiment, tokenizer: Any, address: Address, *, weights: bool
 ) -> None:
-    """Raise UserError if the local model differs from the one announced by the trainer."""
+    """Raise UserError if the local model differs from the one that the trainer announced in the store.
+
+    Args:
+        policy: The trainer's last announcement, or None before the first, which skips the check.
+        weights: True to compare the weights, too.
+    """
     from ajet.engine.models import fingerprint_tokenizer, fingerprint_weights
 
     if policy is None:

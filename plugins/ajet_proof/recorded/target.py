@@ -1,4 +1,4 @@
-"""Resolve the argument of `ajet prove`: a run, one episode file, or an episode of any run.
+"""Resolves the argument of `ajet prove`: a run, one episode file, or an episode of any run.
 
 Invariant: the lookup only reads and locks no run, so a live run can be proven.
 """
@@ -17,22 +17,32 @@ from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 
 SHORTEST = 6
-"""Minimum letters of an episode's uuid on the command line."""
+"""Minimum number of letters of an episode's uuid on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofTarget:
-    """Episode files of one run. `episode`: first letters of the only uuid to prove; empty for all."""
+    """The episode files of one run that shall be proven."""
 
     run: Path
     files: tuple[Path, ...]
     episode: str = ""
+    """First letters of the uuid of the only episode to prove, or "" for all episodes of the files."""
     is_complete: bool = False
     """True if `files` are all files of the run."""
 
 
 def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarget:
-    """Find the run, file or episode called `named`; `steps` keeps only files of these steps. Raises UserError."""
+    """Find the episode files of a run, a file or an episode.
+
+    Args:
+        named: The run's name or folder, the file, or the first letters of the episode's uuid.
+        root: Folder of all runs.
+        steps: Steps whose files are returned; empty for all.
+
+    Raises:
+        UserError: nothing or several episodes match, or no file remains.
+    """
     path = Path(named)
     if path.suffix == ".jsonl" and path.exists():
         return _select_steps(ProofTarget(_find_run_folder(path.absolute()), (path.absolute(),)), steps)
@@ -61,7 +71,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarge
 
 
 def parse_episode_name(file: Path) -> tuple[int, str]:
-    """Return (step, split) of an episode file."""
+    """Return (step, split) from the name of an episode file. Raises UserError for any other file."""
     match = NAME.fullmatch(file.name)
     if match is None:
         raise UserError(f"{file.name} is not an episode file.", where=str(file), expected="step-N.jsonl")

@@ -1,4 +1,4 @@
-"""Recompute the numbers of validations from their episodes.
+"""Recomputes the numbers of validations from their episodes.
 
 Invariant: a row holds the numbers of one validation: the run's own attempts if any, otherwise the first client attempts
 in recorded order, as many as the row counts. Later client attempts are recorded after the validation and belong to no
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PREFIX = "validation/"
 LESSONS = "validation/rows"
-"""Key of a row about held-out supervised data."""
+"""Metric that marks a row about held-out supervised data."""
 NAMED_BY_RUN = "5"
 """UUID version digit of the run's own episodes; client episodes have random uuids."""
 CLOSE = 1e-6
@@ -32,12 +32,13 @@ class ValidationChecker:
     def __init__(
         self, rows: Iterable[Mapping[str, Any]], *, finished: bool, in_order: bool, same_settings: bool
     ) -> None:
-        """Prepare the checks.
+        """Collect the rows of validations.
 
         Args:
-            finished: The run has ended.
-            in_order: A step's validation is recorded before the next step.
-            same_settings: All starts of the run had the same settings.
+            rows: All rows of metrics.jsonl.
+            finished: True if the run has ended normally.
+            in_order: True if a step's validation is always recorded before the next step.
+            same_settings: True if all launches of the run had the same settings.
         """
         self._rows: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         self._last = -1
@@ -52,7 +53,12 @@ class ValidationChecker:
         """Number of validations without recomputed numbers, by reason."""
 
     def check_file(self, step: int, episodes: Sequence[Episode]) -> Iterator[str]:
-        """Yield the numbers of a validation that differ from its file."""
+        """Yield a message for each number of a validation that does not follow from its episodes.
+
+        Args:
+            step: The step after which the validation ran.
+            episodes: The episodes in its file.
+        """
         rows = self._rows.get(step, [])
         own = [episode for episode in episodes if episode.uuid[12:13] == NAMED_BY_RUN]
         if not rows:
@@ -69,7 +75,12 @@ class ValidationChecker:
         )
 
     def find_missing(self, steps: Collection[int], removed: Collection[str]) -> Iterator[tuple[int, str]]:
-        """Yield validations without episodes. `steps`: steps with a file; `removed`: files known as removed."""
+        """Yield (step, message) for each validation whose episode file is missing.
+
+        Args:
+            steps: Steps that have a validation file.
+            removed: Files that were removed on purpose, according to the chain.
+        """
         for step in sorted(self._rows.keys() - {*steps}):
             if not {f"episodes/step-{step}.validation.{kind}" for kind in ("jsonl", "bin")} & {*removed}:
                 yield step, "its episodes are missing"

@@ -1,1 +1,1 @@
-"""Proofs of an episode's tokens from its calls alone."""
+"""Proves the tokens of an episode from its recorded model calls alone, without files or weights."""

@@ -1,5 +1,6 @@
-"""Derive an episode's tokens again and report differences.
+"""Derives an episode's tokens again and reports differences.
 
+A timeline is one token sequence of an episode, trained as one row. The mask is 1 at tokens to train.
 Invariant: a token counts as checked only if a second source determined it: chat template and tokenizer for client
 messages, the parsed reply for sampled tokens, calls for timelines, timelines for packed rows, the trainer's forward
 pass for log-probabilities. Unchecked tokens are counted by reason; a wrong token is named by episode, call and
@@ -44,7 +45,7 @@ __all__ = ["CLASSES", "Proof", "WrongToken", "compare_logprobs", "build_full_tim
 
 
 LEAST_SHARE = 0.05
-"""Share of the tolerance granted to a token of probability 1."""
+"""Share of the tolerance that applies to a token of probability 1; less probable tokens get more."""
 
 
 def prove(
@@ -63,19 +64,24 @@ def prove(
     temperature: float | None = None,
     uses: Sequence[ToolUse] = (),
 ) -> Proof:
-    """Prove an episode from its record alone. A missing call ends the proof after the structure check.
+    """Derive the token ids, masks and timelines of an episode again, and compare them with the recorded ones.
+
+    If a call is missing, the proof ends after the check of the structure.
 
     Args:
-        messages, tools: The episode's tables.
-        words: Its renderer (`ajet.tokens.Renderer`, or an object with the same methods).
-        lines: Recorded timelines; None builds timelines of all calls.
-        untrained: Recorded counts of tokens in no timeline.
-        ignore_tools: As in `timelines`.
-        budget: Tokens of a packed row.
-        truncated: True if trained calls without own settings used top_p or top_k; None if unknown.
-        newest: Latest possible policy version; None if unknown.
-        temperature: Temperature of trained calls; None if unknown.
-        uses: Tool uses.
+        calls: The episode's model calls, in order.
+        messages, tools: The episode's messages and tool lists, to which calls refer by index.
+        words: The run's renderer (`ajet.tokens.Renderer`, or an object with the same methods).
+        lines: Recorded timelines, or None to build them from the calls.
+        untrained: Recorded number of sampled tokens in no timeline, by reason, or None to skip their check.
+        ignore_tools: True if calls with different tools may share a timeline, as in `timelines`.
+        budget: Maximum number of tokens of a packed row.
+        episode: Uuid of the episode, for messages.
+        truncated: True if the run's settings truncate the distribution (top_p or top_k) for calls without their own
+            settings, or None if unknown.
+        newest: Highest policy version that can have sampled the episode, or None if unknown.
+        temperature: Temperature of trained calls, or None if unknown.
+        uses: The episode's tool calls with their results, as recorded by the environment.
     """
     proof = Proof(episodes=1, calls=len(calls))
     proof.wrong += prove_structure(calls, messages, tools, lines or (), episode)
@@ -105,9 +111,13 @@ def prove(
 
 
 def build_samples(timelines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
-    """Return timelines as samples without credit, for packing.
+    """Wrap timelines as samples with advantage 0, for packing into rows.
 
     A timeline with a sampled first token is left out, since no token predicts the first.
+
+    Args:
+        episode: Uuid of the episode.
+        group: Number shared by the episodes of a group, whose common prefixes are packed once.
     """
     return [
         Sample(timeline, episode, group, np.zeros(timeline.ids.size, np.float32), 0.0)
@@ -128,13 +138,22 @@ def compare_logprobs(
     shaped: bool = False,
     upper: Floats | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Compare recorded and computed log-probabilities of `line` where `at` [T] is True. Returns the gaps (recorded -
-    computed).
+    """Compare the recorded log-probabilities of a timeline with computed ones, and add the findings to `proof`.
 
-    By default compares log-probabilities at temperature 1 (`logprobs_unit`), with `shaped` those of the sampling
-    distribution. With `upper` [T] any value between `computed` and `upper` is accepted: rounding decides whether top_p
-    keeps a token at its border. `tolerance` (nats) is for an improbable token: rounding moves logits, and a
-    log-probability follows by the share of the other tokens, 1 - p. At most one wrong token a call is reported.
+    At most one wrong token per call is reported.
+
+    Args:
+        line: The timeline, with T tokens.
+        computed: Computed log-probabilities, [T].
+        at: Mask [T] of the tokens to compare.
+        tolerance: Allowed difference of an improbable token, in nats. A token of probability p is allowed about the
+            share 1 - p of it, because rounding moves logits, and a log-probability follows by this share.
+        shaped: True to compare the log-probabilities of the sampling distribution, False for temperature 1.
+        upper: If given, any value between `computed` and `upper` [T] is accepted, because rounding decides whether
+            top_p keeps a token at its border.
+
+    Returns:
+        The differences (recorded - computed) of the compared tokens, in nats.
     """
     recorded = (line.logprobs if shaped else line.logprobs_unit).astype(np.float64)
     gap = recorded - (computed if upper is None else np.clip(recorded, computed, upper))
@@ -164,8 +183,11 @@ def compare_logprobs(
 
 
 def build_full_timelines(calls: Sequence[Call]) -> list[Timeline]:
-    """Build timelines with mask 1 once for each sampled token, untrained replies included, as input of a complete
-    forward pass."""
+    """Build timelines that score each sampled token exactly once, those of untrained replies included.
+
+    They are the input of a forward pass that recomputes all log-probabilities. Timelines with a sampled first token are
+    left out.
+    """
     lines, _ = timelines([replace(call, trained=True, finish="stop") for call in calls])
     return [line for line in lines if not line.mask[:1].any()]
 
@@ -177,12 +199,16 @@ def build_full_timelines(calls: Sequence[Call]) -> list[Timeline]:
 def prove_uses(
     uses: Sequence[ToolUse], calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], episode: str
 ) -> Iterator[tuple[ToolUse, WrongToken | None]]:
-    """Compare recorded tool uses with the calls of the replies; yield each compared use and its problem or None."""
+    """Compare an episode's recorded tool calls ("tool uses") with their hash chain and with the tool messages.
+
+    Yields:
+        Each compared tool use, with its problem or None. A use may be yielded twice, once per comparison.
+    """
     answers = _find_tool_messages(messages)
     before = ""
     for at, use in enumerate(uses):
         wrong = None
-        blotted = REDACTED in str(encode_uses([use]))
+        blotted = REDACTED in str(encode_uses([use]))  # the chain was computed before secrets were replaced
         if use.chain:
             if not blotted and chain_digest(before, use) != use.chain:
                 wrong = WrongToken(episode, 0, 0, f"tool use {at} ({use.name}) was changed after recording")

@@ -1,4 +1,4 @@
-"""Results of a proof, and helpers shared by its checks.
+"""Classes for the results of a proof, and helpers shared by its checks.
 
 Invariant: each token is counted once, in one class; a wrong token is named by episode, call and position.
 """
@@ -17,14 +17,17 @@ from ajet.schema.call import Call
 REDACTED = "[redacted "
 """Marker of a redacted secret in a record."""
 TokenClass = Literal["sampled", "scaffold", "forked"]
-"""sampled: by the model; scaffold: client and template tokens around replies; forked: prompt tokens encoded again
-because the call could not extend its parent."""
+"""The classes by which tokens are counted.
+
+sampled: sampled by the model. scaffold: tokens of client messages and chat template around replies. forked: prompt
+tokens that were encoded again, because the call could not extend the exact tokens of an earlier call.
+"""
 CLASSES: tuple[TokenClass, ...] = ("sampled", "scaffold", "forked")
 
 
 @dataclass(frozen=True, slots=True)
 class WrongToken:
-    """The first wrong token of a call."""
+    """The first token of a call that a check found wrong."""
 
     episode: str
     call: int
@@ -48,11 +51,11 @@ class TokenTally:
 
     tokens: int = 0
     checked: int = 0
-    """Tokens whose id was determined by a second source."""
+    """Number of tokens whose id was determined by a second source."""
     equal: int = 0
-    """Checked tokens with the recorded id."""
+    """Number of checked tokens for which the second source gave the recorded id."""
     compared: int = 0
-    """Tokens with a recomputed log-probability."""
+    """Number of tokens with a recomputed log-probability."""
     gap_sum: float = 0.0
     """Sum of (recorded - recomputed) log-probabilities, nats."""
     gap_max: float = 0.0  # largest absolute difference, nats
@@ -72,7 +75,7 @@ class Proof:
     wrong: list[WrongToken] = field(default_factory=list)
     """At most one entry for each call and check: later tokens usually follow from the first."""
     unchecked: Counter[str] = field(default_factory=Counter)
-    """Tokens with unchecked ids, by reason."""
+    """Number of tokens with unchecked ids, by reason."""
     forks: Counter[str] = field(default_factory=Counter)  # forked calls, by reason
     episodes: int = 0
     calls: int = 0
@@ -87,7 +90,7 @@ class Proof:
 
     @property
     def mismatch_kl(self) -> float:
-        """Mean of (recorded - recomputed) log-probability over compared tokens, nats; 0 without compared tokens."""
+        """Mean of (recorded - recomputed) log-probability over compared tokens, nats. 0 without compared tokens."""
         tally = self.counts["sampled"]
         return tally.gap_sum / tally.compared if tally.compared else 0.0
 
@@ -121,10 +124,10 @@ def find_first_difference(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> 
 
 
 def count_prompt_tokens(call: Call) -> int:
-    """Return P, the number of prompt tokens of a call."""
+    """Return the number of prompt tokens of a call: those shared with an earlier call, and its own."""
     return call.prefix + int(call.suffix_ids.size)
 
 
 def get_token(array: npt.NDArray[Any], position: int) -> int | None:
-    """Return the id at a position, or None past the end."""
+    """Return the token id at an index, or None past the end of the array."""
     return int(array[position]) if position < array.size else None

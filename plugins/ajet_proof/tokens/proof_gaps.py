@@ -1,9 +1,9 @@
-"""Distributions of the gaps between recorded and recomputed log-probabilities.
+"""Judges the distribution of the gaps (differences) between recorded and recomputed log-probabilities.
 
-Invariant: the allowed gap is measured: `Noise` is the distance of one forward pass from itself under another
-computation. A mean beyond its standard error, or a quantile beyond the noise, is a problem even if every single gap is
-small. A spoiled record cannot widen its own allowance much: its spread counts only up to a multiple of the noise. A
-quantile beyond less than one token is not checked; single tokens have their own tolerance.
+Invariant: the allowed gap is measured: `Noise` is how far one forward pass differs from itself when it is computed in
+another way. A mean beyond its standard error, or a quantile beyond the noise, is a problem even if every single gap is
+small. Wrong recorded values cannot raise their own limit much: their spread counts only up to a multiple of the noise.
+A quantile above which less than one token lies is not checked; single tokens have their own tolerance.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 QUANTILES = (0.5, 0.9, 0.99)
 LEAST_TOKENS = 20
-"""Minimum tokens of a distribution."""
+"""Minimum number of tokens for which a distribution is judged."""
 SIGMAS = 5.0
-"""Allowed standard errors of a mean from 0."""
+"""Allowed distance of a mean gap from 0, in standard errors."""
 WIDER = 4.0
 """Allowed multiple of the noise: engine and trainer both round, and their attention kernels differ."""
 FLOOR = {"float32": 5e-4, "bfloat16": 5e-3}
-"""Allowed nats without measured noise: a machine may repeat itself bit for bit."""
+"""Gap in nats that is always allowed, because a machine may repeat a computation bit for bit, with noise 0."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -35,23 +35,29 @@ class Noise:
 
     @property
     def deviation(self) -> float:
-        """Return the root mean square of the gaps, nats."""
+        """Root mean square of the gaps, in nats."""
         return float(np.sqrt(np.mean(self.gaps**2))) if self.gaps.size else 0.0
 
     def quantile(self, share: float) -> float:
-        """Return the gap not exceeded by `share` of the tokens, nats."""
+        """Return the gap in nats that the fraction `share` of the tokens does not exceed."""
         return float(np.quantile(self.gaps, share)) if self.gaps.size else 0.0
 
 
 def measure_noise(*differences: Doubles) -> Noise:
-    """Return the noise of several recomputations [N] of the same tokens: the widest at each rank."""
+    """Combine several recomputations of the same N tokens into one noise.
+
+    The gaps of each are sorted, and the largest is taken at each rank.
+
+    Args:
+        differences: differences of each recomputation from the first computation, [N].
+    """
     ordered = [np.sort(np.abs(each)) for each in differences]
     return Noise(np.max(ordered, axis=0)) if ordered else Noise(np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Gaps of one step between recorded and recomputed log-probabilities, with the allowed limits, in nats."""
+    """Statistics of one step's gaps between recorded and recomputed log-probabilities, with their limits, in nats."""
 
     tokens: int
     mean: float
@@ -63,7 +69,7 @@ class Spread:
 
     @property
     def problem(self) -> str | None:
-        """The first limit exceeded by the gaps, in words; None if within the limits."""
+        """The first limit exceeded by the gaps, in words. None if within the limits."""
         if abs(self.mean) > self.mean_allowed:
             return f"the mean gap is {self.mean:.2g} ± {self.error:.1g} nats (at most {self.mean_allowed:.2g})"
         for share, found, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):
@@ -73,8 +79,17 @@ class Spread:
 
 
 def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 1.0) -> Spread | None:
-    """Return the distribution of `gaps` [N] (recorded - recomputed), or None for too few tokens. `scale`: factor on the
-    noise (measured at temperature 1) for another temperature."""
+    """Compute the statistics of gaps and their limits.
+
+    Args:
+        gaps: Recorded minus recomputed log-probabilities, [N].
+        noise: Numerical noise, measured at temperature 1.
+        floor: Gap in nats that is always allowed.
+        scale: Factor on the noise for another temperature.
+
+    Returns:
+        None if there are too few tokens.
+    """
     if gaps.size < LEAST_TOKENS:
         return None
     deviation = scale * noise.deviation
@@ -82,6 +97,7 @@ def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 
     believed = max(1.5 * deviation, min(own, WIDER * deviation))
     bias = 2 * deviation**2  # of two rounded models, the one that sampled a token finds it likelier
     root = math.sqrt(gaps.size)
+    # With N tokens a quantile is known to about sqrt(share * (1 - share) / N): compare with a higher one of the noise.
     ranks = [min(1.0, share + 3 * math.sqrt(share * (1 - share)) / root) for share in QUANTILES]
     allowed = (floor + WIDER * scale * noise.quantile(rank) for rank in ranks)
     return Spread(

@@ -1,7 +1,8 @@
-"""Compare calls, timelines and packed rows with each other.
+"""Compares model calls, timelines and packed rows of an episode with each other.
 
-Invariant: each check compares two records of the same fact (ids of calls and timelines, masks and replies, targets and
-masks), so that a shifted, dropped, doubled or uncounted token is found.
+A timeline is one token sequence of an episode; its leaf is its last call. Invariant: each check compares two records of
+the same fact (ids of calls and timelines, masks and replies, targets and masks), so that a shifted, dropped, doubled or
+uncounted token is found. Each `prove_*` function returns the wrong tokens, and an empty list if there are none.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _find_missing_reference(
 
 
 def _find_array_problem(call: Call) -> tuple[int, str] | None:
-    """Return (position in the reply, problem) of a reply's arrays, or None."""
+    """Return (index in the reply, problem) if the arrays of a call's reply contradict each other, else None."""
     size = int(call.response_ids.size)
     for name in ("logprobs", "logprobs_unit"):
         values = getattr(call, name)
@@ -95,7 +96,11 @@ def _find_array_problem(call: Call) -> tuple[int, str] | None:
 
 
 def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> list[WrongToken]:
-    """Check the policy versions of replies: ranges ascend, and no version is newer than `newest`."""
+    """Check that the policy versions of each reply form valid ranges, and that none was too new.
+
+    Args:
+        newest: Highest policy version that can have sampled the episode, or None if unknown.
+    """
     wrong = []
     for call in calls:
         for run in call.versions:
@@ -112,12 +117,16 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
 
 
 def is_untruncated(call: Call) -> bool:
-    """True if no setting of the call truncated its distribution."""
+    """True if the call was sampled without top_p, top_k and format constraints."""
     return not call.terms.constrained and call.terms.top_p >= 1 and call.terms.top_k <= 0
 
 
 def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
-    """Check that untruncated trained replies at temperature 1 have equal sampled and unit log-probabilities."""
+    """Check that both log-probabilities of a token are equal where they must be.
+
+    They are the one under the sampling distribution and the one at temperature 1, which are equal for untruncated
+    trained replies at temperature 1.
+    """
     wrong = []
     for call in calls:
         if call.temperature != 1 or not call.trained or not is_untruncated(call):
@@ -142,9 +151,11 @@ def prove_endings(
     end_ids: Collection[int],
     episode: str,
 ) -> list[WrongToken]:
-    """Check finish reasons, and the temperature of trained calls (None: unknown).
+    """Check the finish reason of each call, and the temperature of trained calls.
 
-    No reply continues after one of `end_ids`, so a reply ending there was not cut off.
+    Args:
+        temperature: Temperature of trained calls, or None if unknown.
+        end_ids: Token ids after which no reply continues, so a reply that ends with one was not cut off.
     """
     wrong = []
     for call in calls:
@@ -169,14 +180,16 @@ def prove_endings(
 
 
 def _ends_itself(call: Call, end_ids: Collection[int]) -> bool:
-    """True for a sampled reply cut by a stop string, or ending with an end token."""
+    """True if a sampled reply ended at a stop string or an end token, not by its length."""
     ends = bool(call.response_ids.size) and int(call.response_ids[-1]) in end_ids
     return not call.terms.written and (ends or call.stop is not None)
 
 
 def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Check that timelines have the ids of their leaf, with mask 1, log-probabilities and versions exactly at replies
-    sampled in that context, and train no reply twice."""
+    """Check that each timeline has the tokens of its calls, and that no reply is trained twice.
+
+    Mask, log-probabilities and policy versions must be set exactly at replies that were sampled in this context.
+    """
     wrong: list[WrongToken] = []
     trained: set[int] = set()
     for line in lines:
@@ -187,7 +200,7 @@ def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: s
 
 
 LineProblem = tuple[int, int, str, float | int | None, float | int | None]
-"""Call, position, problem, expected, found."""
+"""(call, index in the timeline, problem, expected value, found value)."""
 
 
 def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[LineProblem]:
@@ -233,12 +246,17 @@ def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]
 
 
 def _find_owning_call(line: Timeline, position: int) -> int:
-    """Return the call whose reply covers a position, otherwise the next call."""
+    """Return the call whose reply contains a token of a timeline, or the next call if no reply contains it."""
     return next((span.call for span in line.spans if position < span.stop), line.leaf)
 
 
 def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Check that each recorded timeline equals the timeline built from the calls, or its beginning if cut."""
+    """Check that each recorded timeline equals the one built again from the calls, or its beginning if it was cut.
+
+    Args:
+        lines: recorded timelines.
+        derived: timelines built from the calls.
+    """
     made = {line.leaf: line for line in derived}
     wrong = []
     for line in lines:
@@ -257,7 +275,11 @@ def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: 
 def prove_accounting(
     calls: Sequence[Call], lines: Sequence[Timeline], untrained: Counter[str], episode: str
 ) -> list[WrongToken]:
-    """Check that sampled tokens = tokens with mask 1 + recorded untrained tokens."""
+    """Check that sampled tokens = tokens with mask 1 + recorded untrained tokens.
+
+    Args:
+        untrained: recorded number of sampled tokens in no timeline, by reason.
+    """
     sampled = sum(int(call.response_ids.size) for call in calls)
     masked = sum(line.sampled for line in lines)
     counted = sum(untrained.values())
@@ -271,8 +293,11 @@ def prove_accounting(
 
 
 def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[WrongToken]:
-    """Check that rows hold each sample's tokens at their positions on one tree path, and that each token with mask 1 is
-    a target exactly once, predicted from the previous token."""
+    """Check that packed rows train exactly the tokens of the samples.
+
+    A row packs samples with common prefixes as a tree. Each sample's tokens must lie on one path of a tree, at their
+    positions. Each token with mask 1 must be a target (a token to score) once, predicted from the previous token.
+    """
     wrong: list[WrongToken] = []
     seen: list[list[int]] = [[] for _ in samples]
     for row in rows:
@@ -314,7 +339,7 @@ def _find_row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | 
 
 
 def _find_path(tree: Tree, last: int) -> Any:
-    """Return the row indices attended to by the token at `last`, `last` included."""
+    """Return the row indices of all tokens on the path from a tree's root to the token at index `last`."""
     segments = [int(tree.segment_of[last - tree.start])]
     while tree.parents[segments[-1]] >= 0:
         segments.append(int(tree.parents[segments[-1]]))

@@ -1,4 +1,4 @@
-"""Render and parse every call again, and compare the ids.
+"""Renders the prompt and parses the reply of every model call again, and compares the token ids.
 
 Invariant: the session is replayed from its messages, not from recorded matches: each request is matched to earlier
 calls again, and a prompt that extends a call must begin with the exact ids of that call. An error of an earlier call is
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 PromptProblem = tuple[int, str, int | None, int | None]
-"""Position, problem, expected and found id."""
+"""(index in the prompt, problem, expected id, found id)."""
 
 
 def prove_prompts(
@@ -41,7 +41,14 @@ def prove_prompts(
     renderer: Renderer,
     episode: str,
 ) -> None:
-    """Render, extend and parse every call again; add counts and wrong tokens to `proof`."""
+    """Derive the tokens of every call again, and add counts and wrong tokens to `proof`.
+
+    Args:
+        calls: The episode's model calls, in order.
+        messages, tools: The episode's messages and tool lists, to which calls refer by index.
+        renderer: Renders and tokenizes prompts as in the run.
+        episode: Uuid of the episode, for messages.
+    """
     replay = _SessionReplay(calls, messages, tools, renderer)
     for call in calls:
         if call.fork is not None:
@@ -92,7 +99,10 @@ def _check_reply(proof: Proof, call: Call, bad: int | None, episode: str) -> Non
 
 
 class _SessionReplay:
-    """Replays one episode's session. Calls must be given in order, each to one method."""
+    """Repeats what the gateway did with the requests of one episode.
+
+    Calls must be passed in order, each to one of `check_prompt`, `check_raw_prompt` and `skip_call`.
+    """
 
     def __init__(
         self,
@@ -106,11 +116,11 @@ class _SessionReplay:
         self._conversations = Conversations()
         self._unmatched = [call for call in calls if call.reply is not None and call.messages]
         self._extends: dict[int, int | None] = {}
-        """Call -> the call that its messages extend, whether or not the ids do."""
+        """Call -> the earlier call whose conversation its messages continue, even if its token ids do not."""
         self._prompts: dict[int, Any] = {}
         """Call -> its prompt rendered again, with the recorded ids."""
         self._keys: dict[int, Any] = {}
-        """Message -> its key for equality."""
+        """Message -> its key by which messages are compared."""
         self._redacted = {
             index for index, message in enumerate(messages) if REDACTED in json.dumps(message, default=str)
         }
@@ -119,22 +129,26 @@ class _SessionReplay:
         }
 
     def is_hidden(self, call: Call) -> bool:
-        """True if the record redacts part of this call, or of a call that it builds on."""
+        """True if a secret was replaced in the recorded texts of this call, so that its tokens cannot be derived."""
         if call.terms.raw_prompt is not None and REDACTED in call.terms.raw_prompt.text:
             return True
         referenced = {*call.messages, call.reply} if call.reply is not None else set(call.messages)
         return not self._redacted.isdisjoint(referenced) or call.tools in self._redacted_tools
 
     def skip_call(self, call: Call) -> None:
-        """Match a call without tokens or with redacted messages, without checking its ids."""
+        """Take a call without tokens or with redacted messages into the conversation, without checking its ids."""
         if call.messages:
             self._match_call(call)
 
     def check_raw_prompt(self, call: Call, encoded: RawPrompt | None) -> PromptProblem | None:
-        """Return the problem of a raw text prompt, or None.
+        """Check a prompt that the client sent as text or ids, not as messages.
 
-        `encoded`: the encoded text and the number of parent ids before it. None for a prompt of ids; then only the
-        reply can be parsed.
+        Args:
+            encoded: the text, and the number of an earlier call's ids before it. None if the client sent ids, which
+                cannot be checked.
+
+        Returns:
+            The problem of the prompt, or None.
         """
         recorded = self._reader.prompt_ids(call.index)
         self._prompts[call.index] = self._renderer.raw(recorded.tolist())
@@ -151,7 +165,11 @@ class _SessionReplay:
         return after + wrong, "the prompt's text has another id here", expected, found
 
     def check_prompt(self, call: Call) -> PromptProblem | None:
-        """Return the problem of a call's prompt; None if its ids equal the derived ids."""
+        """Derive the prompt of a call again from its messages.
+
+        Returns:
+            The problem of the recorded prompt, or None if its ids equal the derived ones.
+        """
         recorded = self._reader.prompt_ids(call.index)
         match = self._match_call(call)
         base = match.extends if match.extends in self._prompts else None
@@ -193,7 +211,12 @@ class _SessionReplay:
         )
 
     def check_reply(self, call: Call) -> int | None:
-        """Return the first reply token that contradicts the recorded message; the reply's length if it ends early."""
+        """Parse the tokens of a reply again and compare the result with the recorded message.
+
+        Returns:
+            The index of the first token that contradicts the message, the number of tokens if the reply ends too early,
+            or None if both agree.
+        """
         prompt = self._prompts.get(call.index)
         assert call.reply is not None
         recorded = _strip_call_ids(self._messages[call.reply])
@@ -223,7 +246,10 @@ class _SessionReplay:
         return stream
 
     def _match_call(self, call: Call) -> Match:
-        """Match a call as the gateway did: against the calls that were answered before its request."""
+        """Find the earlier call that a call continues, among those that were answered before its request.
+
+        The gateway did the same when it received the request.
+        """
         for earlier in sorted(self._unmatched, key=lambda each: (each.ended, each.index)):
             built_on = call.parent == earlier.index and call.prefix > count_prompt_tokens(earlier)
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
@@ -237,7 +263,13 @@ class _SessionReplay:
         return match
 
     def _restore_replies(self, call: Call, extends: int | None) -> list[Message]:
-        """Return the request's messages, with quoted replies as the model gave them."""
+        """Return the messages of a request, in which earlier replies stand as the model wrote them.
+
+        Clients may send replies back slightly changed.
+
+        Args:
+            extends: the earlier call that this call continues, or None.
+        """
         request = [self._messages[index] for index in call.messages]
         while extends is not None:
             earlier = self._calls[extends]
@@ -251,15 +283,22 @@ class _SessionReplay:
         return None if call.tools is None else self._tools[call.tools]
 
     def _decode_call(self, index: int) -> str:
-        """Return a call's prompt and reply as text. A template that begins a later prompt with this text causes no
-        fork."""
+        """Return a call's prompt and reply as text.
+
+        If a later prompt begins with this text, it can extend the call's ids.
+        """
         before, reply = self._prompts[index], self._calls[index].response_ids
         text: str = before.text + self._renderer.decode(reply, after=before.ids)
         return text
 
     def _find_quoted_calls(self, call: Call, *, beyond: int) -> list[int]:
-        """Return the calls whose messages and reply are a prefix of this call's messages: the longest ones with more
-        than `beyond` messages."""
+        """Return the earlier calls whose messages and reply are the beginning of this call's messages.
+
+        Only the longest are returned.
+
+        Args:
+            beyond: calls with this number of messages or fewer are left out.
+        """
         found = [
             earlier.index
             for earlier in self._calls[: call.index]
@@ -275,7 +314,7 @@ class _SessionReplay:
         return [index for index in found if len(self._calls[index].messages) == longest]
 
     def _is_same_message(self, one: int, other: int) -> bool:
-        """True if two messages are equal for matching."""
+        """True if the gateway regards two messages as equal when it matches requests. The arguments are indices."""
         return one == other or self._get_message_key(one) == self._get_message_key(other)
 
     def _get_message_key(self, message: int) -> Any:
@@ -284,7 +323,15 @@ class _SessionReplay:
         return self._keys[message]
 
     def _find_re_encoding(self, recorded: Ids, sources: Sequence[int]) -> PromptProblem | None:
-        """Return where the prompt leaves the ids of the call it extends; None if it begins with the ids of a source."""
+        """Check that a prompt begins with the exact ids of an earlier call that it continues.
+
+        Args:
+            recorded: The prompt's ids.
+            sources: Earlier calls, of which one must match; if empty, nothing is checked.
+
+        Returns:
+            None if it does, else the first difference from the call that matches longest.
+        """
         furthest: tuple[int, int, Ids] | None = None
         for source in sources:
             full_ids = self._reader.full_ids(source)
@@ -319,7 +366,7 @@ def _strip_call_ids(message: Mapping[str, Any]) -> Message:
 
 
 def _collect_texts(deltas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the texts of a message or of deltas, by field."""
+    """Return the texts of a message or of its streamed parts ("deltas"), joined by field."""
     texts: dict[str, str] = {}
     for delta in deltas:
         for name in ("content", "reasoning_content"):

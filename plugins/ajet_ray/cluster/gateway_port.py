@@ -1,4 +1,4 @@
-"""The port of the gateways, one per playing process, checked before Ray starts.
+"""Checks the port of the gateways, one for each process that runs episodes, before Ray starts.
 
 Invariant: a port refused by this machine is reported before anything is loaded; remote clusters are not checked.
 """
@@ -20,8 +20,11 @@ def require_gateways(
 ) -> None:
     """Raise UserError if the gateways could not listen: a taken port, a foreign address, or one port for several.
 
-    `processes`: counts the gateways, as set by the key `named`; called only for a fixed port. Samplers' runs are not
-    checked.
+    Runs with remote samplers and runs on a joined cluster are not checked.
+
+    Args:
+        processes: returns the number of processes that run episodes, each with a gateway; called only for a fixed port.
+        named: the setting, with a value, that reduces this number to one; printed in the error.
     """
     from ajet.rollout.components import require_gateway
     from ajet_ray.on_ray import find_address

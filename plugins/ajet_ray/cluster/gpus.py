@@ -27,7 +27,7 @@ class Gpu(NamedTuple):
 
 
 def list_gpus() -> list[Gpu]:
-    """List all GPUs of the current machine."""
+    """List all GPUs of the current machine, or none if nvidia-smi is missing or fails."""
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

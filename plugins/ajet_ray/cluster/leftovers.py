@@ -24,13 +24,13 @@ from pathlib import Path
 
 FOLDER = "/dev/shm/"
 OURS = ("VLLM::", "sglang::", "ray::")
-"""Prefixes of the processes' names."""
+"""Prefixes of the names of processes whose shared memory is recorded."""
 RANDOM = ("psm_", "sem.mp-")
 """Python's prefixes of random names, for memory and for locks."""
 PATIENCE_S = 120.0
-"""Longest time of processes after the run's own process ended."""
+"""Longest time in seconds for which the remover waits for processes after the run's own process ended."""
 ENDED_S = 20.0
-"""Longest time after a regular end of the run."""
+"""Longest time in seconds for which a regular end of the run waits for the remover."""
 POLL_S = 5.0
 """Seconds between two looks at a node's processes."""
 LONGEST = 26
@@ -38,7 +38,10 @@ LONGEST = 26
 
 
 class RunLeftovers:
-    """Records the leftovers in the run's own process. `folder`: the processes' temporary folder."""
+    """Sends the names of leftovers from the run's own process to a separate remover process.
+
+    Its attribute `folder` is the temporary folder shared by the run's processes.
+    """
 
     def __init__(self) -> None:
         usual = tempfile.gettempdir()
@@ -51,7 +54,7 @@ class RunLeftovers:
         self._send_line(f"{self.folder}\n")
 
     def record_segments(self) -> None:
-        """Record the processes' present segments."""
+        """Send the shared-memory segments mapped now by this process's descendants to the remover."""
         import psutil
 
         for child in psutil.Process().children(recursive=True):
@@ -65,7 +68,7 @@ class RunLeftovers:
                     self._send_line(f"{name} {inode}\n")
 
     def close(self) -> None:
-        """Remove the leftovers once the processes ended. Idempotent."""
+        """Let the remover delete the leftovers once the processes ended, and wait up to 20 s for it. Idempotent."""
         stream = self._remover.stdin
         assert stream is not None
         if not stream.closed:
@@ -84,8 +87,10 @@ class RunLeftovers:
 
 
 def list_segments(pid: int) -> Iterator[tuple[str, int]]:
-    """Yield name and inode of a process's randomly named segments, matched by inode: a semaphore is mapped under an
-    earlier name."""
+    """Yield name and inode of each randomly named shared-memory segment mapped by a process.
+
+    Segments are matched by inode, because a semaphore is mapped under an earlier name.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:  # the process has ended, or belongs to a user who cannot open our files
@@ -110,7 +115,7 @@ def _remove_leftovers(folder: Path, segments: set[tuple[str, int]]) -> None:
         free = segments - {found for pid in pids for found in list_segments(pid)}
         for name, inode in free:
             path = Path(FOLDER, name)
-            if _read_inode(path) == inode:
+            if _read_inode(path) == inode:  # another program may have reused the random name
                 path.unlink(missing_ok=True)
         segments -= free
         if not any(_mentions_folder(pid, folder) for pid in pids):

@@ -20,13 +20,17 @@ HANDLER = "ray_print_logs"
 NOISE = re.compile(r"target_num_threads \d+ should not exceed|Task was destroyed but it is pending")
 """Lines repeated hundreds of times by verl's libraries."""
 _LINE = 160
-"""Characters of a line on the screen."""
+"""Maximum length of a log line on the screen, in characters."""
 _TAIL = 1 << 16
 """Number of bytes of a log searched for the last line."""
 
 
 def find_last_line(folder: Path) -> tuple[str, str]:
-    """Return the name of the last written log, and its last line, or twice "" without logs."""
+    """Return the file name and the last line of the most recently written log, or ("", "") without logs.
+
+    Args:
+        folder: the run's `logs/`.
+    """
     files = [each for each in folder.glob("*.log") if each.is_file()]
     if not files:
         return "", ""
@@ -38,9 +42,13 @@ def find_last_line(folder: Path) -> tuple[str, str]:
 
 @contextmanager
 def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Write the output of verl's processes to `folder` within the block, redacted, a log file per process.
+    """Write the output of Ray's processes to one log file per process while the block runs.
 
     Enter the block after `ray.init`.
+
+    Args:
+        folder: the run's `logs/`.
+        redact: removes secrets from a line.
     """
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
@@ -53,7 +61,7 @@ def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
         role = batch.get("actor_name") or batch.get("task_name") or "ray"
         place = (re.sub(r"0x[0-9a-f]+|\d+$", "", role).strip("-_ "), f"process {batch.get('pid')} on {batch.get('ip')}")
         if place not in files:
-            rank = sum(known[0] == place[0] for known in files)
+            rank = sum(known[0] == place[0] for known in files)  # processes of one role get numbered files
             files[place] = (folder / log_name(folder.parent, place[0], rank)).open("a", buffering=1)
             files[place].write(f"{role}: {place[1]}\n")
         for line in batch["lines"]:

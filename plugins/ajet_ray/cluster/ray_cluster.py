@@ -40,38 +40,38 @@ QUIET = {
     "NCCL_DEBUG": "WARN",
     "TRANSFER_QUEUE_ENABLE": "1",
 }
-"""Variables set by verl for its processes, and variables against noisy output."""
+"""Environment variables of Ray's processes: those that verl sets, and some that reduce log output."""
 EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
 """Files of the YAML's folder not copied to nodes."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Folder of torch's compile cache, kept for the next run."""
+"""Environment variable with the folder of torch's compile cache, which the next run reuses."""
 PATIENCE_S = 600.0
 """Seconds to wait for a cluster's nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayNeeds:
-    """The resources of Ray needed by a backbone."""
+    """What a backbone (verl or Trinity) needs from Ray, and the names to use in messages about it."""
 
     demand: Demand
     resource: str
     """Ray's name of the accelerators: GPU or NPU."""
     extra: str
-    """The extra of ajet with the package Ray."""
+    """The pip extra of ajet that installs Ray."""
     needed_for: str
-    """The backbone, as the beginning of a sentence."""
+    """The backbone's name in an error message, as the beginning of a sentence."""
     init: Mapping[str, Any]
-    """Arguments of `ray.init` for an own cluster."""
+    """Arguments of `ray.init` for a cluster started by the run."""
     cpus_key: str
-    """The key with the number of CPUs of Ray."""
+    """The config key of the number of Ray's CPUs, for an error message."""
     serving_key: str
-    """The key for the number of accelerators serving separately from the trainer."""
+    """The config key of the number of accelerators for serving apart from the trainer, for an error message."""
     namespace: str | None = None
     """Namespace of the actors' names. None: a namespace of the run alone."""
 
 
 def _list_plugin_variables() -> dict[str, str]:
-    """Return the variable with the driver's plug-ins, for Ray's processes on other machines."""
+    """Return the environment variable that lists the driver's plug-ins, or {} if it is not set."""
     listed = os.environ.get(PLUGINS)
     return {} if listed is None else {PLUGINS: listed}
 
@@ -89,11 +89,11 @@ def connect_to_ray(
     """Connect the process to Ray within the block.
 
     Args:
-        address: of a cluster, or None for a new cluster.
+        address: address of an existing cluster, or None to start a new cluster.
         folder: the YAML's folder, copied to other machines.
-        environment: variables of the run's processes.
+        environment: environment variables of the run's processes.
         temporary: temporary folder of the processes in a new cluster.
-        on_wait: called with found and wanted GPUs on each change while nodes are missing.
+        on_wait: called with the numbers of found and wanted GPUs, on each change while GPUs are missing.
 
     Raises:
         UserError: the cluster is unreachable, GPUs are missing, or nodes have other plug-ins.
@@ -155,6 +155,12 @@ def _find_compile_cache() -> str:
 
 
 def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+    """Wait until the cluster has the accelerators of the run. Raise UserError if they or the CPUs are too few.
+
+    Args:
+        own: True if the run started the cluster: then nothing can join, and the function does not wait.
+        on_wait: called with the numbers of found and wanted accelerators, on each change.
+    """
     import ray
 
     demand, resource = needs.demand, needs.resource
@@ -188,11 +194,21 @@ def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], N
 # `sys.path` with a process's first task. If the directory holds another package of the same name (a clone of
 # AgentJet), ajet is loaded before.
 ROOT = str(Path(ajet.__file__).resolve().parents[1])
-"""The folder of ajet on the machine. A node with another folder finds ajet without help."""
+"""The folder that contains the package ajet on the driver's machine.
+
+A node without this folder must find its own installation of ajet.
+"""
 
 
 def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:
-    """Return entries of a `runtime_env`, given the folders before ajet's there: usually none."""
+    """Return the entries of Ray's `runtime_env` that make its processes import this package ajet.
+
+    Args:
+        folders: folders that come before ajet's folder in `sys.path` of Ray's processes.
+
+    Returns:
+        {} if no folder contains another package named ajet, else a hook that imports this one first.
+    """
     if not any(map(holds_other_ajet, folders)):
         return {}
     from ray import cloudpickle
@@ -202,7 +218,7 @@ def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:
 
 
 def load_own_package() -> None:
-    """Load the run's package in a new process, before any task."""
+    """Import ajet from the driver's folder in a new Ray process, before any task changes `sys.path`."""
     sys.path.insert(0, ROOT)
     import_module("ajet")
     sys.path.remove(ROOT)
@@ -239,7 +255,12 @@ def require_same_plugins() -> None:
 
 
 def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Describe the differences between a node's plug-in versions and the driver's, or return ""."""
+    """Describe how a node's plug-ins differ from the driver's, or return "" if they are equal.
+
+    Args:
+        own: version of each plug-in of the driver, by name.
+        found: version of each plug-in of the node, by name.
+    """
     return "; ".join(_list_differences(own, found))
 
 

@@ -1,7 +1,7 @@
-"""Shorten Ray's errors, without the processes' traces.
+"""Shortens Ray's errors to one line, without the stack traces of remote processes.
 
 Invariant: a remote error is reported by its last line, with the error's name. A worker killed for lack of memory is
-reported by the line about memory, since advice follows from the line.
+reported by the line about memory, because `ajet` derives its advice from this line.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ LOW_MEMORY = "running low on memory"
 
 
 def read_last_line(problem: Exception) -> str:
-    """Return the last nonempty line, or the error's type."""
+    """Return the last nonempty line of an error's text, or the name of its type if the text is empty."""
     lines = [line for line in str(problem).splitlines() if line.strip()]
     lines = [line for line in lines if LOW_MEMORY in line] or lines
     return lines[-1].strip() if lines else type(problem).__name__
 
 
 def make_engine_failure(server: str, problem: Exception) -> EngineFailure:
-    """Return the failure of a request to a serving actor. A request to a dead actor cannot be retried.
+    """Convert Ray's error of a request to a serving actor into an EngineFailure.
+
+    The failure is retryable unless the actor is dead.
 
     Args:
-        server: The failed component, for example "verl's server".
+        server: name of the failed component for the message, for example "verl's server".
+        problem: the error raised by Ray.
     """
     from ray.exceptions import ActorDiedError
 

@@ -1,6 +1,7 @@
-"""A run's resource demand on a cluster, by verl's config.
+"""The number of accelerators and CPUs that a run needs from a Ray cluster, computed from verl's config.
 
-Invariant: in separate_async the servers have their own accelerators. In the other modes servers share the trainer's.
+Invariant: in the trainer mode separate_async the inference servers have their own accelerators. In the other modes they
+share the trainer's.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from typing import Any
 from ajet_ray.resolvers import SEPARATE
 
 CPUS = 4
-"""CPUs of Ray for verl's trainer, queues and agents."""
+"""Ray CPUs for verl's trainer, queues and agents."""
 CPUS_A_TRAINING, CPUS_A_SERVING = 3, 2
-"""CPUs requested by verl with each accelerator."""
+"""Ray CPUs requested by verl with each accelerator of the trainer and of separate servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Accelerators, nodes and Ray's CPUs."""
+    """The accelerators, nodes and Ray CPUs needed by a run."""
 
     training: tuple[int, int]
-    """Nodes, and accelerators on each."""
+    """(nodes, accelerators per node) of the trainer."""
     serving: tuple[int, int]
-    """The demand of separate servers, all zeros without separate servers."""
+    """(nodes, accelerators per node) of separate inference servers, or (0, 0) if they share the trainer's."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Demand:
@@ -48,12 +49,12 @@ class Demand:
 
     @property
     def per_node(self) -> int:
-        """Accelerators per node in a homogeneous cluster."""
+        """Accelerators that each node needs if all nodes are equal."""
         return max(self.training[1], self.serving[1])
 
     @property
     def cpus(self) -> int:
-        """Slots of Ray for processes that mostly wait, not cores."""
+        """Ray CPUs of the run. They are slots for processes that mostly wait, not cores."""
         training, serving = (nodes * each for nodes, each in (self.training, self.serving))
         return CPUS + CPUS_A_TRAINING * training + CPUS_A_SERVING * serving
 

@@ -16,7 +16,7 @@ NAME = "ajet_trinity_cpu"
 
 
 def build_environment() -> dict[str, str]:
-    """Return the variables of Trinity's processes, without the package path."""
+    """Return the environment variables of Trinity's processes on a CPU, without PYTHONPATH."""
     found = verls.build_environment()
     del found["PYTHONPATH"]
     return found | {

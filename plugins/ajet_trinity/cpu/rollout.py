@@ -1,4 +1,4 @@
-"""The engine's side: vLLM's plug-in, called in the actor with the engine and in each of its processes.
+"""vLLM plug-in for Trinity's engines on a CPU, called in the actor of an engine and in each of its processes.
 
 Invariants: weights stay as loaded, so that new weights can be loaded in place. New weights arrive without NCCL
 (`weights`). vLLM's methods accept the arguments of Trinity 0.6.0, written for vLLM 0.23.
@@ -17,7 +17,7 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:
-    """Patch vLLM, called by vLLM's plug-in loader."""
+    """Patch vLLM for Trinity on a CPU. vLLM's plug-in loader calls this in each process."""
     keep_weights_plain()
     if "trinity.common.models.vllm_model" in sys.modules:
         _patch_engine_actor()
@@ -42,7 +42,7 @@ def _patch_engine_actor() -> None:
 
 
 def _patch_worker() -> None:
-    """Replace the worker class, looked up by name in vLLM afterwards."""
+    """Replace Trinity's worker class, which vLLM looks up by name afterwards."""
     import trinity.common.models.vllm_worker as names
 
     names.TrinityGPUWorker = CpuWorker
@@ -58,7 +58,7 @@ class CpuWorker(CPUWorker):
         """Do nothing, because a CPU needs no patches."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Register the transfer of weights before vLLM's lookup."""
+        """Load the model, and before it register the class that transfers new weights, since vLLM looks it up here."""
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
         if "checkpoint" not in WeightTransferEngineFactory._registry:

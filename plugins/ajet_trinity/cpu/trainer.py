@@ -1,4 +1,4 @@
-"""The trainer's side: verl imports the module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
+"""Adapts Trinity's trainer to a CPU: verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
 
 Trinity 0.6.0 is written for verl 0.8. Invariant: two modules of Trinity are changed, each right after its import. The
 first patches verl's engine with a query of CUDA's version, unnecessary in 0.9.1. The second writes keys unknown to verl
@@ -18,7 +18,11 @@ import ajet_verl.cpu.platform  # noqa: F401 - registers verl's platform
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function on a module right after its import."""
+    """Import hook that runs a function on a module right after its import.
+
+    Args:
+        then: maps a module's name to the function.
+    """
 
     def __init__(self, then: dict[str, Callable[[Any], None]]) -> None:
         self._then = then

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 
 class SynchronizersWeights(WeightTransferEngine):
-    """Transfers by Trinity's methods `memory` and `checkpoint`."""
+    """Loads new weights into an engine on a CPU, for Trinity's transfer methods `memory` and `checkpoint`."""
 
     init_info_cls = CheckpointWeightTransferInitInfo
     update_info_cls = CheckpointWeightTransferUpdateInfo
@@ -29,7 +29,7 @@ class SynchronizersWeights(WeightTransferEngine):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Any) -> None:
-        """Read and load the weights."""
+        """Read the new weights from a checkpoint folder or from Trinity's synchronizer, and load them."""
         if self._info.sync_method == "checkpoint":
             from trinity.common.models.utils import load_state_dict_iterator
 

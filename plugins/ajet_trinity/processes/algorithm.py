@@ -1,6 +1,6 @@
-"""Trinity's algorithm types: credit before the trainer, no critic, a reference model for a KL term.
+"""Trinity's algorithm types: advantages before the trainer, no critic, and a reference model for a KL term.
 
-Invariant: ajet computes credit and loss. The types contain no algorithm.
+Invariant: ajet computes advantages and loss. The types contain no algorithm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from trinity.algorithm.algorithm import AlgorithmType
 
 
 class WithoutReference(AlgorithmType):
-    """The value of `algorithm.algorithm_type` without a reference model."""
+    """Trinity's `algorithm.algorithm_type` for a run without a reference model."""
 
     use_critic = False
     use_reference = False
@@ -21,12 +21,12 @@ class WithoutReference(AlgorithmType):
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
-        """Return no defaults; ajet's layer sets all keys."""
+        """Return no defaults, because the YAML layer of ajet sets all keys."""
         return {}
 
 
 class WithReference(AlgorithmType):
-    """The algorithm with a reference model."""
+    """Trinity's `algorithm.algorithm_type` for a run with a reference model."""
 
     use_critic = False
     use_reference = True

@@ -1,7 +1,7 @@
-"""Batches of Trinity's trainer: the explorer's step (`ExplorerSteps`), or groups closed by samplers (`StoreGroups`).
+"""Builds the batches of Trinity's trainer, from the explorer (`ExplorerSteps`) or remote samplers (`StoreGroups`).
 
 Invariants: a training step is one explorer step with any number of rows. Without an explorer a step has the configured
-number of scored groups, each removed from the store with the step; credit is the same.
+number of scored groups, each removed from the store with the step. Advantages are computed the same way.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ from ajet_trinity.processes.workflow import build_experiences
 
 
 class ExplorerSteps(DefaultSampleStrategy):
-    """Implements Trinity's `algorithm.sample_strategy` with an explorer."""
+    """Trinity's `algorithm.sample_strategy` that takes exactly the rows of one explorer step."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
-        """Return the step's rows; the first row has their number."""
+        """Read the rows of an explorer step from Trinity's buffer.
+
+        Returns:
+            The rows, and empty metrics and representatives, as Trinity expects.
+
+        Raises:
+            ValueError: the explorer sampled a row for another step.
+        """
+        # How many rows a step has is known only from its first row.
         taken = await self.exp_buffer.read(batch_size=1)
         rest = taken[0].info["ajet_rows"] - 1
         if rest:
@@ -37,16 +45,20 @@ class ExplorerSteps(DefaultSampleStrategy):
 
 
 class StoreGroups(SampleStrategy):
-    """`algorithm.sample_strategy` with samplers: Trinity's own buffer stays empty."""
+    """Trinity's `algorithm.sample_strategy` that takes groups of remote samplers. Trinity's buffer stays empty."""
 
     def __init__(self, buffer_config: Any, **kwargs: Any) -> None:
         super().__init__(buffer_config)
         self._sender, self._credit = Sender(), EpisodeCredit()
         self._next_ticket = 0
-        """The next ticket, counted from 0 in each launch."""
+        """The next ticket (claim on a group), counted from 0 in each launch."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
-        """Return the rows of the step's groups, once enough are closed. An unscored group is replaced."""
+        """Wait for the step's groups and return their rows with advantages. An unscored group is replaced by another.
+
+        Returns:
+            The rows, and empty metrics and representatives, as Trinity expects.
+        """
         wanted = load_context().experiment.ajet.data.train_batch_size
         rows: list[Experience] = []
         while wanted:
@@ -71,7 +83,7 @@ class StoreGroups(SampleStrategy):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return no state: the store records the uses."""
+        """Return no state: the store records which groups were trained."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...

@@ -1,8 +1,8 @@
-"""EpisodeCredit: the credit of a step's episodes, as on every backbone, written into Trinity's experiences.
+"""EpisodeCredit: computes the advantages of a step's episodes, and writes them into Trinity's rows (Experience).
 
-Invariants: credit covers all groups of a step, as recorded; a missing group is an error. Each trained token's weight
-travels in the field `returns`, otherwise unused without a critic. Rows without weight are dropped; padding for the
-trainer's processes trains nothing.
+Advantages are computed as on every backbone. Invariants: they cover all groups of a step, as in the run's folder, and a
+missing group is an error. Each trained token's loss weight travels in the field `returns`, otherwise unused without a
+critic. Rows without weight are dropped. Padding rows, which give each trainer process equal numbers, train nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ajet_trinity.processes.workflow import build_blank
 
 
 class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
-    """Assign ajet's credit as Trinity's `algorithm.advantage_fn`."""
+    """Trinity's `algorithm.advantage_fn` that computes ajet's advantages before the trainer."""
 
     def __init__(self) -> None:
         experiment = load_context().experiment
@@ -36,12 +36,22 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         self._sender = Sender()
 
     async def prepare(self) -> None:
-        """Replace the class of the runners in the process that makes them. Called by Trinity."""
+        """Replace Trinity's runner class in this process, which creates the runners. Trinity calls this."""
 
         replace_dead_runners()
 
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
-        """Return the trained rows of a step's rows."""
+        """Compute the advantages of a step, and return the rows to train.
+
+        Args:
+            exps: all rows of the step's groups.
+
+        Returns:
+            The rows with advantages and weights, padded to a multiple of the trainer's processes, and no metrics.
+
+        Raises:
+            RuntimeError: a group of the step is missing.
+        """
         step = int(exps[0].eid.batch)
         wanted, found = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
         if found != wanted:  # Trinity would train on a part, and the missing episodes would not be played again
@@ -62,7 +72,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """Return False: a step's episodes are complete before the trainer."""
+        """Return False, because advantages need complete groups, which exist before the trainer."""
         return False
 
     @classmethod
@@ -98,7 +108,7 @@ def _set_weight(row: Experience, weight: float, advantages: torch.Tensor) -> Exp
 
 
 def _read_fields(rows: list[Experience]) -> dict[str, list[Any]]:
-    """Return the rows' fields, by the names of `rows.FIELDS`."""
+    """Return the fields of Trinity's rows under verl's names (`rows.FIELDS`)."""
     fields: dict[str, list[Any]] = {
         "prompts": [each.tokens[: each.prompt_length].numpy() for each in rows],
         "responses": [each.tokens[each.prompt_length :].numpy() for each in rows],
@@ -109,7 +119,8 @@ def _read_fields(rows: list[Experience]) -> dict[str, list[Any]]:
     return fields
 
 
-# LastingRunner: a process of Trinity for playing groups, replaced after its death, with its group played once more.
+# LastingRunner: a process of Trinity that runs groups of episodes. After its death it is replaced, and its group runs
+# once more.
 # Invariant: each requested group is returned, or the run ends. Trinity replaces a runner for later tasks, but waits
 # forever for the dead runner's task (its scheduler's `task_done_callback`). The mailbox repeats the answer for a
 # repeated ticket and hands over an already finished group. After several deaths the run's own process ends the run
@@ -118,10 +129,10 @@ ROLE = "explorer's runner"
 
 
 class LastingRunner(RunnerWrapper):
-    """Replacement of Trinity's class `RunnerWrapper`."""
+    """Handle of a Trinity runner that replaces a dead process and repeats its task (for `RunnerWrapper`)."""
 
     async def run_with_retry(self, *args: Any, **kwargs: Any) -> Any:
-        """Return Trinity's answer of a task, from a live process."""
+        """Run a task, and return Trinity's answer. If the process dies, the task runs again in a new one."""
         while True:
             try:
                 answer = await super().run_with_retry(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The run's context in its processes: the experiment and its first step.
+"""Passes the experiment and a few numbers of the run to all of its processes.
 
 Invariant: the context travels in an environment variable, inherited by all processes of the run. Secrets are not part
 of the context (`shipped_experiment`).
@@ -22,7 +22,7 @@ VARIABLE = "AJET_TRINITY"
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The run of the current process."""
+    """What a process of Trinity needs to know about its run."""
 
     experiment: Experiment
     run_id: str
@@ -31,17 +31,23 @@ class RunContext:
     total: int
     """The last step of the run."""
     ranks: int
-    """Number of processes sharing a batch."""
+    """Number of trainer processes that share a batch."""
 
 
 def build_variable(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
-    """Build the variable with the context."""
+    """Return the environment variable that carries the context to the run's processes.
+
+    Args:
+        begun: step of the resumed checkpoint, or 0.
+        total: last step of the run.
+        ranks: number of trainer processes that share a batch.
+    """
     about = {**pack_experiment(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
     return {VARIABLE: json.dumps(about)}
 
 
 @lru_cache(maxsize=1)
 def load_context() -> RunContext:
-    """Load the context of the current process's run."""
+    """Return the context of this process's run, read from the environment once."""
     about = json.loads(os.environ[VARIABLE])
     return RunContext(restore_experiment(about), about["run_id"], about["begun"], about["total"], about["ranks"])

@@ -1,4 +1,4 @@
-"""WeightedTokens: the loss of Trinity's rows, a sum over trained tokens, each with its own weight (DESIGN decision 8).
+"""WeightedTokens: computes the loss of Trinity's rows as a weighted sum over trained tokens (DESIGN decision 8).
 
 Invariant: loss and gradient of a step depend on its trained tokens alone, not on rows, micro batches, processes or
 padding: the engine sums micro batches and averages gradients over processes, so a process's sum is multiplied by their
@@ -43,6 +43,20 @@ class _WeightedLoss(PolicyLossFn):
         weights: Tensor,
         reference: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
+        """Compute the loss of a micro-batch.
+
+        All tensors are [rows, response tokens].
+
+        Args:
+            logprob: log-probabilities by the present weights.
+            engine: log-probabilities that the engine reported when it sampled.
+            mask: 1 for sampled tokens.
+            weights: weight of each token in the loss.
+            reference: log-probabilities by the reference model, or None without a KL term.
+
+        Returns:
+            The loss (a scalar), and sums over the trained tokens for metrics.
+        """
         trained = mask.bool() & (weights != 0)
         present, engines = logprob[trained].float(), engine[trained]
         tokens, old = self._tokens, present.detach()
@@ -55,6 +69,7 @@ class _WeightedLoss(PolicyLossFn):
             reference_T=None if reference is None else reference[trained],
             replies=tokens.compute_reply_statistics(present, old, engines, replies) if replies is not None else None,
         )
+        # The engine averages gradients over the processes, so a process's sum is multiplied by their number.
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         loss = torch.sum(weights[trained] * terms.loss) * ranks
         # a micro batch of rows that train nothing still needs a gradient on every process
@@ -62,7 +77,10 @@ class _WeightedLoss(PolicyLossFn):
 
 
 class WeightedTokens(_WeightedLoss):
-    """`algorithm.policy_loss_fn` without a KL term. Trinity reads the fields' names from the signature."""
+    """Trinity's `algorithm.policy_loss_fn` without a KL term.
+
+    Trinity reads from the signature of `__call__` which fields it must pass. `returns` carries the loss weights.
+    """
 
     def __call__(  # type: ignore[override]
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
@@ -71,7 +89,7 @@ class WeightedTokens(_WeightedLoss):
 
 
 class WeightedTokensWithReference(_WeightedLoss):
-    """The weighted loss with a reference model."""
+    """Trinity's `algorithm.policy_loss_fn` with a KL term to a reference model."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -86,7 +104,7 @@ class WeightedTokensWithReference(_WeightedLoss):
 
 
 def _build_tallies(trained: Tensor, terms: TokenLossTerms, ranks: int) -> dict[str, Any]:
-    """Return sums over a step's trained tokens, by ajet's names."""
+    """Return the sums over a micro-batch's trained tokens from which the step's metrics are computed."""
     from verl.utils.metric import AggregationType, Metric
 
     counted = {"ajet_tokens": trained, "ajet_kl": terms.divergence, "ajet_clipped": terms.clipped}

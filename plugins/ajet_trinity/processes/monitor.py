@@ -1,4 +1,4 @@
-"""Letters: Trinity's monitor, which reports ended training steps to the run's own process.
+"""Letters: a monitor for Trinity that reports ended training steps to the run's own process.
 
 Invariants: the trainer reports a step once, after weights and checkpoint are done. An explorer step without results is
 an error here: Trinity's trainer would wait forever.
@@ -19,13 +19,13 @@ OURS = {
     "actor/lr": "lr",
     "time/train_step": "seconds/train",
 }
-"""Trinity's names of numbers with a common name on every backbone."""
+"""Maps Trinity's metric names to the names that ajet uses on every backbone."""
 PLAYED, HANDED_OVER = "rollout/finished_task_count", "experience_pipeline/experience_count"
-"""Trinity's counters of an explorer step: tasks, failed ones included, and rows."""
+"""Trinity's counters of an explorer step: ended tasks (failed ones included), and rows for the trainer."""
 
 
 class Letters(Monitor):
-    """Implements Trinity's `monitor.monitor_type` with reports to the run."""
+    """Trinity's `monitor.monitor_type` that sends the trainer's metrics to the run's own process."""
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project, name, role, config)
@@ -34,7 +34,11 @@ class Letters(Monitor):
         self._began = time.monotonic()
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
-        """Report an ended step. Raises RuntimeError if no row of the step is left."""
+        """Report the metrics of a training step.
+
+        Raises:
+            RuntimeError: an explorer step ended without any row.
+        """
         if not self.is_trainer:
             if PLAYED in data and HANDED_OVER not in data:
                 raise RuntimeError(f"step {step}: no group came back; read the logs of the runners for the reason")

@@ -1,4 +1,4 @@
-"""The actor that starts Trinity's explorer and trainer and waits for their end.
+"""TrinityStage: the Ray actor that starts Trinity's explorer and trainer and waits for their end.
 
 Invariant: it connects Trinity's public parts as Trinity's program does for the modes `both` and `train`, and raises
 every error reported by either side.
@@ -20,17 +20,20 @@ from trinity.trainer.trainer import Trainer
 from ajet_ray.mailbox import CheckpointNotice, PhaseNotice, Sender
 
 FAREWELL_S = 60.0
-"""Seconds for explorer and trainer to end."""
+"""Seconds to wait until explorer and trainer have shut down."""
 
 
 class TrinityStage:
-    """Made a Ray actor by the launch."""
+    """Ray actor that runs Trinity's explorer and trainer, created by the run's own process."""
 
     def run(self, config: dict[str, Any]) -> None:
-        """Run until the last step, or until the mailbox requests a stop. Raises RuntimeError for an error of either
-        side.
+        """Run until the last step, or until the run's own process requests a stop.
 
-        `config`: Trinity's.
+        Args:
+            config: Trinity's config.
+
+        Raises:
+            RuntimeError: explorer or trainer reported an error.
         """
         sender = Sender()
         sender.introduce("stage")
@@ -73,7 +76,10 @@ class TrinityStage:
 
 
 def _train_alone(trainer: Any) -> None:
-    """Train on samplers' groups: no weights are synchronized, each step's checkpoint is announced."""
+    """Run Trinity's trainer without an explorer, on groups of remote samplers.
+
+    No weights are sent: samplers load the checkpoint of each step.
+    """
     import ray
 
     try:
@@ -87,7 +93,7 @@ def _train_alone(trainer: Any) -> None:
 
 
 def _load_config(config: dict[str, Any]) -> Any:
-    """Return the configuration as read and completed by Trinity."""
+    """Return Trinity's own config object, which Trinity reads from a YAML file and completes with defaults."""
     from omegaconf import OmegaConf
     from trinity.common.config import load_config
 
@@ -103,9 +109,9 @@ def _load_config(config: dict[str, Any]) -> Any:
 # Invariants: an error in either loop is returned to its caller. A checkpoint is reported once complete. A trainer
 # requested to stop ends after its present step, with a checkpoint.
 STEP_FILE = "latest_checkpointed_iteration.txt"
-"""Step file written by Trinity after a complete checkpoint."""
+"""File with the number of the last complete checkpoint's step, written by Trinity."""
 PATIENCE_S = 600.0
-"""Seconds to wait for the file."""
+"""Seconds to wait until this file has the number of a new checkpoint."""
 
 
 class _ErrorLog(logging.Handler):
@@ -120,7 +126,7 @@ class _ErrorLog(logging.Handler):
 
 
 class ReportingExplorer(Explorer):
-    """Trinity's explorer with phase reports."""
+    """Trinity's explorer, which also reports each step to the run's own process."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -130,20 +136,20 @@ class ReportingExplorer(Explorer):
         self._ajet_sender.introduce("explorer")
 
     async def explore_step(self) -> bool:
-        """Begin a step; return False after the last one."""
+        """Begin an explorer step and report it. Returns False after the last step."""
         went_on: bool = await super().explore_step()
         if went_on:
             self._ajet_sender.post(PhaseNotice("rollout", self.explore_step_num))
         return went_on
 
     async def explore(self) -> str:
-        """Play until the last step; return the error, or ""."""
+        """Run episodes until the last step, and return the last logged error, or ""."""
         await super().explore()
         return self._error_log.message
 
 
 class ReportingTrainer(Trainer):
-    """Trinity's trainer with phase and checkpoint reports."""
+    """Trinity's trainer, which also reports steps and checkpoints to the run's own process, and stops on request."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -159,12 +165,18 @@ class ReportingTrainer(Trainer):
         self._saved = self.train_step_num
 
     async def train(self) -> str:
-        """Train until the last step; return the error, or ""."""
+        """Train until the last step, and return the last logged error, or ""."""
         await super().train()
         return self._error_log.message
 
     async def train_step(self, exps: list[Any]) -> dict[str, Any]:
-        """Train one step. Without any weight no optimizer step is taken, as on every backbone."""
+        """Train one step and return its metrics.
+
+        If all loss weights are 0 there is no optimizer step, as on every backbone.
+
+        Args:
+            exps: the step's rows, with the loss weights in `returns`.
+        """
         step = self.train_step_num + 1
         engine: Any = self.engine
         self._ajet_sender.post(PhaseNotice("update", step))
@@ -179,7 +191,7 @@ class ReportingTrainer(Trainer):
         return metrics
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
-        """Save a checkpoint, complete on return, once per step."""
+        """Save the checkpoint of a step, wait until it is complete, and report it. Repeated calls do nothing."""
         step, folder = self.train_step_num, Path(self.config.checkpoint_job_dir)
         if step <= self._saved or self._error_log.message:
             return {}

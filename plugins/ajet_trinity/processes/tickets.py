@@ -1,7 +1,7 @@
-"""The tasks read by Trinity's explorer: tickets, with a task each.
+"""The task set that Trinity's explorer reads: numbered tickets, each a claim on one group.
 
-Invariant: a ticket is only a number, counted from 0 in each launch. The run's own process assigns the task at play
-time. The number of tickets equals the need of the remaining steps.
+Invariant: a ticket is only a number, counted from 0 in each launch. The run's own process assigns the task when the
+group's episodes are about to run. The number of tickets is what the remaining steps need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ajet_trinity.processes.workflow import Episodes
 
 
 class Tickets(BufferReader):
-    """Implements Trinity's `storage_type` of the task set."""
+    """Trinity's reader of the task set (`storage_type`), which returns tickets instead of tasks."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -24,7 +24,7 @@ class Tickets(BufferReader):
         self._end = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
-        """Return the tickets of a step. Raises StopAsyncIteration after the last."""
+        """Return the tickets of the next step, as Trinity tasks. Raises StopAsyncIteration after the last step."""
         if self._next >= self._end:
             raise StopAsyncIteration
         first = self._next
@@ -35,7 +35,7 @@ class Tickets(BufferReader):
         return self._end
 
     def state_dict(self) -> dict[str, int]:
-        """Return no position: tickets restart in each launch."""
+        """Return a constant state, because tickets are counted from 0 in each launch."""
         return {"current_index": 0}
 
     def load_state_dict(self, state_dict: Any) -> None: ...

@@ -1,8 +1,8 @@
-"""Episodes: Trinity's workflow for playing a task's group behind ajet's gateway.
+"""Episodes: the workflow that Trinity calls to run a task's group of episodes behind ajet's gateway.
 
-Invariants: an episode's failure never raises: failed or unscored episodes are recorded, and the others of the group are
-trained. A group always returns a row, since Trinity treats an empty answer as a failure: an unscored group returns an
-untrained row.
+Invariants: an episode's failure never raises. Failed or unscored episodes are written to the run's folder, and the
+others of the group are trained. A group always returns a row, since Trinity treats an empty answer as a failure: an
+unscored group returns an untrained row.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _host: Host | None = None
 
 
 class Episodes(Workflow):
-    """Implements Trinity's `default_workflow_type` with ajet's groups."""
+    """Trinity's `default_workflow_type` that runs a complete group with ajet's workflow."""
 
     is_async = True
     can_repeat = True
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """Set the number of the group's episodes."""
+        """Set the number of episodes of the group."""
         self._repeats = repeat_times
 
     async def run_async(self) -> list[Experience]:
-        """Return the group's timelines, with an Experience each."""
+        """Run the group of the task's ticket, and return one Experience per trainable token sequence."""
         host = _open_host(self.model)
         ticket, step = int(self.task.raw_task["ticket"]), int(self.task.batch_id)
         group = await host.play_ticket(ticket, step=step, sessions=self._repeats)
@@ -52,10 +52,12 @@ class Episodes(Workflow):
 
 
 def build_experiences(group: Group, version: int) -> list[Experience]:
-    """Return the timelines of scored episodes. Other episodes travel with the first.
+    """Convert a group to Trinity's rows, one per trainable token sequence of a scored episode.
+
+    Unscored episodes travel as data in the first row. A group without a scored episode gives one untrained row.
 
     Args:
-        version: the newest policy's version.
+        version: policy version of rows whose calls have no version.
     """
     others = [each for each in group.episodes if not each.scored]
     made: list[Experience] = []
@@ -68,7 +70,7 @@ def build_experiences(group: Group, version: int) -> list[Experience]:
 
 
 def build_blank() -> Experience:
-    """Return an untrained row for a group."""
+    """Return a row of two tokens that trains nothing."""
     return Experience(
         eid=EID(), tokens=[NO_TOKEN, NO_TOKEN], prompt_length=1, action_mask=[0], logprobs=[0.0], reward=0.0
     )
@@ -88,7 +90,11 @@ def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience
 
 
 def _open_host(model: Any) -> Host:
-    """Return the host of the current process. `model`: Trinity's wrapper of its engine."""
+    """Return the host of this process, which runs its episodes. The first call creates it.
+
+    Args:
+        model: Trinity's wrapper of its inference engine.
+    """
     global _host
     with _lock:
         if _host is None:
@@ -120,7 +126,13 @@ def _load_tokenizer(experiment: Any) -> Any:
 # weights. `_generate_internal` is private in Trinity 0.6.0 and covered by a test, because the public methods take
 # text.
 class RolloutEngine:
-    """Samples through `actor`, the handle of a `vLLMRolloutModel`, from any event loop."""
+    """Samples from an inference engine of Trinity. Safe to use from any event loop.
+
+    Args:
+        actor: Ray handle of a `vLLMRolloutModel`.
+        max_model_len: maximum tokens of prompt and reply.
+        vocabulary: number of tokens of the tokenizer.
+    """
 
     constrains = False
 
@@ -132,7 +144,7 @@ class RolloutEngine:
         self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Sample a reply, in a single chunk. Raises EngineFailure."""
+        """Sample one reply and yield it in one chunk. Raises EngineFailure if the request cannot be answered."""
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         sampling = request.sampling
         if self._is_closed:
@@ -153,6 +165,7 @@ class RolloutEngine:
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         prompt = request.prompt_ids.tolist()
+        # An update may happen during the call: read the version before and after it.
         oldest = await self._versions.read_version()
         reply = (await self._request_reply(prompt, params)).outputs[0]
         newest = await self._versions.read_version()
@@ -169,17 +182,23 @@ class RolloutEngine:
         yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
-        """Note a new version. Raise ValueError if `version` is older than the present version."""
+        """Record that the engine has the weights of `version`. Raises ValueError if `version` is older than before."""
         if version < self.version:
             raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         self.version = version
 
     def close(self) -> None:
-        """Refuse all further requests. Calls are idempotent."""
+        """Refuse all further requests. Idempotent."""
         self._is_closed = True
 
     async def _score_at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
-        """Return [R] the reply's logprobs, scored as part of a prompt by the present weights."""
+        """Return the log-probabilities of a sampled reply at temperature 1, one per token of the reply.
+
+        The reply is sent as part of a prompt, and is scored with the engine's current weights.
+
+        Args:
+            ids: tokens of the reply.
+        """
         params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
         output = await self._request_reply([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
         if output.prompt_logprobs is None:
@@ -196,9 +215,9 @@ class RolloutEngine:
 
 
 class _VersionReader:
-    """Read the version of the serving weights over Ray, once for all waiting calls.
+    """Reads the version of an engine's weights over Ray, with one request for all waiting callers.
 
-    Invariant: an answer goes only to callers already waiting before the request, so answers are never outdated.
+    Invariant: an answer goes only to callers that waited before the request was sent, so no answer is outdated.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -208,7 +227,7 @@ class _VersionReader:
         """By event loop: the next request, and the last sent request."""
 
     async def read_version(self) -> int:
-        """Return the version. Raises EngineFailure."""
+        """Return the policy version of the engine's weights. Raises EngineFailure if the engine does not answer."""
         loop = asyncio.get_running_loop()
         waiting = self._next.get(loop)
         if waiting is None:
@@ -228,5 +247,9 @@ class _VersionReader:
 
 
 def _read_logprobs(positions: Any) -> list[float]:
-    """Return the log-probability of each token at its position."""
+    """Return the log-probability of each token.
+
+    Args:
+        positions: pairs of a token id and vLLM's log-probabilities at its position, by token id.
+    """
     return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]

@@ -24,7 +24,11 @@ class EarlyAgentLoop:
         self._is_built = asyncio.Event()
 
     async def begin(self, *parts: Any) -> None:
-        """Run verl's constructor, and raise its exceptions."""
+        """Run the constructor of verl's agent-loop worker, and raise its exceptions.
+
+        Args:
+            parts: the constructor's arguments.
+        """
         from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
         worker: Any = AgentLoopWorkerTQ
@@ -35,18 +39,21 @@ class EarlyAgentLoop:
             self._is_built.set()
 
     async def generate_sequences(self, batch: Any) -> None:
-        """Run tasks as verl's worker. Waits for `begin`, since Ray may deliver its larger arguments later."""
+        """Pass a batch of tasks to verl's worker.
+
+        The call waits for `begin`, because Ray may deliver the larger arguments of `begin` later.
+        """
         await self._is_built.wait()
         await self._worker.generate_sequences(batch)
 
 
 def start_agent_loops(count: int) -> list[Any]:
-    """Start `count` agent loops, spread over the nodes."""
+    """Start `count` processes for agent loops, spread over the nodes, and return their actors."""
     return [start_agent_loop(f"agent_loop_{number}") for number in range(count)]
 
 
 def start_agent_loop(name: str) -> Any:
-    """Start an agent loop; logs show its name."""
+    """Start a process for an agent loop, and return its actor. The process's log carries `name`."""
     import ray
 
     actor: Any = ray.remote(EarlyAgentLoop)

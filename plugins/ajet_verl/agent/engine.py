@@ -52,7 +52,7 @@ class ServerEngine:
         self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Sample one reply, in one chunk.
+        """Sample one reply and yield it in one chunk.
 
         Raises:
             EngineFailure: the request cannot be answered.
@@ -81,7 +81,7 @@ class ServerEngine:
         yield TokenChunk(ids, logprobs, unit, oldest, finish, newest=newest, routed_experts=experts)
 
     def weights_changed(self, version: int) -> None:
-        """Note new weights in the servers.
+        """Record that the servers have the weights of policy `version`.
 
         Raises:
             ValueError: `version` is older than the current version.
@@ -95,7 +95,15 @@ class ServerEngine:
         self._is_closed = True
 
     def _read_experts(self, output: Any, tokens: int) -> npt.NDArray[np.integer[Any]] | None:
-        """Return [tokens, layers, experts per token], the experts of a reply; None without replay."""
+        """Return the experts of prompt and reply, or None if the trainer does not replay them.
+
+        Args:
+            output: the reply of verl's server.
+            tokens: number of tokens of prompt and reply without the last.
+
+        Returns:
+            Integer array [tokens, layers, experts per token].
+        """
         if self.routed_shape is None:
             return None
         experts, wanted = output.routed_experts, (tokens, *self.routed_shape)
@@ -121,9 +129,12 @@ class ServerEngine:
         return params
 
     async def _score_at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
-        """Return the reply's log-probabilities at temperature 1, shape [R].
+        """Return the log-probabilities of a sampled reply at temperature 1, one per token of the reply.
 
-        The reply is scored as part of a prompt, with the current weights.
+        The reply is sent as part of a prompt, and is scored with the servers' current weights.
+
+        Args:
+            ids: tokens of the reply.
         """
         from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -159,7 +170,10 @@ class ServerEngine:
 
 
 def _has_unit_logprobs(request: TokenRequest) -> bool:
-    """Return True if the server's log-probability is at temperature 1; for greedy sampling it is."""
+    """Return True if the log-probabilities of the server's reply are already those at temperature 1.
+
+    They are for untruncated sampling at temperature 1, and for greedy sampling.
+    """
     sampling = request.sampling
     plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
     return plain or sampling.temperature == 0.0

@@ -1,8 +1,9 @@
-"""WorkflowLoop: verl's agent loop; runs the workflow and returns its timelines.
+"""WorkflowLoop: the agent loop that verl calls, which runs the workflow and returns its timelines.
 
-Invariants: a failure within an episode never raises. A failed or unscored episode is recorded and gives no row, and the
-other episodes of its group are trained. A group without any row raises once, as the signal for verl to fetch another
-task. Validation gives no rows: its metrics come from the recorded episodes.
+A timeline is one token sequence of an episode. Invariants: a failure within an episode never raises. A failed or
+unscored episode is written to the run's folder and gives no row, and the other episodes of its group are trained. A
+group without any row raises once, as the signal for verl to fetch another task. Validation gives no rows: its metrics
+come from the episodes in the run's folder.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ class NothingToTrainError(AjetError):
 
 
 class WorkflowLoop(AgentLoopBase):
-    """Runs one session: one repeat of one task."""
+    """Runs one session, which is one of the samples that verl requests for a task."""
 
     async def run(  # type: ignore[override] # verl's workers take a list, its base class does not say so
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[AgentLoopOutput]:
-        """Play an episode and return its token sequences, one output per linear conversation.
+        """Run an episode and return its token sequences, one output per linear conversation.
 
         Args:
+            sampling_params: ignored; the workflow samples with ajet's settings.
             kwargs: a row of the data set, with verl's uid, session_id and global_steps.
         """
         host = open_host(self.config, self.server_manager, self.tokenizer, self.processor)

@@ -1,11 +1,11 @@
-"""Agents in a verl run not launched by ajet: code of verl's agent-loop processes for a workflow of ajet.
+"""Runs a workflow of ajet as an agent loop in a verl run that ajet did not launch.
 
-verl creates the `_target_` class of agent.yaml for each session and requests the session's outputs. Invariants: an
-episode runs in the rollout of every backbone, behind a gateway in this process, and is recorded with any outcome. The
-outputs are the exact tokens of its timelines. Steps, rewards and checkpoints belong to verl: ajet does not account for
-tokens, prove steps or resume the run, and the first log line says so. A failed training episode raises; in mode `sync`
-verl then trains the rest of the group. A failed validation episode gives an empty output for verl's reward, since verl
-cannot validate an empty batch.
+verl creates the `_target_` class of agent.yaml for each session (one sample of a task) and requests the session's
+outputs. Invariants: an episode runs in the rollout used on every backbone, behind a gateway in this process, and is
+written to disk even if it fails. The outputs are the exact tokens of its timelines, the episode's token sequences.
+Steps, rewards and checkpoints belong to verl: ajet does not account for tokens, prove steps or resume the run, and the
+first log line says so. A failed training episode raises, and in mode `sync` verl then trains the rest of the group. A
+failed validation episode gives an empty output for verl's reward, since verl cannot validate an empty batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VERL_ARGUMENTS = (
     *("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config"),
     *("hf_model_type", "tools"),
 )
-"""Arguments passed by verl to a `_target_`; further keys of agent.yaml belong to the workflow."""
+"""Arguments that verl passes to the class named by `_target_`. Other keys of agent.yaml belong to the workflow."""
 _ROW = ("data_source", "ability", "reward_model", "extra_info")
 """Columns of verl's data set copied into the task."""
 _HELD_OUT = ("validation", "val", "test")
@@ -58,12 +58,13 @@ async def play_session(
     """Run one session and return its `AgentLoopOutput`s, one per timeline.
 
     Args:
-        made_with: all arguments passed by verl to the workflow.
-        drawn: sampling parameters, in verl's names.
+        workflow: class of the workflow.
+        made_with: all arguments with which verl creates the workflow.
+        drawn: sampling parameters under verl's names.
         row: a row of the data set, with verl's uid, session_id and global_steps.
 
     Raises:
-        RunFailed: a training episode failed or sampled nothing; it is recorded before.
+        RunFailed: a training episode failed or sampled nothing; it is on disk already.
         UserError: this version of verl cannot run the workflow.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -90,10 +91,15 @@ async def play_session(
 
 
 class PlainSessions:
-    """Sessions of one workflow in this process. Created once, closed with the process."""
+    """Runs all sessions of one workflow in this process. Created once and used until the process ends."""
 
     def __init__(self, experiment: Experiment, workflow: type[Any], config: Any, made_with: Mapping[str, Any]) -> None:
-        """Open the record, engine, gateway and rollout; `config` is verl's."""
+        """Open the run's folder, the engine, the gateway and the rollout.
+
+        Args:
+            config: verl's complete config.
+            made_with: all arguments with which verl creates the workflow.
+        """
         self._record = open_record(experiment)
         self._tokenizer = made_with["tokenizer"]
         parts = made_with["server_manager"], self._tokenizer, made_with.get("processor")
@@ -112,7 +118,7 @@ class PlainSessions:
 
     @property
     def routed_shape(self) -> tuple[int, int] | None:
-        """(layers, experts per token) of replayed experts; None without replay."""
+        """(layers, experts per token) of replayed experts. None without replay."""
         return self._engine.routed_shape
 
     def close(self) -> None:
@@ -121,7 +127,11 @@ class PlainSessions:
         self._gateway.close()
 
     async def play_episode(self, drawn: Mapping[str, Any], row: Mapping[str, Any]) -> Episode:
-        """Run and record one session.
+        """Run the episode of one session and write it to disk.
+
+        Args:
+            drawn: sampling parameters under verl's names.
+            row: a row of the data set, with verl's uid, session_id and global_steps.
 
         Raises:
             UserError: the row makes no task.
@@ -135,6 +145,7 @@ class PlainSessions:
                 task,
                 step=int(row["global_steps"]),
                 split=split,
+                # verl requests one session at a time: run only the repeat with this number, as if the earlier were done
                 repeats=repeat + 1,
                 over=range(repeat),
                 sampling=self._build_sampling(drawn),
@@ -145,7 +156,7 @@ class PlainSessions:
         return episode
 
     async def _find_place(self, uid: str) -> int:
-        """Return the position recorded for verl's group `uid`, equal for all sessions of the group."""
+        """Return the group number that the run's folder uses for verl's group `uid`."""
         async with self._lock:
             if uid not in self._places:
                 self._places[uid] = await self._record.place(uid)
@@ -181,7 +192,10 @@ def build_task(row: Mapping[str, Any]) -> Task:
 
 
 def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
-    """Return the experiment with the rollout settings of verl's config; its runs lie next to verl's checkpoints."""
+    """Build an experiment with the rollout settings of verl's config.
+
+    Its run folders are created next to verl's checkpoints.
+    """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     held_out = rollout.val_kwargs
     longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
@@ -233,7 +247,12 @@ def _open_sessions(name: str, workflow: type[Any], made_with: Mapping[str, Any])
 
 
 def _bind_arguments(workflow: type[Any], own: Mapping[str, Any], number: int) -> type[Any]:
-    """Return a subclass of the workflow with these constructor arguments."""
+    """Return a subclass of the workflow that needs no constructor arguments.
+
+    Args:
+        own: the constructor arguments to bind.
+        number: makes the subclass's name unique in the process.
+    """
     if not own:
         return workflow
 
@@ -255,7 +274,7 @@ FIRST = (
 
 
 class PlainRecord:
-    """Ray actor that writes the run's record (episodes and status) for rollouts played in other processes."""
+    """Ray actor that writes the run's folder (episodes and status) for episodes that run in other processes."""
 
     def __init__(self, yaml: str, base: Path, root: Path) -> None:
         experiment = Experiment.from_text(yaml, base, root=root)
@@ -269,7 +288,7 @@ class PlainRecord:
         return self._run.run_id
 
     def place(self, uid: str) -> int:
-        """Return the position recorded for verl's group `uid`, assigned at the first call: 0, 1, 2, …"""
+        """Return the group number of verl's group `uid`. A new `uid` gets the next number, counted from 0."""
         return self._places.setdefault(uid, len(self._places))
 
     def keep(self, group: Group) -> None:
@@ -280,7 +299,7 @@ class PlainRecord:
 
 
 class RecordClient:
-    """Calls the record's actor from any process of the run."""
+    """Calls the actor that writes the run's folder, from any process of the run."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -292,16 +311,16 @@ class RecordClient:
         return str(ray.get(self._actor.run_id.remote()))
 
     async def place(self, uid: str) -> int:
-        """Return the position recorded for verl's group `uid`, equal in all processes."""
+        """Return the group number of verl's group `uid`, which is equal in all processes."""
         return int(await self._actor.place.remote(uid))
 
     async def keep(self, group: Group) -> None:
-        """Write the episodes of a group; they are on disk on return."""
+        """Write the episodes of a group to disk, and return when they are there."""
         await self._actor.keep.remote(group)
 
 
 def open_record(experiment: Experiment) -> RecordClient:
-    """Return the run's record; the first caller creates the actor."""
+    """Connect to the actor that writes the run's folder. The first call of the job creates it."""
     import ray
 
     actor: Any = ray.remote(PlainRecord)

@@ -1,4 +1,4 @@
-"""The host of an agent-loop process, in front of verl's servers.
+"""Creates the host of an agent-loop process: gateway, workflow and judge in front of verl's servers.
 
 Invariant: the first session creates the host, and the host lives until the process ends.
 """
@@ -23,7 +23,7 @@ _host: Host | None = None
 
 
 def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
-    """Return the host of this process.
+    """Return the host of this process, which runs its episodes. The first call creates it.
 
     Args:
         config: verl's complete config.
@@ -48,7 +48,12 @@ def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -
 def build_engine(
     config: Any, client: Any, tokenizer: Any, processor: Any = None
 ) -> tuple[ServerEngine, ImageTokens | None]:
-    """Return verl's servers as an engine, and the model's image tokens. Arguments as in `open_host`."""
+    """Create the engine that samples from verl's servers.
+
+    Returns:
+        The engine, and the image tokens of a vision model (None for a text model). The arguments are those of
+        `open_host`.
+    """
     rollout = config.actor_rollout_ref.rollout
     longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
     images = ImageTokens(processor) if processor is not None else None
@@ -80,6 +85,9 @@ def find_routed_shape(config: Any) -> tuple[int, int] | None:
 
 
 def freeze_garbage() -> None:
-    """Exclude verl's half a million objects from garbage collection, which would block replies."""
+    """Exclude all present objects from garbage collection.
+
+    verl has half a million of them, and a collection over them would block replies.
+    """
     gc.collect()
     gc.freeze()

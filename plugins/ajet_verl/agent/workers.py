@@ -1,8 +1,9 @@
 """AgentWorkers: verl's manager of agent-loop processes, extended to replace dead processes.
 
 verl distributes its tasks once, so it would wait forever for the tasks of a dead process. Invariants: a task is run
-again completely in a new process if its process died or its replacement could not begin. The episodes keep their names,
-and rows of the dead process are removed first. A task whose process dies each time is given up and counts as failed.
+again completely in a new process if its process died or a replacement process could not start. The episodes keep their
+names, and rows of the dead process are removed first. A task whose process dies each time is given up and counts as
+failed.
 """
 
 from __future__ import annotations
@@ -35,16 +36,20 @@ class AgentWorkers(AgentLoopManagerTQ):
     agent_loop_workers: list[Any]
 
     def __init__(self, *args: Any, early: Sequence[Any] = (), **kwargs: Any) -> None:
-        """Create the manager; `early` are processes started before, none if empty."""
+        """Create the manager.
+
+        Args:
+            early: actors of agent-loop processes that were started before; if empty, the manager starts them.
+        """
         super().__init__(*args, **kwargs)
         self._early = early
         self._first_begins: list[Any] = []
         """Results of `begin` of the first processes, until tasks are distributed."""
         self.later_begins: dict[int, Any] = {}
-        """Pending results of `begin` of replacement processes, by place."""
+        """Pending results of `begin` of replacement processes, by index in `agent_loop_workers`."""
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
-        """Per process: uid -> row of the task."""
+        """Unfinished tasks per process: the task's uid -> its row."""
         self._tries = Counter[str]()
         self._sender = Sender()
 
@@ -56,7 +61,7 @@ class AgentWorkers(AgentLoopManagerTQ):
         return worker.begin.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Distribute the tasks; returns after the processes received them."""
+        """Distribute a batch of tasks over the processes, and return once the processes have received them."""
         for each in self._first_begins:
             with suppress(ray.exceptions.RayActorError):  # a dead process is replaced later
                 ray.get(each)
@@ -100,8 +105,10 @@ class AgentWorkers(AgentLoopManagerTQ):
             threading.Event().wait(POLL_S)
 
     def kill_failed_workers(self) -> None:
-        """Kill replacements with a failed `begin`, so that the next check replaces them; alive they would hold their
-        tasks."""
+        """Kill replacement processes whose `begin` failed, so that the next check replaces them.
+
+        If they stayed alive, their tasks would never run.
+        """
         for place, begun in list(self.later_begins.items()):
             if not ray.wait([begun], timeout=0)[0]:
                 continue
@@ -115,6 +122,12 @@ class AgentWorkers(AgentLoopManagerTQ):
                 continue  # the process died, and the next check replaces it
 
     def replace_worker(self, place: int, why: str) -> None:
+        """Start a process in place of a dead one, and give it the unfinished tasks of the dead process.
+
+        Args:
+            place: index of the process in `agent_loop_workers`.
+            why: cause of the death, for the log.
+        """
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
         self._sender.post(DeathNotice("agent loop", why))
         self._forget_ended_tasks()
@@ -122,6 +135,7 @@ class AgentWorkers(AgentLoopManagerTQ):
         self.later_begins[place] = self._begin_worker(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
+            # The new process writes the same keys: rows of the dead process would be mixed with its rows.
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]
             if old:
                 transfer_queue.kv_clear(keys=old, partition_id=partition)

@@ -1,4 +1,4 @@
-"""Rules of `refusals` for batches: tasks, mini-batches, and rows per pass.
+"""Rules of `refusals` for batch settings: tasks per step, mini-batches, and rows per forward pass.
 
 Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of complete groups. Its rows need not be
 divisible by the number of model copies, since `trainer.mini_batches` pads the part of each copy. Only for micro-batches
@@ -14,7 +14,7 @@ from ajet_verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Effecti
 
 
 def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check that the tasks divide into mini-batches (verl: ActorConfig.validate)."""
+    """Check that the tasks of a step can be divided into mini-batches (verl: ActorConfig.validate)."""
     batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
     key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
     ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
@@ -40,7 +40,10 @@ def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check micro-batches counted in rows (verl: ActorConfig.__post_init__, .validate, validate_config)."""
+    """Check the settings of micro-batches whose size is a number of rows, not of tokens.
+
+    verl's own checks: ActorConfig.__post_init__, ActorConfig.validate, validate_config.
+    """
     if s.value(f"{ACTOR}.use_dynamic_bsz", True):
         return
     needed = [

@@ -14,7 +14,10 @@ CALLBACK = "ajet_verl.trainer.process.SavedCallback"
 
 
 def check_checkpoints(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check saving and resuming (verl: PPOTrainer._load_checkpoint; ._save_checkpoint lacks the first two checks)."""
+    """Check the settings for saving and resuming.
+
+    The third check is verl's own (PPOTrainer._load_checkpoint). verl makes no check like the first two.
+    """
     late = f"{ACTOR}.checkpoint.async_save"
     if s.value(late):
         yield s.make_error(

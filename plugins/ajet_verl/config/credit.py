@@ -1,4 +1,4 @@
-"""Settings of credit and loss, read back from verl's config.
+"""Reads the settings of credit assignment (advantages) and loss from verl's composed config.
 
 Invariants: verl's keys are the only source, so the user's `verl:` section takes precedence here too. ajet's trainers
 assign credit and compute the loss themselves, equally on every backbone. A verl setting without an equivalent is
@@ -59,12 +59,12 @@ _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("reward_model.enable", (False, None)),
     ("reward_model.reward_manager", ("naive", None)),
 )
-"""verl's keys and the values supported by ajet's credit and loss; None for an unset key."""
+"""verl's keys with the values that ajet's advantages and loss support; None stands for an unset key."""
 _FILTERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("algorithm.filter_groups.metric", ("reward", "score", "seq_reward", "seq_final_reward", None)),
     ("algorithm.filter_groups.max_num_gen_batches", (0, None)),
 )
-"""Further keys while groups are filtered: episodes are compared by reward only."""
+"""Further keys, checked only if verl filters groups: ajet filters groups by reward only."""
 
 
 def _load_algorithms() -> dict[str, type[Algorithm]]:
@@ -72,10 +72,10 @@ def _load_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, expected) for each unsupported value.
+    """Yield (verl key, its value, expected values as text) for each setting that ajet's credit and loss lack.
 
     Args:
-        value: returns the effective value of a key, or None.
+        value: returns the effective value of a verl key, or None if it is unset.
     """
     filters = value("algorithm.filter_groups.enable")
     ours = tuple(name for name, each in _load_algorithms().items() if not each.needs & {"teacher", "critic"})
@@ -93,7 +93,7 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
 
 
 def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
-    """Read the credit and loss settings from verl's complete config; unrelated settings keep their defaults.
+    """Read the credit and loss settings from verl's complete config. Unrelated settings keep their defaults.
 
     Raises:
         ValueError: `find_unsupported` yields a key.
@@ -140,9 +140,9 @@ def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
 
 
 def _should_leave_out(verl: Mapping[str, Any]) -> bool:
-    """Return True if groups with equal rewards are dropped from a complete batch, for remote samplers.
+    """Return True if groups with equal rewards shall be left out of a complete batch, without a replacement.
 
-    verl's own filter would wait for more groups than samplers may run ahead.
+    This holds for runs with remote samplers: verl's own filter would wait for more groups than samplers may run ahead.
     """
     return bool(verl["trainer"]["v1"]["trainer_mode"] == DECOUPLED and verl["trainer"]["ajet_left_out"])
 

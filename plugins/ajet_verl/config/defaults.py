@@ -1,4 +1,4 @@
-"""Defaults of verl replaced by ajet's defaults.
+"""Lists the keys for which ajet replaces verl's default by its own.
 
 Invariant: `verls.DEFAULTS` is the only list of them, and a test compares the list with the installed verl. ajet's
 defaults are converted to verl's keys by `layers/`.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 _UNBOUNDED = 1e9
-"""Value written by the layers for a disabled bound or a step never reached."""
+"""Value that the YAML layers write for a disabled bound or for a step that is never reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacedDefault:
-    """A key of verl not set by the user."""
+    """A verl key that the user did not set and that gets ajet's default."""
 
     key: str
     verl: Any
@@ -37,7 +37,7 @@ class ReplacedDefault:
 
 
 def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
-    """Return the unset keys with ajet's default instead of verl's, in the order of `DEFAULTS`."""
+    """Return the keys that the user did not set and that get ajet's default, in the order of `DEFAULTS`."""
     users, known = list_user_layers(experiment.layers), compose_sections(experiment)[0]
     found = []
     for key, verls in DEFAULTS.items():
@@ -50,7 +50,7 @@ def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
 
 
 def describe_replaced_defaults(experiment: Experiment) -> str:
-    """Return the lines for a screen; "" if the YAML has no sections of verl."""
+    """Describe the replaced defaults in lines for the screen, or return "" if the YAML has no sections of verl."""
     users = list_user_layers(experiment.layers)
     if not any(layer.get_value((root,)) is not ABSENT for layer in users for root in VERL.roots):
         return ""
@@ -62,7 +62,7 @@ def describe_replaced_defaults(experiment: Experiment) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """Return a value in YAML syntax; an unreachable bound is `off`."""
+    """Return a value in YAML syntax. An unreachable bound is `off`."""
     if isinstance(value, list):
         return f"[{', '.join(map(spell_value, value))}]"
     if isinstance(value, float) and value >= _UNBOUNDED:

@@ -1,7 +1,7 @@
-"""Effective settings of verl, with the names known to the user.
+"""The settings that take effect in verl, under the names by which the user wrote them.
 
 Invariant: a setting has one effective value (the user's `verl:` section before values mapped from ajet's keys), one
-name known to the user, and one place.
+name known to the user, and one place, as file:line or the name of an override.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 ACTOR, ROLLOUT, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
-"""Two sections of verl, and one of ajet."""
+"""Key prefixes: two sections of verl's config, and one section below `ajet`."""
 Pairs = tuple[tuple[str, str], ...]
 """Pairs of a verl key and its source key below `ajet`."""
 MACHINES: Pairs = (
@@ -39,11 +39,15 @@ MEGATRON_SIZES: Pairs = tuple(
         "expert_model_parallel_size",
     )
 )
-"""Megatron's parallel sizes; the first three form one copy of the model."""
+"""Megatron's parallel sizes. The product of the first three is the number of GPUs of one copy of the model."""
 
 
 def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
-    """Return the last layer with a user's value for a verl key, and the key's path; None if unset."""
+    """Find where the user set a verl key, in its own section or below `verl:`.
+
+    Returns:
+        The last config layer that sets the key, and the key's path in it, or None if the user did not set it.
+    """
     places = [("verl", *verl)]
     if verl[0] in VERL.roots:
         places.insert(0, verl)
@@ -55,7 +59,15 @@ def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
 
 
 class EffectiveSettings:
-    """Holds effective values and their names: a mapped key below `ajet`, or verl's own key if set."""
+    """Gives the effective value of each verl key, and the name under which the user knows it.
+
+    The name is verl's own key if the user set it, else the key below `ajet` that is mapped to it.
+
+    Args:
+        tree: verl's config, composed from ajet's layers and the user's sections.
+        model: facts known about the model.
+        gpu_bytes: memory of one GPU, or None if unknown.
+    """
 
     def __init__(
         self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
@@ -90,10 +102,15 @@ class EffectiveSettings:
     def make_error(
         self, what: str, verl: str, *ajet: str, also: Pairs = (), expected: str = "", do: str = ""
     ) -> ConfigError:
-        """Build a refusal with the place of the last value set.
+        """Build an error that names the place where the last of the involved settings was set.
 
         Args:
+            what: the problem.
+            verl: the verl key of the setting, or "" if it exists only below `ajet`.
+            ajet: the keys below `ajet` that determine it.
             also: further settings involved in the problem.
+            expected: values that would be accepted.
+            do: advice to the user.
         """
         own = self._find_own_path(verl) if verl else None
         paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
@@ -122,7 +139,7 @@ class EffectiveSettings:
 
     @property
     def gpus(self) -> int:
-        """The number of all training GPUs."""
+        """Number of training GPUs on all nodes."""
         return self.count("trainer.nnodes") * self.count("trainer.n_gpus_per_node")
 
     @property
@@ -132,7 +149,7 @@ class EffectiveSettings:
 
     @property
     def model_parallel(self) -> int:
-        """GPUs sharing one copy of the model's computation."""
+        """Number of GPUs that together compute one copy of the model."""
         sizes = MEGATRON_SIZES[:3] if self.is_megatron else (ULYSSES,)
         product = 1
         for verl, _ in sizes:

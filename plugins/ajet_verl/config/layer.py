@@ -49,7 +49,7 @@ def compose_verl_config(
     run_folder: Path | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Return the config of verl's trainer.
+    """Compose the complete, checked config of verl's trainer.
 
     Args:
         model: facts known about the model.
@@ -98,7 +98,15 @@ def compose_sections(experiment: Experiment) -> tuple[DictConfig, DictConfig, di
 
 
 def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | None) -> tuple[DictConfig, DictConfig]:
-    """Return the layers filled from the node `ajet`, without and with the user's sections; unresolved."""
+    """Compose verl's defaults and ajet's layers, with unresolved interpolations.
+
+    Args:
+        ajet: the settings below `ajet`, which the layers refer to.
+        folder: folder of verl's YAML files, or None without verl.
+
+    Returns:
+        The config without the user's sections, and the config with them.
+    """
     from omegaconf import OmegaConf
 
     trainer = ajet["trainer_common"]
@@ -110,7 +118,7 @@ def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | N
 
 
 def find_extra(device: str) -> str:
-    """Return the extra that installs verl for `device`."""
+    """Return the name of ajet's pip extra that installs verl for `device`."""
     return "verl-cpu" if device == "cpu" else "verl"
 
 
@@ -122,7 +130,10 @@ def make_printable_config(experiment: Experiment, tree: dict[str, Any]) -> dict[
 def _ajet_node(
     experiment: Experiment, model_folder: Path | None, run_folder: Path | None, device: str | None
 ) -> dict[str, Any]:
-    """Return the typed settings independent of the YAML's name and place, plus the values used by the layers."""
+    """Build the node `ajet` that the YAML layers refer to.
+
+    It has the typed settings, with paths that do not depend on the YAML's folder, and a few computed values.
+    """
     node = experiment.settle_values()
     node["verl_layers"] = str(LAYERS)
     node["val_repeats"] = experiment.ajet.validation_repeats
@@ -151,16 +162,17 @@ def _ajet_node(
 
 
 def _describe_model(experiment: Experiment, model: ModelLimits) -> dict[str, Any]:
-    """Return the values used by the layers that depend on the model."""
+    """Return the values of the node `ajet` that depend on the model."""
     adapted = list_served_layers(experiment, model)
     return {"sees_images": model.images, "merges_adapters": not adapted, "served_layers": adapted or None}
 
 
 def list_served_layers(experiment: Experiment, model: ModelLimits) -> list[str]:
-    """Return the layers in which the servers apply the adapter; empty if they get merged weights.
+    """Return the names of the linear layers in which the servers apply the LoRA adapter.
 
-    verl sends adapters to servers that share the trainer's accelerators only. vLLM gets the layers by name, because an
-    adaptable head would end the server that scores a prompt: it knows the adapters of sampled tokens alone.
+    The list is empty if the servers get merged weights. verl sends adapters only to servers that share the trainer's
+    accelerators. vLLM gets the layers by name, because it would crash with an adapter on the head when it scores a
+    prompt: it has adapters only for sampled tokens there.
     """
     settings, lora = experiment.ajet, experiment.ajet.trainer_common.lora
     names = model.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
@@ -172,13 +184,13 @@ def list_served_layers(experiment: Experiment, model: ModelLimits) -> list[str]:
 
 
 def _collect_sections(experiment: Experiment) -> dict[str, Any]:
-    """Return the user's own sections (for interpolations) merged below verl's sections."""
+    """Return verl's sections as one tree, with the user's own sections for interpolations."""
     sections = {name: value for name, value in experiment.sections.items() if name not in ROOTS}
     return {**sections, **_merged_sections(experiment)}
 
 
 def _merged_sections(experiment: Experiment) -> dict[str, Any]:
-    """Return `verl:` and the top-level names as one tree.
+    """Merge the section `verl:` and verl's sections at the top level of the YAML into one tree.
 
     Raises:
         ConfigError: both set a key to different values.
@@ -225,7 +237,7 @@ def _join_sections(one: Any, other: Any, path: tuple[str, ...], experiment: Expe
 
 
 def read_verls_defaults() -> DictConfig:
-    """Return the unresolved defaults of the installed verl for FSDP.
+    """Return the defaults of the installed verl for FSDP, with unresolved interpolations.
 
     Raises:
         MissingExtraError: verl is not installed.
@@ -240,12 +252,14 @@ def read_verls_defaults() -> DictConfig:
 
 @lru_cache(maxsize=8)
 def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
-    """Return verl's `ppo_trainer` for the engine with ajet's layers merged, pickled with interpolations.
+    """Merge ajet's layers into verl's config `ppo_trainer`, and return the result pickled, with interpolations.
 
     Unpickling a copy is ten times faster than building the config from a mapping.
 
     Args:
-        folder: folder of verl's YAML files.
+        folder: folder of verl's YAML files, or None without verl.
+        megatron: True to train with Megatron, False with FSDP.
+        cpu: True for a machine without an accelerator.
     """
     from omegaconf import OmegaConf
 
@@ -267,7 +281,10 @@ def compose_verls_defaults(folder: Path, megatron: bool) -> Any:
 
 
 def find_config_folder(extra: str) -> Path | None:
-    """Return `verl/trainer/config`, or None without verl.
+    """Return the folder `verl/trainer/config` of the installed verl, or None if verl is not installed.
+
+    Args:
+        extra: pip extra named in the error's advice.
 
     Raises:
         UserError: another version is installed.

@@ -1,4 +1,4 @@
-"""Keys below `ajet` overridden by verl's own sections, and the experiment with the values effective in verl.
+"""Finds keys below `ajet` that verl's own sections override, and writes the effective values back to the experiment.
 
 The files in `layers/` are the only mapping: a verl key is related to its source keys below `ajet`, directly or through
 other verl keys. This module refuses nothing and works without verl installed.
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 _PICKED = re.compile(r"\$\{ajet\.pick:\$\{[\w.]+\},\{([^{}]*)\}(,)?")
-"""Matches a layer's value translated by a table."""
+"""Matches a value in a layer that a table of `ajet.pick` translates."""
 _PASS = f"{ACTOR}.ppo_max_token_len_per_gpu"
-"""A bound in tokens, as in ajet, in verl's own section."""
+"""verl's limit of tokens per forward pass, which ajet counts in the same unit."""
 _MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 """verl counts tasks per mini-batch, ajet counts mini-batches."""
 _NAME = "ajet.experiment_name"
@@ -43,7 +43,7 @@ _NAME = "ajet.experiment_name"
 
 @dataclass(frozen=True, slots=True)
 class OverriddenKey:
-    """A key below `ajet` set by the user without reaching verl."""
+    """A key below `ajet` that the user set and that a key in a verl section overrides."""
 
     key: str
     where: str
@@ -51,13 +51,13 @@ class OverriddenKey:
     verl_key: str
     verl_where: str
     value: Any
-    """The value effective in verl; environment values as written."""
+    """The value effective in verl. Interpolations of environment variables are shown as written."""
     own: Any
     """The overridden value below `ajet`."""
 
 
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
-    """Return the user's keys below `ajet` overridden by a verl section."""
+    """Return the user's keys below `ajet` that a verl section overrides with another value."""
     users = list_user_layers(experiment.layers)
     found = []
     for verl, mapped, given, key in _list_set_keys(experiment):
@@ -102,6 +102,7 @@ def apply_sections(experiment: Experiment) -> Experiment:
             except ValidationError:
                 continue
             break
+    # Compose again with the new values. A key that still does not give verl's value gets its old value back.
     known, tree, _ = compose_sections(laid) if values else ({}, {}, {})
     reverted = {
         key: get_setting(experiment.ajet, tuple(key.split(".")[1:]))
@@ -112,9 +113,13 @@ def apply_sections(experiment: Experiment) -> Experiment:
 
 
 def _list_candidates(given: Any, raw: str) -> list[Any]:
-    """Return the ajet values for a verl value: the value itself, and its translations by the layer's table.
+    """Return the values below `ajet` that may give a value in verl: the value itself, and those in the layer's table.
 
     The value itself is no candidate if the table has a default.
+
+    Args:
+        given: the value in verl.
+        raw: the layer's expression for the verl key.
     """
     found = _PICKED.match(raw)
     if found is None:
@@ -125,7 +130,7 @@ def _list_candidates(given: Any, raw: str) -> list[Any]:
 
 
 def _find_fill(verl: str) -> str:
-    """Return a layer's expression for a verl key."""
+    """Return the expression that ajet's layers write for a verl key, or "" if none does."""
     return next((raw for layer in find_backbone("verl").filled if (raw := _read_fill(layer, verl))), "")
 
 
@@ -137,7 +142,7 @@ def _read_fill(layer: Path, verl: str) -> str:
 
 
 def describe_overridden(found: list[OverriddenKey]) -> str:
-    """Return the lines for a screen or a log, or "" without overridden keys."""
+    """Describe the overridden keys in lines for screen or log, or return "" if there are none."""
     if not found:
         return ""
     rows = [
@@ -149,7 +154,11 @@ def describe_overridden(found: list[OverriddenKey]) -> str:
 
 
 def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, str]]:
-    """Yield (path, mapped value, effective value, source key) for each key in the user's verl sections."""
+    """Yield a tuple for each key in the user's verl sections that is mapped from a key below `ajet`.
+
+    Yields:
+        (path of the verl key, value mapped from ajet, value effective in verl, source key below `ajet`).
+    """
     if not experiment.backbone_overrides:
         return
     known, tree, merged = compose_sections(experiment)
@@ -163,7 +172,15 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
 
 
 def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()) -> str | None:
-    """Return the source key below `ajet` of a verl key: the entry in `LIKE`, else the first source."""
+    """Return the key below `ajet` from which ajet's layers compute a verl key, or None.
+
+    An entry in `LIKE` wins over the first key in the layer's expression.
+
+    Args:
+        dotted: the verl key.
+        known: verl's config without the user's sections, with unresolved interpolations.
+        seen: verl keys visited already, against cycles.
+    """
     from omegaconf import OmegaConf
 
     *parents, name = dotted.split(".")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 VLLM_LARGEST_LORA_RANK = 512
 TREES = "actor_rollout_ref.ajet_trees"
-"""verl key: compute shared prefixes of rows once."""
+"""ajet's key in verl's config: if true, the trainer computes prefixes shared by several rows only once ("trees")."""
 ROUTED, MEGATRON_REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
 """verl keys: servers report the experts of each token, and Megatron replays them (mode R3)."""
 MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
@@ -43,10 +43,11 @@ MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
 
 
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
-    """Raise one ConfigError with all settings not accepted by verl.
+    """Raise one ConfigError with all settings that verl would not accept.
 
     Args:
-        tree: ajet's layers and the user's sections, over verl's defaults if verl is installed.
+        tree: verl's config from ajet's layers and the user's sections, over verl's defaults if verl is installed.
+        model: facts known about the model.
         gpu_bytes: memory of one GPU, if known.
     """
     settings = EffectiveSettings(experiment, tree, model, gpu_bytes)
@@ -140,8 +141,10 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check parallel sizes (verl: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config; Megatron's
-    checks)."""
+    """Check that GPUs, experts and attention heads can be divided by the parallel sizes.
+
+    verl's own checks: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config, and those of Megatron.
+    """
     sizes = MEGATRON_SIZES[:3] if s.is_megatron else (ULYSSES,)
     names = " × ".join(s.name(verl, ours) for verl, ours in sizes)
     if s.gpus % s.model_parallel:
@@ -187,7 +190,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check the limits of `ajet_verl.trainer.trees`."""
+    """Check the settings that computing shared prefixes once (`ajet_verl.trainer.trees`) cannot be combined with."""
     attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     if not s.value(TREES, False):
         where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
@@ -234,7 +237,10 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_replay(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check the replay of experts (verl: ActorRolloutRefWorker.__init__, MegatronEngine.forward_step)."""
+    """Check the settings for training a mixture of experts with the experts that the servers chose.
+
+    verl's own checks: ActorRolloutRefWorker.__init__, MegatronEngine.forward_step.
+    """
     mode = s.value(MEGATRON_REPLAY, "disabled")
     if not s.value(ROUTED) and mode == "disabled":
         return
@@ -267,8 +273,10 @@ def _check_replay(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check the engine (verl: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model; vLLM's
-    SchedulerConfig)."""
+    """Check parallel sizes, batch limits and memory share of the inference engine.
+
+    verl's own checks: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model. vLLM's: SchedulerConfig.
+    """
     tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
     key, one = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
     if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
@@ -316,9 +324,9 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check that the engine's memory holds weights and the cache of one sequence, a lower bound.
+    """Check that the engine's share of GPU memory holds the weights and the KV cache of one longest sequence.
 
-    vLLM checks the same after loading the weights.
+    This is a lower bound of what the engine needs. vLLM checks the same after loading the weights.
     """
     if s.gpu_bytes is None or s.model.parameters is None or s.value("trainer.device") == "cpu":
         return
@@ -339,7 +347,10 @@ def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check lengths (verl: vLLMHttpServer._validate_configs, .generate, rearrange_micro_batches)."""
+    """Check that prompts, sequences and forward passes fit the model's maximum length and each other.
+
+    verl's own checks: vLLMHttpServer._validate_configs, vLLMHttpServer.generate, rearrange_micro_batches.
+    """
     prompt, longest = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
     key, ours = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
     if s.model.positions is not None and longest > s.model.positions:
@@ -394,8 +405,10 @@ def _check_sampling(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check the optimizer and LoRA (verl: FSDPOptimizerConfig, FSDPEngine._build_lr_scheduler,
-    get_vllm_max_lora_rank)."""
+    """Check the learning-rate schedule, LoRA, and the format of the model file.
+
+    verl's own checks: FSDPOptimizerConfig, FSDPEngine._build_lr_scheduler, get_vllm_max_lora_rank.
+    """
     schedule = s.value(f"{ACTOR}.optim.lr_scheduler_type")
     if not s.is_megatron and schedule not in (None, "constant", "cosine"):
         yield s.make_error(
@@ -437,7 +450,7 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check the training mode (verl: PPOTrainerSeparateAsync.__init__)."""
+    """Check the training mode and the settings that separate_async needs (verl: PPOTrainerSeparateAsync.__init__)."""
     mode = s.value("trainer.v1.trainer_mode")
     if mode not in MODES:
         yield s.make_error(
@@ -474,7 +487,7 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check settings of credit and loss, computed by `ajet_verl.trainer.trainers` as on the local backbone."""
+    """Check that ajet's own advantages and loss, which replace verl's, support the settings in verl's config."""
     for key, found, expected in find_unsupported(lambda key: s.value(key)):
         yield s.make_error(
             f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's advantages and "
@@ -487,7 +500,7 @@ def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _check_agent_loop(s: EffectiveSettings) -> Iterator[ConfigError]:
-    """Check the agent loop's name, used by verl's AgentLoopWorkerTQ."""
+    """Check that verl's workers (AgentLoopWorkerTQ) run ajet's agent loop and no other."""
     key = f"{ROLLOUT}.agent.default_agent_loop"
     if (name := s.value(key, "ajet")) != "ajet":
         yield s.make_error(

@@ -33,17 +33,18 @@ _UNUSED = ("ajet", "critic", "distillation", "reward", "reward_model")
 
 @dataclass(frozen=True, slots=True)
 class _UnlistedKey:
-    """A user's key missing in verl's composed config."""
+    """A key in the user's sections that verl's composed config does not list."""
 
     path: tuple[str, ...]
     siblings: tuple[str, ...]
+    """The listed keys of the same section."""
     target: str
-    """The dataclass of its section, or ""."""
+    """Dotted name of the dataclass of the key's section, or ""."""
 
 
 @dataclass(slots=True)
 class VerlSource:
-    """Searches verl's source as text, without importing."""
+    """Searches verl's source files for config keys, without importing them."""
 
     package: Path
     """Folder of the package `verl`."""
@@ -54,14 +55,22 @@ class VerlSource:
     """Texts of all files of the package, read at the first search."""
 
     def list_fields(self, target: str) -> set[str]:
-        """Return the fields of the dataclass at a dotted name, with its bases; empty if not found."""
+        """Return the field names of a dataclass of verl and of its bases, or an empty set if it is not found.
+
+        Args:
+            target: dotted name of the dataclass.
+        """
         module, _, name = target.rpartition(".")
         self._scan_package(self.package / "base_config.py")
         self._scan_package(self.package.joinpath(*module.split(".")[1:]))
         return self._collect_fields(name)
 
     def is_read(self, path: tuple[str, ...]) -> bool:
-        """Return True if a line reads the last name of `path` from a section with the previous name."""
+        """Return True if verl's source reads a key, judged by the names of the key and its section only.
+
+        Args:
+            path: path of the key; the last two names are the section and the key.
+        """
         *_, section, name = path
         get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
         from_config = rf"|\bconfig{get}" if section == _DATA else ""
@@ -96,10 +105,12 @@ class VerlSource:
 def refuse_unknown(
     experiment: Experiment, users: Mapping[str, Any], known: Mapping[str, Any], source: VerlSource
 ) -> None:
-    """Raise ConfigError with the keys of `users` unknown to verl.
+    """Raise ConfigError with all keys in the user's sections that verl does not know.
 
     Args:
-        known: verl's own config with ajet's layers.
+        users: the user's sections for verl, as one tree.
+        known: verl's composed config with ajet's layers, without the user's sections.
+        source: searches verl's source files.
     """
     refused = []
     for key in _list_unlisted(users, known, ()):
@@ -147,9 +158,14 @@ def _build_error(
 
 
 def find_nearest(path: tuple[str, ...], siblings: tuple[str, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the path of the most similar known key, or ().
+    """Return the path of the known key that is most similar to an unknown one, or ().
 
-    Candidates are siblings with a similar name, then keys of the same name in other sections.
+    Candidates are keys of the same section with a similar name, then keys of the same name in other sections.
+
+    Args:
+        path: path of the unknown key.
+        siblings: known keys of its section.
+        known: verl's composed config.
     """
     if near := get_close_matches(path[-1], siblings, 1):
         return (*path[:-1], near[0])

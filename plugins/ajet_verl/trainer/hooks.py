@@ -1,4 +1,4 @@
-"""The private methods of verl's trainer replaced by ajet, for verl 0.9.1, checked by a test.
+"""Replaces private methods of verl's trainer, for verl 0.9.1. A test checks them.
 
 `_init_resource_pool_mgr` runs once and selects the training workers. The others run between verl's own steps, in this
 order: `_balance_batch` (the rank of a row, for rows with shared tokens), within it `_get_required_batch_multiple`
@@ -47,7 +47,7 @@ SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_i
 PER_TOKEN = (
     "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages", WEIGHTS, AGES,
 )  # fmt: skip
-"""Fields with a number for each response token."""
+"""Fields of an update's rows with a number for each response token."""
 
 
 class CreditHooks(PPOTrainer):
@@ -58,18 +58,25 @@ class CreditHooks(PPOTrainer):
     algorithm: Algorithm
     """The algorithm named in `settings`."""
     is_decoupled: ClassVar[bool] = False
-    """True if samplers outside verl play, possibly with different policy versions."""
+    """True if remote samplers run the episodes, possibly with different policy versions."""
     _ranks: int
+    """Number of data-parallel ranks of the trainer."""
     _gap: float = 0.0
-    """Nats per token between engine and trainer for the step's fresh tokens; 0 without fresh tokens."""
+    """Difference between the log-probabilities of engine and trainer in nats per token, for tokens sampled by the
+    newest weights; 0 without such tokens."""
     _parts: list[list[int]]
     """Rows of each optimizer step, as indices into the batch; groups without signal are in no step."""
 
     def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
-        """Called after the episodes of a batch have their advantages and exclusions from training."""
+        """React to a batch whose episodes have their advantages. This class does nothing.
+
+        Args:
+            rebuilt: the episodes of the step's rows.
+            batch: the samples to train, and the episodes left out with the reasons.
+        """
 
     def _init_resource_pool_mgr(self) -> None:
-        """Replace verl's workers by ajet's."""
+        """Replace verl's training workers by ajet's."""
         super()._init_resource_pool_mgr()
         optim = self.config.actor_rollout_ref.actor.optim
         linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
@@ -83,23 +90,30 @@ class CreditHooks(PPOTrainer):
 
     @property
     def _has_trees(self) -> bool:
-        """True if the workers compute shared tokens once."""
+        """True if the workers compute prefixes shared by several rows only once."""
         return bool(self.config.actor_rollout_ref.get(TREES))
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:  # fmt: skip
-        """Distribute rows by length as verl does; with trees, the rows of a task stay together."""
+        """Distribute rows over ranks by length as verl does.
+
+        If shared prefixes are computed once, the rows of a task are then put next to each other.
+        """
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         if self._has_trees:
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_read_task(batch.keys[row]), row)))
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Return the multiple of rows for the forward passes: equal parts for the ranks.
+        """Return the number of which the batch's row count must be a multiple in the forward passes.
 
-        verl would pad to full mini-batches of rows, so one more timeline could add an optimizer step.
+        It gives each rank an equal number of rows. verl would pad to full mini-batches of rows, so that one more row
+        could add an optimizer step.
+
+        Args:
+            dp_size: number of data-parallel ranks.
         """
         self._ranks = dp_size
         rollout, reference = self.config.actor_rollout_ref.rollout, self.config.actor_rollout_ref.ref
@@ -109,9 +123,9 @@ class CreditHooks(PPOTrainer):
         return dp_size * math.lcm(*(int(size) for dynamic, size in sizes if not dynamic and size))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Assign credit to complete episodes, and write advantage and weight of each token to verl's rows.
+        """Compute advantages of complete episodes, and write advantage and loss weight of each token to verl's rows.
 
-        verl's estimators see rows without their episodes.
+        This replaces verl's estimators, which see rows without their episodes.
         """
         own = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys = [batch.keys[row] for row in own]
@@ -122,7 +136,7 @@ class CreditHooks(PPOTrainer):
         place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
 
         def spread(name: str, samples: list[Sample]) -> list[Floats]:
-            """Expand a response field to complete timelines, [T] each."""
+            """Expand a field of response tokens to the complete token sequences, one array [T] per sample."""
             found = []
             for sample in samples:
                 values = np.zeros(sample.timeline.ids.size, np.float32)
@@ -157,6 +171,7 @@ class CreditHooks(PPOTrainer):
         advantages, weights, ages = {}, {}, {}
         for sample in credited.samples:
             row = own[place[id(sample.timeline)]]
+            # verl's rows have advantages and weights for response tokens only: cut off the prompt.
             start = fields["prompts"][place[id(sample.timeline)]].numel()
             advantages[row] = torch.from_numpy(sample.advantages[start:])
             weights[row] = torch.from_numpy(np.where(sample.timeline.mask[start:], sample.weight, 0).astype(np.float32))
@@ -179,10 +194,10 @@ class CreditHooks(PPOTrainer):
         )
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Run the optimizer steps over mini-batches of complete groups, in number `mini_batch_num`.
+        """Run the optimizer steps of a training step, one per mini-batch of complete groups.
 
-        verl would cut the rows into mini-batches of fixed size. A batch without signal makes no step, but still
-        advances the schedule.
+        verl would cut the rows into mini-batches of a fixed number of rows. A batch without a training signal makes no
+        optimizer step, but still advances the learning-rate schedule.
         """
         if not self._parts:
             self.actor_rollout_wg.pass_step()
@@ -224,7 +239,11 @@ class CreditHooks(PPOTrainer):
         return batch
 
     def split_optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
-        """Return the sample indices of each optimizer step, and scale the sample weights to their step."""
+        """Divide a batch into optimizer steps, and scale the samples' loss weights for the division.
+
+        Returns:
+            For each optimizer step, the indices of its samples in the batch.
+        """
         count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
         parts = split_mini_batches(batch.samples, count)
         aggregation = self.settings.trainer_common.algorithm.loss_aggregation
@@ -237,7 +256,15 @@ class CreditHooks(PPOTrainer):
         return parts
 
     def _add_padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
-        """Add `count` rows of two tokens without training effect, and return their keys."""
+        """Add rows of two tokens without training effect to verl's queue.
+
+        Args:
+            fields: names of the fields that the rows need.
+            count: number of rows.
+
+        Returns:
+            Keys of the rows.
+        """
         if not count:
             return []
         end = int(self.tokenizer.eos_token_id or 0)
@@ -261,7 +288,14 @@ class CreditHooks(PPOTrainer):
         return keys
 
     def _measure_mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
-        """Return the gaps between the engine's and the trainer's log-probabilities, if both are comparable."""
+        """Measure how far the log-probabilities of engine and trainer differ for the same tokens.
+
+        Args:
+            trainer: the trainer's log-probabilities of each sample, [T].
+
+        Returns:
+            Metrics in nats, or {} if truncated sampling makes the log-probabilities incomparable.
+        """
         if not samples or self.settings.rollout.truncates_sampling:
             return {}
         gaps = [
@@ -275,7 +309,12 @@ class CreditHooks(PPOTrainer):
     def _measure_staleness(
         self, samples: list[Sample], trainer: list[Floats], correction: ImportanceCorrection | None
     ) -> dict[str, float]:
-        """Return metrics of the importance weights of stale tokens."""
+        """Return metrics of the importance weights of tokens sampled by older weights than the current.
+
+        Args:
+            trainer: the trainer's log-probabilities of each sample, [T].
+            correction: the importance correction of the update, or None if it uses none.
+        """
         tokens = stale = capped = 0
         weight = 0.0
         for sample, own in zip(samples, trainer, strict=True):
@@ -290,7 +329,13 @@ class CreditHooks(PPOTrainer):
         return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
 
     def _choose_correction(self) -> tuple[ImportanceCorrection | None, dict[str, float]]:
-        """Return the importance correction of the update, and metrics if the gap exceeds the alarm."""
+        """Choose the importance correction of the update.
+
+        Its cap is tightened if engine and trainer differ by more than `mismatch_alarm`.
+
+        Returns:
+            The correction (None if disabled), and metrics if the cap was tightened.
+        """
         correction = ImportanceCorrection.from_settings(self.settings.trainer_common)
         alarm = self.settings.trainer_common.algorithm.mismatch_alarm
         if correction is None or isinstance(alarm, str):
@@ -301,6 +346,15 @@ class CreditHooks(PPOTrainer):
     def measure_canary(
         self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]
     ) -> dict[str, float]:
+        """Measure the canary: whether engine and trainer compute the same model, by tokens of the newest weights.
+
+        Args:
+            trainer: the trainer's log-probabilities of each sample, [T].
+            extra: verl's extra fields of each sample's row.
+
+        Returns:
+            The metric `canary_gap` in nats per token, or {} if there are no comparable tokens.
+        """
         if self.settings.rollout.truncates_sampling:
             return {}
         is_separate = self.is_decoupled or self.config.trainer.v1.trainer_mode == "separate_async"
@@ -309,18 +363,21 @@ class CreditHooks(PPOTrainer):
 
 
 def _read_task(key: str) -> str:
-    """Return the part of a row's key shared by the rows of its task."""
+    """Return the part of a row's key that all rows of its task share."""
     return key.rsplit("_", 2)[0]
 
 
 def _unbind_rows(data: TensorDict, name: str) -> list[Any]:
-    """Return the rows of a field, for each tensor type used by the queue."""
+    """Return a field of verl's queue as a list with one entry per row, whatever tensor type it has."""
     values = data[name]
     return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
 
 
 def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
-    """Return the local backbone's metrics: means over the trained tokens of all optimizer steps."""
+    """Convert the output of verl's update to the metrics of the local backbone.
+
+    They are means over the trained tokens of all optimizer steps.
+    """
     tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
     norms = np.atleast_1d(output["grad_norm"]).astype(float)
     taken = norms[np.isfinite(norms)]
@@ -339,13 +396,16 @@ def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
 def measure_canary_gap(
     samples: Sequence[Sample], trainer: Sequence[Floats], rows: Sequence[Mapping[str, Any]], *, at_least: int
 ) -> float | None:
-    """Return the gap in nats per token between engine and trainer, or None without a fresh token.
+    """Measure the difference between the log-probabilities of engine and trainer for tokens of the newest weights.
+
+    Returns:
+        Nats per token, or None if no sample comes from the newest weights.
 
     Args:
         trainer: the trainer's log-probabilities of each sample, [T].
         rows: verl's extra fields of each sample's row.
-        at_least: minimum policy version of fresh tokens, if the trainer may be ahead of the servers; 0 accepts the
-            newest version present.
+        at_least: lowest policy version that counts as newest, if the trainer may be ahead of the servers. With 0 the
+            newest version among the samples counts.
     """
     newest = max((int(row["max_global_steps"]) for row in rows), default=-1)
     fresh = [

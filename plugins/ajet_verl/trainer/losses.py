@@ -1,4 +1,4 @@
-"""The loss of verl's rows: a weighted sum over trained tokens (DESIGN decision 8).
+"""Computes the loss of verl's rows as a weighted sum over trained tokens (DESIGN decision 8).
 
 Invariant: loss and gradient of an optimizer step depend on its trained tokens only, not on the division into rows,
 micro-batches and ranks, nor on padding. verl's engines average gradients over the data-parallel ranks, so a rank's sum
@@ -21,18 +21,18 @@ from ajet.algorithm.token_loss import TokenLoss
 WEIGHTS = "ajet_weights"
 """Row field: weight of each token, 0 for tokens not trained."""
 AGES = "ajet_ages"
-"""Row field: age of each token in policy versions, for bounds depending on age."""
+"""Row field: age of each token in policy versions, for bounds that depend on the age."""
 ON_POLICY = "ajet_on_policy"
-"""True if the update is one optimizer step: the old policy then is the current policy."""
+"""Key of the update: True if the update is one optimizer step, so that the old policy is the current policy."""
 GAP = "ajet_gap"
-"""Nats per token between engine and trainer with equal weights; 0 if not measured."""
+"""Key of the update: difference between engine and trainer with equal weights in nats per token, 0 if unmeasured."""
 TALLIES = ("ajet_tokens", "ajet_kl", "ajet_clipped", "ajet_capped")
 """Sums over the trained tokens of an optimizer step, returned by verl's workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """Loss function for `set_loss_fn` of verl's workers, called with each micro-batch."""
+    """The loss function passed to `set_loss_fn` of verl's workers, which call it with each micro-batch."""
 
     tokens: TokenLoss
     entropy_coeff: float = 0.0
@@ -40,7 +40,7 @@ class WeightedSum:
 
     @property
     def alarm(self) -> float | None:
-        """Gap above which importance weights are bounded more tightly."""
+        """Difference between engine and trainer, in nats per token, above which importance weights get a lower cap."""
         alarm = self.tokens.policy.settings.mismatch_alarm
         assert not isinstance(alarm, str), "the layer settles what `auto` is"
         return alarm
@@ -48,11 +48,15 @@ class WeightedSum:
     def __call__(
         self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the loss and `TALLIES`.
+        """Compute the loss of a micro-batch.
 
         Args:
+            model_output: the trainer's `log_probs` of the rows, with an entropy term also `entropy`.
             data: nested rows with `advantages`, `old_log_probs`, `rollout_log_probs` and `WEIGHTS`, [response] each;
-                with a KL term also `ref_log_prob`.
+                with a KL term also `ref_log_prob`, with bounds by age also `AGES`.
+
+        Returns:
+            The loss (a scalar), and the sums named in `TALLIES`.
         """
         from verl.utils.metric import AggregationType, Metric
         from verl.workers.utils.padding import no_padding_2_padding
@@ -79,7 +83,7 @@ class WeightedSum:
             replies=tokens.compute_reply_statistics(logprobs, old, engine, replies) if replies is not None else None,
         )
         counted = (trained, terms.divergence, terms.clipped, terms.capped)
-        ranks = data["dp_size"]
+        ranks = data["dp_size"]  # verl averages over the ranks, so each rank's sum is multiplied by their number
         tallies = {
             name: Metric(AggregationType.SUM, 0.0 if count is None else float(count.detach().sum()) * ranks)
             for name, count in zip(TALLIES, counted, strict=True)

@@ -1,4 +1,4 @@
-"""Places each row in a batch that verl divides into ranks, and each rank's part into mini-batches.
+"""Orders the rows of a batch so that verl's division into ranks and mini-batches gives the planned optimizer steps.
 
 verl divides by count: equal numbers of rows per rank, and equal numbers per optimizer step. Invariants: each part of
 the plan is one optimizer step, with all of its rows, and every rank has rows for it. Padding rows, without training
@@ -26,14 +26,17 @@ def deal_rows(
     multiple: int = 1,
     kin: Sequence[str] | None = None,
 ) -> list[int | None]:
-    """Return row indices in batch order: by rank, and within a rank by part; None is padding.
+    """Assign rows to ranks and optimizer steps, and return the row indices in the order of the batch.
+
+    The order is by rank, and within a rank by optimizer step. None stands for a padding row.
 
     Args:
-        parts: the rows of each optimizer step.
-        lengths: tokens per row; ranks get about equal work.
-        multiple: each rank's rows of a part are a multiple of this number (verl's fixed micro-batches).
-        kin: per row, a key of the rows sharing tokens, for engines computing shared tokens once. Such rows go to one
-            rank if the division stays fair, at any cost in padding.
+        parts: the rows of each optimizer step, as indices.
+        lengths: number of tokens of each row of the batch; ranks get about equal work.
+        ranks: number of data-parallel ranks.
+        multiple: the number of a rank's rows in an optimizer step is a multiple of this (verl's fixed micro-batches).
+        kin: for each row, a key that rows with a common prefix share, for engines that compute shared tokens once.
+            Such rows go to one rank if the ranks' tokens stay about equal, even if this needs more padding.
     """
     size = max((-(-len(part) // ranks) for part in parts), default=0)
     if kin is None:
@@ -47,7 +50,14 @@ def deal_rows(
 
 
 def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int) -> list[list[int]]:
-    """Assign the longest row first, to the rank with the least work and free room."""
+    """Divide an optimizer step's rows over the ranks: longest row first, to the rank with the least work.
+
+    Args:
+        size: maximum number of rows per rank.
+
+    Returns:
+        The row indices of each rank.
+    """
     hands: list[list[int]] = [[] for _ in range(ranks)]
     work = [0.0] * ranks
     for row in sorted(part, key=lambda row: (-lengths[row], row)):
@@ -58,7 +68,13 @@ def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size:
 
 
 def _group_kin(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Sequence[str]) -> list[list[int]]:
-    """Order rows by kin, and cut where the ranks' tokens are about equal."""
+    """Divide an optimizer step's rows over the ranks, with rows of one `kin` next to each other.
+
+    The sorted rows are cut where the ranks' tokens are about equal.
+
+    Returns:
+        The row indices of each rank.
+    """
     hands: list[list[int]] = [[] for _ in range(ranks)]
     rows = sorted(part, key=lambda row: (kin[row], row))
     total, done = sum(lengths[row] for row in rows), 0

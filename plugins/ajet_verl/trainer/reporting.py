@@ -1,4 +1,4 @@
-"""Reporting: messages of verl's trainer to the run's own process, and early stops.
+"""Reports the progress of verl's trainer to the run's own process, and ends the run early on request.
 
 Invariants: every step, validation and checkpoint is posted once, in order. A requested stop ends the run after a step
 that is trained, saved and posted. The mix-in precedes verl's classes in ajet's trainers; its private methods of verl
@@ -24,7 +24,7 @@ OURS = {
     "timing_s/update_actor": "seconds/train",
     "timing_s/step": "seconds/step",
 }
-"""verl's metric names with a common name on every backbone."""
+"""Maps verl's metric names to the names that ajet uses on every backbone."""
 
 
 class RunStoppedError(AjetError):
@@ -32,7 +32,7 @@ class RunStoppedError(AjetError):
 
 
 class ReportingHooks:
-    """Trainer hooks that post messages."""
+    """Mix-in for verl's trainers that sends a message to the run's own process at each event of a step."""
 
     config: Any
     global_steps: int
@@ -49,20 +49,20 @@ class ReportingHooks:
         super().__init__(config)  # type: ignore[call-arg]
 
     def on_step_begin(self) -> None:
-        """Post the start of a step."""
+        """Report the start of a step's rollout."""
         self._credited = []
         self._sender.post(PhaseNotice("rollout", self.global_steps))
         super().on_step_begin()  # type: ignore[misc]
 
     def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
-        """Store the outcome of credit assignment for each episode."""
+        """Store each episode's advantage or reason for exclusion, for the report at the end of the step."""
         trained = batch.trained_by_episode
         for episode in list_episodes(rebuilt.groups):
             outcome = batch.outcomes[episode.uuid]
             self._credited.append(CreditEntry(episode.uuid, outcome, trained[episode.uuid]))
 
     def on_sample_end(self) -> None:
-        """Post that the step's episodes are complete."""
+        """Report that the step's episodes are complete and its update begins."""
         self._sender.post(PhaseNotice("update", self.global_steps))
         super().on_sample_end()  # type: ignore[misc]
 
@@ -76,7 +76,7 @@ class ReportingHooks:
         super().on_step_end()  # type: ignore[misc]
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, *args: Any, **kwargs: Any) -> None:
-        """Post the metrics of the step, as verl's last action in a step.
+        """Report the metrics of the step. This is verl's last call in a step.
 
         Raises:
             RunStoppedError: a stop was requested.
@@ -91,7 +91,10 @@ class ReportingHooks:
             raise RunStoppedError
 
     def _validate(self) -> dict[str, float]:
-        """Play the validation tasks; metrics are computed from the recorded episodes."""
+        """Run the validation tasks, and return only the duration.
+
+        The run's own process computes the metrics from the episodes that it wrote to disk.
+        """
         import uuid
 
         import numpy as np

@@ -1,4 +1,4 @@
-"""verl's FSDP engine with trees: shared prefixes of rows are computed once, as on the local backbone.
+"""verl's FSDP engine with trees: a prefix shared by several rows is computed once, as on the local backbone.
 
 Rows with a common prefix (a group's prompt, an episode's branches) become one packed row (`context_tracker.packing`)
 and one forward and backward pass under `tree_attention`. The loss sees each row's own log-probabilities, so it equals
@@ -51,7 +51,7 @@ _NOT_COMPUTED = ("calculate_sum_pi_squared", "distillation_use_topk", "distillat
 
 @contextmanager
 def choose_engine(trees: bool) -> Iterator[None]:
-    """Within the block verl creates engines of this class, if `trees`."""
+    """Make verl create engines of the class TreeEngine while the block runs, if `trees` is true."""
     before = os.environ.get(_VARIABLE)
     if trees:
         os.environ[_VARIABLE] = VENDOR
@@ -66,22 +66,26 @@ def choose_engine(trees: bool) -> Iterator[None]:
 
 @EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
 class TreeEngine(FSDPEngineWithLMHead):
-    """Computes packed rows, for models with support for them."""
+    """FSDP engine of verl that computes several rows with shared prefixes as one packed row.
+
+    Models without support for this use verl's own passes.
+    """
 
     packed = False
+    """True if the model supports packed rows."""
     theirs = ""
     """Attention of rows in verl's own passes: the model's original attention."""
     head_bytes = 1 << 29
-    """Upper bound of the float32 logits existing at a time; smaller logits are computed at once."""
+    """Maximum bytes of float32 logits that exist at a time. Smaller logits are computed at once."""
     _read_in_head = False
-    """True if the logits equal the head's output."""
+    """True if the model's logits are its head's output, so that the head can be computed in chunks."""
     _vocabulary = 1
-    """Size of the logits. Between passes a head's weight may be a rank's flat shard (FSDP1) without this size."""
+    """Number of logits per token. Between passes a head's weight may be a rank's flat shard (FSDP1), without it."""
     computed = 0
     """Tokens computed in the last batch's passes, on this rank."""
 
     def initialize(self) -> None:
-        """Initialize verl's engine, then probe the model with its weights."""
+        """Initialize verl's engine, then test with the loaded weights whether the model supports packed rows."""
         super().initialize()
         model = getattr(self.module, "module", self.module)
         before = model.config._attn_implementation
@@ -117,13 +121,21 @@ class TreeEngine(FSDPEngineWithLMHead):
 
     @property
     def _is_misled(self) -> bool:
-        """True if rows in verl's own passes would attend only to their own rank's part."""
+        """True if verl's own passes would be wrong: each rank would attend only to its own part of a row."""
         return bool(self.use_ulysses_sp) and "flash" not in self.theirs
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        """Compute all passes by verl's contract: gradients summed over passes, outputs in the order of the rows."""
+        """Run all forward and backward passes of a batch, as verl's engines do.
+
+        Gradients are summed over the passes, and outputs are in the order of the rows.
+
+        Args:
+            data: the rows of this rank.
+            loss_function: returns loss and metrics of a pass, or None to compute log-probabilities only.
+            forward_only: True to skip the backward passes.
+        """
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
             assert not self._is_misled, "verl's own passes split sequences by flash attention alone"
             theirs: Any = super().forward_backward_batch
@@ -177,9 +189,15 @@ class TreeEngine(FSDPEngineWithLMHead):
         loss_function: Callable[..., Any] | None,
         samples: Sequence[Sample],
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
-        """Run one forward pass; return its loss, the outputs of each of `samples`, and the loss's metrics.
+        """Run one forward pass over a packed row.
 
-        Without `row` the pass has one token with no effect.
+        Args:
+            row: the packed row, or None for a pass over one token without effect, which keeps the ranks in step.
+            micro: verl's rows in the packed row, or None if there are none.
+            samples: the same rows as samples.
+
+        Returns:
+            The loss, the outputs of each row, and the metrics of the loss function.
         """
         plain = self._autocast_dtype == torch.float32
         with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
@@ -216,12 +234,16 @@ class TreeEngine(FSDPEngineWithLMHead):
             return loss + idle if row is None else loss, nested, metrics
 
     def _sum_over_parts(self, values: Tensor) -> Tensor:
-        """Sum the target values over the ranks of a split row; a rank without a target has zeros."""
+        """Sum the values of targets over the ranks of a split row. A rank has zeros for the other ranks' targets."""
         group = self.ulysses_parallel_group
         return values if group is None else sum_over_ranks(values, group)
 
     def _read_targets(self, row: PackedRow | None, read: Read) -> tuple[Tensor, slice]:
-        """Return the results of `read` for the row's targets, [K, R], and the slice of the targets."""
+        """Compute the results of `read` for the targets (tokens to score) of this rank's part of a row.
+
+        Returns:
+            The results [K, R], and the slice of the row's targets that this rank computed.
+        """
         part = self._build_part(row)
         tokens = torch.from_numpy(part.tokens).to(get_device_id())
         head = self._output_head
@@ -236,16 +258,19 @@ class TreeEngine(FSDPEngineWithLMHead):
         return self.module.get_output_embeddings()
 
     def _build_part(self, row: PackedRow | None) -> RowPart:
-        """Return this rank's part of a row; without `row`, of one token with no effect."""
+        """Return this rank's part of a row, or of a row of one token without effect if `row` is None."""
         if row is None:
             row = pack([_build_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
         group = self.ulysses_parallel_group
         return RowPart(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
 
     def _compute_logits(self, part: RowPart, windows: dict[int, int | None] | None = None) -> Tensor:
-        """Return the logits that predict the part's targets, [K, V].
+        """Return the logits [K, V] that predict the targets of a row's part.
 
-        Runs the module as a unit, as FSDP needs. Stores the layers' sliding windows in `windows`.
+        The module is called as a whole, because FSDP needs this.
+
+        Args:
+            windows: filled with the sliding window of each layer, if not None.
         """
         group = self.ulysses_parallel_group
         device = get_device_id()
@@ -266,9 +291,10 @@ class TreeEngine(FSDPEngineWithLMHead):
         return logits
 
     def _probe_model(self) -> str:
-        """Return the reason why the model does not support trees, or "". All ranks return an equal verdict.
+        """Return the reason why the model cannot compute packed rows, or "" if it can.
 
-        Compares random rows as one packed row with the model's eager forward pass over each row.
+        The test compares random rows in one packed row with the model's eager forward pass over each row. If it fails
+        on one rank, all ranks return a reason.
         """
         draw = np.random.default_rng(0)
         vocabulary = self.module.config.get_text_config().vocab_size
@@ -313,9 +339,15 @@ class TreeEngine(FSDPEngineWithLMHead):
 
 
 def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
-    """Return each packed row with the indices of its samples; targets refer to samples by their rank in the list.
+    """Pack samples into rows, one for each forward pass.
 
-    Samples without trained tokens need no pass. If no sample trains, one empty pass stands for all.
+    Samples without trained tokens need no pass. If no sample has trained tokens, one empty pass stands for all.
+
+    Args:
+        budget: maximum number of tokens of a packed row.
+
+    Returns:
+        For each pass the packed row (None if empty), and the indices of its samples, in ascending order.
     """
     own = [index for index, sample in enumerate(samples) if sample.timeline.mask.any()]
     if not own:
@@ -325,12 +357,12 @@ def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow
 
 
 def _rank_values(values: Any) -> Any:
-    """Return the rank of each value among the distinct values."""
+    """Replace each value by its place among the sorted distinct values."""
     return np.unique(values, return_inverse=True)[1]
 
 
 def _build_samples(data: TensorDict) -> list[Sample]:
-    """Convert verl's rows to samples for `pack`. A target is a token counted in the row's mask."""
+    """Convert verl's rows to samples for `pack`, which scores the tokens in each row's response mask."""
     rows = [ids.cpu().numpy().astype(np.int32) for ids in data["input_ids"].unbind()]
     masks = []
     for ids, counted in zip(rows, data["response_mask"].unbind(), strict=True):
@@ -342,9 +374,14 @@ def _build_samples(data: TensorDict) -> list[Sample]:
 
 
 def _find_families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
-    """Return a family number per row: rows of one family may share a tree.
+    """Assign a family number to each row. Only rows of one family are packed as a tree.
 
-    Rows belong together if they share at least half of the shorter prompt, the tokens before the first trained token.
+    Neighbours in sorted order are of one family if they share at least half of the shorter prompt. A prompt here is
+    the tokens before the first trained token.
+
+    Args:
+        rows: token ids of each row.
+        masks: for each row, True at trained tokens.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
     found, family = [0] * len(rows), 0

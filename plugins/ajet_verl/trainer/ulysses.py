@@ -1,4 +1,4 @@
-"""A packed row with its tokens split over a group of ranks, as in DeepSpeed's Ulysses.
+"""Splits the tokens of a packed row over a group of ranks, as in DeepSpeed's Ulysses.
 
 Each rank has an equal part of the row's tokens with all heads. Around attention, verl's all-to-all exchanges this for
 all tokens with an equal part of the heads, so `tree_attention` sees complete trees. Invariant: the ranks together
@@ -28,7 +28,7 @@ NAME = "ajet_tree_ulysses"
 
 
 class SplitPlan(TreePlan):
-    """Plan of all tokens of a row, with an equal part on each rank of `group`."""
+    """Attention plan of a complete packed row whose tokens are split equally over the ranks of `group`."""
 
     def __init__(self, trees: Sequence[Tree], positions: Tensor, group: ProcessGroup) -> None:
         super().__init__(trees, positions)
@@ -36,7 +36,14 @@ class SplitPlan(TreePlan):
 
 
 class RowPart:
-    """The part of a row on one of `ranks`: an equal number of tokens each, padded at the end."""
+    """The part of a packed row that one rank computes.
+
+    Parts have equal sizes, and the row is padded at the end.
+
+    Args:
+        rank: number of this part's rank in its group.
+        ranks: size of the group.
+    """
 
     def __init__(self, row: PackedRow, rank: int, ranks: int) -> None:
         count = row.ids.size
@@ -55,7 +62,7 @@ class RowPart:
         self.at = at
         """Slice of this part in the row."""
         self.targets = slice(*own.tolist())
-        """Slice of the row's targets predicted by this part's tokens."""
+        """Slice of the row's targets (tokens to score) that this part's tokens predict."""
         self.tokens = row.targets.token[self.targets].astype(np.int64)
         """Token ids of these targets."""
         self.source: Indices = row.targets.source[self.targets] - at.start
@@ -63,7 +70,7 @@ class RowPart:
 
 
 def register_attention() -> None:
-    """Register the implementation with transformers. Idempotent."""
+    """Register the split tree attention with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, split_tree_attention)
@@ -80,11 +87,21 @@ def split_tree_attention(
     s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """Apply `tree_attention` to queries, keys and values [1, H, n, d] of a rank's own n tokens."""
+    """Apply `tree_attention` to a row whose tokens are split over ranks.
+
+    Args:
+        query: [1, H, n, d] for H heads and this rank's own n tokens; `key` and `value` may have fewer heads.
+        trees: plan of the complete row, or None for plain attention.
+        s_aux: attention sinks of all heads, or None.
+
+    Returns:
+        The attention output of the rank's own tokens for all heads, and None for the attention weights.
+    """
     if trees is None:
         return tree_attention(module, query, key, value, attention_mask, **keywords)
     group = trees.group
     ranks = dist.get_world_size(group)
+    # With fewer key heads than ranks, each rank must get a head after the exchange: repeat them.
     if (copies := ranks // key.shape[1]) > 1:
         key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
     q, k, v = (gather_seq_scatter_heads(each, 2, 1, group=group) for each in (query, key, value))
@@ -107,6 +124,6 @@ class _Sum(torch.autograd.Function):
 
 
 def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Return `values` summed over the ranks of `group`; each rank computes the same loss from the sum."""
+    """Return `values` summed over the ranks of `group`. Each rank computes the same loss from the sum."""
     result: Tensor = _Sum.apply(values, group)
     return result

@@ -30,7 +30,7 @@ from ajet_verl.trainer.mini_batches import TREES
 
 
 class LinearTraining(TrainingWorker):
-    """Trains the actor with a linear schedule."""
+    """verl's training worker of the actor, with a linear learning-rate schedule."""
 
     def reset(self) -> None:
         """Build or rebuild the engine with the linear schedule."""
@@ -47,11 +47,11 @@ class LinearTraining(TrainingWorker):
 
 
 class _WorkerMixin:
-    """Mixed into verl's workers: corrects their inputs."""
+    """Mix-in for verl's workers that corrects position ids of images and builds the model with ajet's additions."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def init_model(self) -> None:
-        """Build verl's model, with trees and with checked fused attention if configured."""
+        """Build verl's model, with shared prefixes computed once and with checked fused attention if configured."""
         worker: Any = self
         trees, fused = bool(worker.config.get(TREES)), is_fused_requested(worker.config)
         if trees:
@@ -125,9 +125,9 @@ class LinearDetachedActor(_WorkerMixin, DetachActorWorker):
 
 
 TENSOR_READERS = ("qwen2_vl", "qwen2_5_vl", "glm4v")
-"""Model types whose forward pass in verl expects a tensor from the tower.
+"""Model types whose forward pass in verl expects a tensor from the vision tower.
 
-For Qwen2-VL in a batch without images (`image_embeds.mean()`), for GLM-4V always.
+Qwen2-VL needs it in a batch without images (`image_embeds.mean()`), GLM-4V always.
 """
 
 
@@ -157,13 +157,17 @@ LENGTHS = (29, 40, 3)
 
 
 def is_fused_requested(config: DictConfig) -> bool:
-    """Return True if an FSDP engine shall use fused attention; `config` is verl's `actor_rollout_ref`."""
+    """Return True if an FSDP engine shall use fused attention. `config` is verl's `actor_rollout_ref`."""
     chosen = (config.model.get("override_config") or {}).get("attn_implementation")
     return bool(chosen == FUSED and str(config.actor.strategy).startswith("fsdp"))
 
 
 def replace_unsupported(config: DictConfig) -> None:
-    """Select eager attention if the model cannot be built with fused attention; `config` as above."""
+    """Select eager attention in the config if the model cannot be built with torch's fused attention.
+
+    Args:
+        config: verl's `actor_rollout_ref`.
+    """
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import get_hf_auto_model_class
@@ -180,9 +184,12 @@ def replace_unsupported(config: DictConfig) -> None:
 
 
 def check_attention(engine: Any) -> None:
-    """Compare an engine's model with its eager pass over a few rows; use eager attention if they differ.
+    """Compare a model's fused attention with its eager attention over a few rows, and use eager if they differ.
 
-    Called on each rank after the weights are loaded.
+    Every rank must call this, after the weights are loaded.
+
+    Args:
+        engine: verl's engine.
     """
     model = getattr(engine.module, "module", engine.module)
     packed = bool(getattr(engine, "packed", False))
@@ -209,7 +216,7 @@ def check_attention(engine: Any) -> None:
 
 
 def _compute_logits(engine: Any) -> Tensor:
-    """Return the probe's logits, [N, V]."""
+    """Return the model's logits [N, V] for the N tokens of three random sequences (`LENGTHS`)."""
     from verl.utils.device import get_device_id
 
     config = engine.module.config

@@ -1,0 +1,47 @@
+"""EarlyServer: verl's inference server in a process started before verl requests the server.
+
+Ray loads the actor class in each process with a handle. verl's own class would load all of vLLM in the load balancer
+and in each agent loop. Invariants: this module needs neither vLLM nor verl, and only a server's process imports them.
+Before `begin` only imports run, so no accelerator is touched. Earlier requests wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+
+class EarlyServer:
+    """Ray actor, with methods added by `make_server_class`."""
+
+    def __init__(self) -> None:
+        import verl.workers.rollout.vllm_rollout.vllm_async_server  # noqa: F401
+
+        self._begun = asyncio.Event()
+        self._made: Any = None
+
+    async def begin(self, **parts: Any) -> None:
+        """Run verl's constructor in a thread; later requests raise its exceptions."""
+        from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+        self._made = asyncio.ensure_future(asyncio.to_thread(vLLMHttpServer, **parts))
+        self._begun.set()
+
+    async def _call_server(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        await self._begun.wait()
+        answer = getattr(await self._made, name)(*args, **kwargs)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
+    """Return a server class of this name with the methods of verl's server."""
+    return type(name, (EarlyServer,), {method: _forward_method(method) for method in methods})
+
+
+def _forward_method(name: str) -> Callable[..., Awaitable[Any]]:
+    async def method(self: EarlyServer, *args: Any, **kwargs: Any) -> Any:
+        return await self._call_server(name, *args, **kwargs)
+
+    return method
