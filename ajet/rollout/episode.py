@@ -118,7 +118,7 @@ class EpisodeBuilder:
     async def build(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> Episode:
-        """Build the episode of an attempt. `stopped` ends the choice of turns."""
+        """Build the episode of an attempt with its verdict. `stopped` aborts the choice of turns."""
         episode = build_episode(identity, played, verdict, self._settings)
         if self._turns is None or not episode.scored or played.capture is None:
             return episode
