@@ -36,7 +36,7 @@ PAIR = "one JSON object per line with `prompt`, `chosen` and `rejected`, each a 
 
 @dataclass(frozen=True, slots=True)
 class RowConversation:
-    """A conversation. `learned` holds the indices of the assistant messages to learn."""
+    """A conversation of a row. `learned` holds the indices of the assistant messages to learn."""
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
@@ -104,6 +104,7 @@ def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
 
 
 def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversation]:
+    """Return the chosen and the rejected conversation. Only the replies after their common prompt are learned."""
     missing = [name for name in ("chosen", "rejected") if name not in row]
     if missing:
         raise BadRowError(f"it has no key `{missing[0]}`")
@@ -125,7 +126,11 @@ def _common_prefix(one: list[Message], other: list[Message]) -> list[Message]:
 
 
 def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: int) -> RowConversation:
-    """Return the conversation up to its last learned reply. Replies before index `first` are context."""
+    """Return the conversation, cut after its last learned reply.
+
+    Args:
+        first: Index of the first message that may be learned. Replies before it are context.
+    """
     learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
     learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
     if not learned:
