@@ -77,7 +77,12 @@ def open_store(
 ) -> Store:
     """Open the store of the run in `folder` for the training process. Raises UserError.
 
-    The arguments are the same as in `RunStore`.
+    Args:
+        pending: Folder for episodes that no checkpoint contains yet. None: episodes cannot be put.
+        ledger: Name of the store. Uses of a checkpoint with another name are ignored.
+        at: The store's state in the checkpoint. None: no checkpoint.
+        redact: Removes secrets from stored text.
+        usable: Returns True if a position's stored episodes may be used at the checkpoint.
     """
     if (address := store_address(experiment, folder)) is not None:
         chosen = experiment.ajet.store

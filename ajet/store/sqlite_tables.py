@@ -85,7 +85,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
     """Raise the errors of `connect` as far as visible without creating or changing anything.
 
     Args:
-        made: a folder that may be missing, because it is created before the store is opened.
+        made: A folder that does not count as missing, because it is created before the store is opened.
     """
     try:
         if path.exists():
@@ -156,7 +156,7 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
 
 
 def is_mistake(error: sqlite3.Error) -> bool:
-    """Return True for a mistake in ajet: an error of a statement, its values or the order of calls.
+    """Return True for an error caused by a mistake in ajet: a wrong statement, value or order of calls.
 
     False for a damaged, full or locked file.
     """
