@@ -22,7 +22,7 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 class StreamCollector(Protocol):
-    """Collects the events of one reply."""
+    """Collects the events of one streamed reply into the body of an unstreamed one."""
 
     has_ended: bool
 

@@ -115,7 +115,10 @@ class Gateway:
 
     @property
     def ambient(self) -> Endpoint:
-        """The address with the run's own key, for the environment. See `ajet.workflow.ambient`."""
+        """The gateway's address with the run's own key, set as environment variables for clients without an endpoint.
+
+        See `ajet.workflow.ambient`.
+        """
         return Endpoint(self._base_url, self.context.keys.untied)
 
     @property
@@ -179,7 +182,7 @@ class Gateway:
         )
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
-        """Let a key chosen by the caller open `session`, instead of an earlier session. Thread-safe."""
+        """Let a key chosen by the caller open `session`, instead of the session that it opened before. Thread-safe."""
         self.context.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -193,7 +196,7 @@ class Gateway:
     def on_loop(self, function: Callable[[], None]) -> None:
         """Run a function on the gateway's thread, wait for the end, and raise its error.
 
-        If the thread is the current thread or has ended, the function runs at once.
+        In the gateway's own thread, or after the thread has ended, the function runs at once in the caller's thread.
         """
         thread = self._thread
         if thread is None or thread is threading.current_thread():

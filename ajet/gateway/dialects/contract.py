@@ -16,7 +16,7 @@ from ajet.gateway.request import ParsedRequest, Refused
 
 @dataclass(slots=True)
 class Caller:
-    """The caller of a request, found by the key, the headers or the model's suffix."""
+    """The agent that sent a request, named by the key, the headers or the suffix of the model's name."""
 
     agent: str
     target: str = ""

@@ -119,12 +119,16 @@ def read_model(body: Mapping[str, Any]) -> str | None:
 
 
 def select_set(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `names` that are set, in the body's order."""
+    """Return those of the named fields that the request sets, in the body's order."""
     return {name: value for name, value in body.items() if name in names and value is not None}
 
 
 def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the fields of `neutral` with a value other than their neutral values."""
+    """Return the fields whose value has an effect.
+
+    Args:
+        neutral: Field name -> the values without effect.
+    """
     if neutral.keys().isdisjoint(body):  # most requests
         return {}
     found = {}
@@ -173,7 +177,7 @@ def read_content(content: Any, where: str, images: list[str] | None = None) -> A
 
 
 def build_parts(parts: list[Any]) -> list[dict[str, Any]]:
-    """Return a list of texts and parts as parts."""
+    """Return texts and image parts as a list of Chat Completions' content parts."""
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 

@@ -37,7 +37,13 @@ class Output:
     """The growing items of one response. The dialect's stream adds the sequence numbers of the events."""
 
     def __init__(self, response: str, telling: Telling, called: Callable[[str, str], None]) -> None:
-        """Begin a response; `called` gets (call id, response) for every function call."""
+        """Begin a response.
+
+        Args:
+            response: Id of the response.
+            telling: Optional parts that the client requested.
+            called: Called with (call id, response id) for every function call.
+        """
         self.items: list[Item] = []
         self._response, self._telling, self._called = response, telling, called
         self._open: str | None = None
@@ -73,7 +79,7 @@ class Output:
         yield from self._end_item(status)
 
     def settle(self) -> None:
-        """Add the pending text to the open item."""
+        """Append the text collected for the open item to the item."""
         text, self._pending = "".join(self._pending), []
         if self._open == "function_call":
             self.items[-1]["arguments"] += text
