@@ -110,7 +110,14 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
 
 
 def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> AttemptRecord:
-    """Decode an episode's line. Raises KeyError, TypeError, ValueError or AttributeError for any other line."""
+    """Decode an episode's line.
+
+    Args:
+        judge_inputs: read tool results and the last reply too.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is no line of an episode.
+    """
     require_schema(row)
     calls = row["calls"]
     is_delivered = bool(calls) and calls[-1]["finish"] not in UNDELIVERED

@@ -58,16 +58,16 @@ class Checkpoint:
 
     @property
     def judge(self) -> str:
-        """Judge of the measurement; "" if unknown."""
+        """Name of the judge whose rewards measured the checkpoint, or "" if unknown."""
         return self.measured.judge if self.measured is not None else ""
 
     def better_than(self, other: Checkpoint) -> bool:
-        """True if this measurement replaces the other one as the best."""
+        """True if this checkpoint's measurement replaces the other one's as the best."""
         assert self.measured is not None and other.measured is not None, "only what has a score is compared"
         return self.measured.beats(other.measured)
 
     def damage(self, *, tensors: bool = True) -> str:
-        """Describe the files that differ from the written digests; "" for a sound checkpoint.
+        """Return a text on files that differ from the digests written with the checkpoint. "" if none differs.
 
         Args:
             tensors: False skips weights and optimizer state.
@@ -168,7 +168,7 @@ def digest_state(content: dict[str, Any]) -> str:
 
 
 def submit_digests(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
-    """The digests of files that have just been written, being taken."""
+    """Start to compute the digest of each file in threads. Return the futures by name."""
     return {name: pool.submit(digest_file, folder / name) for name in names}
 
 
@@ -187,8 +187,14 @@ def _current_digest(path: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _cached_digest(path: Path, size: int, changed: int) -> str:
-    """Digest a file once per process: tokenizer, settings and weights are loaded from the same folder one after
-    another."""
+    """Return the digest of a file, computed once per process and version of the file.
+
+    Tokenizer, settings and weights are loaded from the same folder one after another.
+
+    Args:
+        size: Size in bytes, which with `changed` tells versions of the file apart.
+        changed: Time of the last change.
+    """
     return digest_file(path)
 
 

@@ -33,18 +33,20 @@ class RecordedRun:
         return f"RecordedRun({str(self.path)!r})"
 
     def metrics(self) -> DataFrame:
-        """A row an event, as in `metrics.jsonl`: a training step, or a validation (`validation/…` columns). Raises
-        UserError."""
+        """Return a row per training step and per validation (`validation/…` columns), as in `metrics.jsonl`.
+
+        Raises UserError.
+        """
         return _make_frame(list(read_rows(self.path / "metrics.jsonl")))
 
     def episodes(self, split: str | None = None) -> DataFrame:
-        """Return a row per episode: task, status, reward, tokens, and the training step; a row per step for episodes
-        trained several times.
+        """Return a row per episode: task, status, reward, tokens, and the training step.
 
-        Columns `workflow.…` are numbers logged by the workflow, `judge.…` and `scorer.…` come from the verdict.
+        An episode that several steps trained has a row per step. Columns `workflow.…` are numbers logged by the
+        workflow, `judge.…` and `scorer.…` come from the verdict.
 
         Args:
-            split: "train", "validation" or "debug"; None for all.
+            split: "train", "validation" or "debug". None for all.
 
         Raises:
             UserError: the record is damaged.

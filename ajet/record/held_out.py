@@ -39,8 +39,10 @@ class Measurement:
 
     @property
     def score(self) -> float | None:
-        """Mean over tasks, counting a failed attempt as 0 or the lowest reward, whichever is less; None if not
-        comparable."""
+        """Mean reward over tasks, or None if the measurement is not comparable.
+
+        A failed attempt counts as 0 or as the lowest reward, whichever is less.
+        """
         lowest = self._lowest_reward()
         if lowest is None or not self.is_comparable:
             return None
@@ -53,13 +55,13 @@ class Measurement:
         return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
 
     def as_json(self) -> dict[str, Any]:
-        """The measurement as JSON values."""
+        """Return the measurement as JSON values."""
         attempts = {task: list(rewards) for task, rewards in self.attempts.items()}
         return {"attempts": attempts, "left_out": self.left_out, "judge": self.judge}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
-        """Rebuild a measurement from `as_json`; None for None."""
+        """Return the measurement stored by `as_json`. None stays None."""
         if value is None:
             return None
         attempts = {task: tuple(rewards) for task, rewards in value["attempts"].items()}

@@ -46,7 +46,7 @@ def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def advise_given_answers(settings: AjetConfig) -> str:
-    """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
+    """Return advice for a run without any right attempt: train on given answers first, then the other ways."""
     learn = format_command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
     return (
         "no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  "

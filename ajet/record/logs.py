@@ -88,7 +88,7 @@ _sinks: list[LogSink] = []
 
 
 class LogSink:
-    """A log sink of ajet's, from now until `close`."""
+    """A loguru sink of ajet, which receives log lines until `close`."""
 
     def __init__(self, write: Callable[[Any], None], *, level: str, format: str) -> None:
         # diagnose would write the values of local variables, keys among them, into tracebacks
@@ -127,7 +127,7 @@ def restore_first_sink() -> None:
 
 
 def _remove_others(handler_id: int | None = None) -> None:
-    """Replacement of `logger.remove` for all other code."""
+    """Replace `logger.remove` for all other code, so that it does not remove ajet's sinks."""
     with _lock:
         if handler_id is None:
             _remove_from_logger()

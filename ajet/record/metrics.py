@@ -30,7 +30,14 @@ class Metrics:
     def __init__(
         self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = (), *, every: int = 1
     ) -> None:
-        """`every`: the trackers get the numbers and episodes of steps of multiples of it only, and every validation."""
+        """Open the file and use the trackers.
+
+        Args:
+            path: The file `metrics.jsonl`.
+            redact: Removes secrets from rows.
+            trackers: Further outputs, such as W&B.
+            every: The trackers get only steps that are multiples of this number, and every validation.
+        """
         self.path = path
         self.trackers = Trackers(trackers)
         self._redact = redact or Redactor({})
@@ -42,7 +49,11 @@ class Metrics:
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
-        """Record one row. `more` (tasks=[…]) goes to the file only; trackers get the finite numbers."""
+        """Record one row of numbers.
+
+        Args:
+            more: Further JSON values for the file only, such as the tasks. Trackers get the finite numbers.
+        """
         if self.judge:
             more = {"judge": self.judge, **more}
         numbers = {name: _finite_or_none(value) for name, value in values.items()}

@@ -60,7 +60,7 @@ class Progress:
 
 
 class ProgressBar:
-    """A count towards a total."""
+    """A bar that counts towards a total."""
 
     def __init__(self, progress: Progress, title: str, total: int | None, unit: str, done: int) -> None:
         self.progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done

@@ -22,9 +22,18 @@ from ajet.record.intervals import Z, half_width, plus_minus, wilson
 
 
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
-    """The probability that one of k attempts succeeds, from n of which c did: 1 - C(n - c, k) / C(n, k), the unbiased
-    estimator of Chen et al., "Evaluating Large Language Models Trained on Code", 2021, equation 1. Raises ValueError
-    for k beyond n."""
+    """Return the probability that one of k attempts succeeds, given n attempts with c successes.
+
+    1 - C(n - c, k) / C(n, k) is the unbiased estimator of Chen et al., "Evaluating Large Language Models Trained on
+    Code", 2021, equation 1.
+
+    Args:
+        attempts: n.
+        successes: c.
+
+    Raises:
+        ValueError: k is larger than n.
+    """
     if not 1 <= k <= attempts:
         raise ValueError(f"pass@{k} needs {k} attempts, and there are {attempts}")
     return 1.0 - comb(attempts - successes, k) / comb(attempts, k)
@@ -71,7 +80,7 @@ class Scores:
 
     @property
     def unscored(self) -> int:
-        """Attempts that ended well and have no reward: the judge did not decide."""
+        """Number of attempts that ended well but have no reward, because the judge did not decide."""
         return sum(not attempt.failure and attempt.reward is None and not attempt.left_out for attempt in self.attempts)
 
     @property
@@ -123,12 +132,12 @@ class Scores:
 
     @property
     def reward(self) -> float | None:
-        """Mean over tasks; None without a scored attempt."""
+        """Mean reward over tasks, or None without a scored attempt."""
         return fmean(self.rewards.values()) if self.scored else None
 
     @property
     def reward_error(self) -> float | None:
-        """Half of the mean's 95 % interval; None for fewer than two tasks."""
+        """Half of the 95 % interval of the mean reward, or None for fewer than two tasks."""
         return half_width(list(self.rewards.values())) if self.scored else None
 
     def group_by_tag(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
@@ -173,7 +182,7 @@ EXCHANGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The difference of `after` to `before` over the tasks that both have."""
+    """The difference of the scores `after` and `before`, over the tasks that both have."""
 
     quantity: str
     """success, or reward where success was not judged."""
@@ -194,7 +203,7 @@ class Comparison:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether chance is no likely reason: p below 0.05."""
+        """True if the difference is unlikely to be chance (p below 0.05)."""
         return self.p < 0.05
 
     def describe_difference(self) -> str:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Trackers:
-    """The open trackers of a run."""
+    """The open trackers of a run, called one after the other."""
 
     def __init__(self, opened: Iterable[Tracker] = ()) -> None:
         self.opened = list(opened)
