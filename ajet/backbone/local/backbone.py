@@ -150,16 +150,17 @@ class LocalBackbone:
         self._weights_changed()
 
     def _weights_changed(self) -> dict[str, float]:
-        """Pass the new weights to the engine and return the canary's metrics.
+        """Pass the new weights to the engine, and return the metrics of the check that both compute the same model.
 
         Raises:
-            UserError: the canary found the second mismatch in a row.
+            UserError: engine and trainer differed twice in a row.
         """
         self.version = self.trainer.version
         self._sampler.weights_changed(self.version)
         return self.compute_canary()
 
     def compute_canary(self) -> dict[str, float]:
+        """Compare engine and trainer on a fixed prompt, and return the gap as a metric. Raises UserError."""
         if self._canary.tolerance is None:
             return {}
         with self.scorer() as scorer:
@@ -202,13 +203,14 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
 def score_canary_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, *, version: int, adapters: Sequence[str] = ()
 ) -> tuple[Floats, Floats]:
-    """Return the canary reply's logprobs at temperature 1 by engine and trainer, shape [T] each.
+    """Return log-probabilities of a fixed prompt's reply at temperature 1, by engine and by trainer, shape [T] each.
 
-    The reply is the engine's most likely continuation of a fixed prompt; several adapters give one reply each. Caches,
-    counters and random generators of the run stay unchanged.
+    The reply is the engine's most likely continuation. Several adapters give one reply each. Caches, counters and
+    random generators of the run stay unchanged.
 
     Args:
         version: policy version of the weights.
+        adapters: Names of the adapters. Empty: the model itself.
     """
     each: Sequence[str | None] = adapters or [None]
     both = [_score_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
@@ -257,7 +259,7 @@ def open_engine(
     """Open the engine selected by `rollout.engine`.
 
     Args:
-        verdicts: as in TransformersEngine.
+        verdicts: Stores which models passed the engine's checks on this machine, to skip the checks.
 
     Raises:
         UserError: the engine cannot be started.
@@ -314,7 +316,10 @@ _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
 
 
 def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
-    """Run a forward and backward pass over one synthetic sample per length.
+    """Run a forward and backward pass over one synthetic sample per length, and measure time and memory.
+
+    Args:
+        lengths: Tokens of each sample.
 
     Raises:
         UserError: the memory does not suffice.

@@ -70,7 +70,7 @@ class LocalPolicy:
             self._frozen = PackedForward(frozen, verdicts=verdicts)
 
     def choose(self, adapter: str | None) -> None:
-        """Switch the model to the given adapter for all later passes.
+        """Make the given adapter the active one for all later passes.
 
         Raises:
             UserError: the policy has no adapter of the given name.

@@ -89,11 +89,13 @@ class TreePlan:
         return known
 
     def band(self, queries: int, keys: int, before: int, window: int) -> Tensor:
-        """Return the mask of a block, shape [queries, keys], shared by all equal blocks of a path.
+        """Return the attention mask of a block of queries, shape [queries, keys].
+
+        Equal blocks share one mask.
 
         Args:
             before: number of keys before the first query's own.
-            window: number of nearest visible keys.
+            window: number of nearest keys that a query sees.
         """
         known = self.masks.get((queries, keys, before, window))
         if known is None:
@@ -102,7 +104,7 @@ class TreePlan:
         return known
 
     def shared(self, mask: Tensor, q: Tensor, how: _AttentionTerms) -> Tensor:
-        """Return a mask as additive scores, converted once for all layers.
+        """Return a boolean mask as additive scores, converted once for all layers.
 
         On a CPU, torch's fused attention would convert a boolean mask in each call and store the result for backward.
         """
@@ -179,7 +181,7 @@ def tree_attention(
 
 
 def uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
-    """True if the kernel returns the log-sums needed by `subtree_attention` to combine parts."""
+    """True if `subtree_attention` can be used: the kernel returns the log-sums needed to combine parts."""
     return window is None and how.fused and q.device.type == "cpu"
 
 
@@ -345,6 +347,7 @@ class _Subtrees(torch.autograd.Function):
                 into.copy_(part)
                 total.copy_(more)
                 continue
+            # Two softmax parts over different keys combine with weights exp(own log-sum - joint log-sum).
             both = torch.logaddexp(total, more)
             into.mul_((total - both).exp_()[..., None]).addcmul_(part.to(exact), (more - both).exp_()[..., None])
             total.copy_(both)
@@ -370,6 +373,12 @@ class _Subtrees(torch.autograd.Function):
 
 
 def _repeat_heads(given: Tensor, seen: slice, heads: int) -> Tensor:
-    """Return a segment's keys or values, repeated for each of the `heads` sharing them."""
+    """Return a segment's keys or values, repeated for the query heads that share them.
+
+    Args:
+        given: Keys or values of all tokens.
+        seen: The segment's tokens.
+        heads: Query heads per key head.
+    """
     part = given[:, :, seen]
     return part if heads == 1 else part.repeat_interleave(heads, 1)

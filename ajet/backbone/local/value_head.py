@@ -71,7 +71,7 @@ class ValueHead:
         return norm
 
     def held(self) -> tuple[list[Tensor], dict[str, int]]:
-        """Return a copy of all state changed by a step."""
+        """Return a copy of everything that an optimizer step of the head changes, for `restore`."""
         return [tensor.clone() for tensor in self._list_changing_tensors()], dict(self.optimizer.counts)
 
     def restore(self, held: tuple[list[Tensor], dict[str, int]]) -> None:
@@ -134,7 +134,12 @@ class StepValueLoss:
         self._columns = (weights, *(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1)))
 
     def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:
-        """Store the hidden states for further optimizer steps of the head."""
+        """Store the hidden states of a row's targets, for further optimizer steps of the head.
+
+        Args:
+            states_CH: Hidden states [C, H].
+            at: The range of targets within the row.
+        """
         self._later_rows.append((states_CH, row, at))
 
     def learn(self) -> float:
