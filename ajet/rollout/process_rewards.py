@@ -123,7 +123,10 @@ def _make_reply_span(call: Call) -> ReplySpan:
 def _find_requesting_call(
     use: ToolUse, calls: Sequence[Call], all_calls: Sequence[Call], messages: Sequence[dict[str, object]]
 ) -> Call:
-    """Return the call whose reply requested a tool use, by the use's id, or else the last call before the use."""
+    """Return the call whose reply requested a tool use.
+
+    The call is found by the use's id. Without one it is the last call before the use.
+    """
     for call in all_calls if use.call_id else ():
         requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
         if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):

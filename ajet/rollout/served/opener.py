@@ -55,12 +55,12 @@ class AdmissionControl:
         """The number of episodes waiting for a position of the store."""
 
     def is_crowded(self, task: Task) -> bool:
-        """Return True if the task has as many episodes under way as `serve.max_per_task` allows."""
+        """Return True if the task has as many open episodes as `serve.max_per_task` allows."""
         most = self._max_per_task
         return most is not None and sum(each.identity.task == task for each in self._under_way.values()) >= most
 
     def refuse_crowded(self, task: Task) -> None:
-        """Raise Refused if the task has as many episodes under way as `serve.max_per_task` allows."""
+        """Raise Refused if the task has as many open episodes as `serve.max_per_task` allows."""
         if self.is_crowded(task):
             raise Refused(
                 f"{self._max_per_task} episodes of this task are open, as many as serve.max_per_task allows; "
