@@ -157,7 +157,7 @@ class Interrupts:
         return kind(_SECOND) if self._ctrl_c_count > 1 and kind is KeyboardInterrupt else kind()
 
     def _end_wait(self) -> bool:
-        """End the wait of a grace period, and return whether a wait was active."""
+        """End the wait of a grace period. Return True if there was one."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.set()

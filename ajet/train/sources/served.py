@@ -72,7 +72,7 @@ class ServedSource(Source):
         )
 
     def may_complete(self) -> bool:
-        """Return whether the batch is complete, or open episodes may still complete it."""
+        """Return True if the batch is complete, or open episodes may still complete it."""
         return self._desk.has_pending or self._batch.is_complete(self._settings)
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
@@ -156,7 +156,7 @@ class ServedSource(Source):
             logger.warning("{}", advise_given_answers(self._settings))
 
     def _will_validate(self, session: TrainingSession, step: int) -> bool:
-        """Return whether the server plays the held-out tasks after a coming step."""
+        """Return True if the server itself plays the held-out tasks after a coming step."""
         is_last = step == session.trainer.total_training_steps and bool(session.last_validation)
         return self._held_out is not None and (is_due(step, session.trainer.test_freq) or is_last)
 
