@@ -81,7 +81,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """Scheme of the address; `sqlite` for a path."""
+        """Scheme of the address, or `sqlite` for a path."""
         return "sqlite" if self.path is not None else urlsplit(self.uri).scheme
 
     @property
@@ -105,9 +105,9 @@ class StoreLeftovers:
 
 
 class StoreDriver(Protocol):
-    """Opens the shared stores of one scheme; constructed without arguments.
+    """Opens the shared stores of one scheme. It is constructed without arguments.
 
-    An unreachable server may raise `StoreDownError` or `StoreUnreachableError`; other errors are UserErrors.
+    An unreachable server may raise `StoreDownError` or `StoreUnreachableError`. Other errors are UserErrors.
     """
 
     form: str
@@ -176,7 +176,7 @@ def write_store_address(folder: Path, address: str) -> None:
 
 
 def recorded_settings(folder: Path) -> str:
-    """Return the settings of the run in `folder` for the store; "" without a file."""
+    """Return the YAML of the run in `folder`, which the store saves for readers, or "" without a file."""
     path = folder / SETTINGS
     return path.read_text() if path.exists() else ""
 
@@ -255,7 +255,7 @@ def survey(text: str, *, base: Path | None = None) -> list[Finding]:
 
 
 def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftovers:
-    """Find leftovers in the store of the run in `folder`; `remove` deletes them."""
+    """Find leftovers in the store of the run in `folder`. `remove` deletes them."""
     named = folder / ADDRESS_FILE
     address = named.read_text().strip() if named.exists() else ""
     if find_shared_store(address.partition(":")[0]) is None:  # a store class of the user, or no store

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def store_address(experiment: Experiment, folder: Path) -> Address | None:
-    """Return the address of the run's shared store; None for a private store. Raises ConfigError."""
+    """Return the address of the run's shared store, or None for a private store. Raises ConfigError."""
     chosen = experiment.ajet.store
     part = find_part("store", chosen.type)
     if part is None or not part.schemes:

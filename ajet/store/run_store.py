@@ -180,7 +180,7 @@ class RunStore:
             return [self._attach_episodes(self._positions.claim(order)) for order in left]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Write episodes to a file of pending episodes; episodes that are already stored are skipped."""
+        """Write episodes to a file of pending episodes. Episodes that are already stored are skipped."""
         if self._files is None:
             raise RuntimeError("the store has no folder")
         with self._lock:

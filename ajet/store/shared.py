@@ -253,11 +253,11 @@ class SharedStore(Store, Protocol):
         ...
 
     def announce(self, policy: Policy) -> None:
-        """Announce the policy for samplers; trainer only. Raises TrainerFencedError."""
+        """Announce the policy for samplers. Raises TrainerFencedError unless this process is the trainer."""
         ...
 
     def announced(self) -> AnnouncedPolicy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the latest announced policy, or None without one."""
         ...
 
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:

@@ -94,7 +94,7 @@ class SqliteReader:
         self.database.close()
 
     def announced(self) -> Policy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the latest announced policy, or None without one."""
         with self.bound_reads():
             found = self.database.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None

@@ -59,7 +59,10 @@ def read_reasons(text: object) -> list[str]:
 
 
 def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
-    """Return the member of a row (role, name, seen, joined, told, leases); None for an invalid row."""
+    """Return the member in a row (role, name, seen, joined, told, leases), or None for an invalid row.
+
+    `seen` and `joined` are the times of the last heartbeat and of the registration, `told` is the member's details.
+    """
     role, name, seen, joined, details, leases = row
     try:
         found = parse_json(details) if isinstance(details, str) else None
@@ -73,7 +76,13 @@ def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
 
 
 def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
-    """Return the announced policy of a row (said, trainer, time)."""
+    """Return the announced policy in a row: its JSON text, the trainer's number and the time.
+
+    Raises DamagedRowError for values that ajet never writes.
+
+    Args:
+        now: Present time in seconds since the epoch.
+    """
     text, trainer, time = row
     try:
         policy = Policy(**parse_json(text))

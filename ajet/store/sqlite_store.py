@@ -283,7 +283,7 @@ class SqliteStore:
 
     @_outlast_outage
     def announced(self) -> AnnouncedPolicy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the latest announced policy, or None without one."""
         with self.open_transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(found, time.time()) if found else None
@@ -337,7 +337,12 @@ class SqliteStore:
             )
 
     def _warn_of_row(self, table: str, name: object) -> None:
-        """Log an invalid row once; the row is skipped."""
+        """Log once that a row is invalid and skipped.
+
+        Args:
+            table: Name of the table.
+            name: Value that identifies the row.
+        """
         shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
         if shown not in self._warned:
             self._warned.add(shown)
