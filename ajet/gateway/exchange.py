@@ -336,7 +336,7 @@ class RequestExchange:
 
 
 async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-    """Return the request's body; None if the client left meanwhile. Raises Refused."""
+    """Return the request's body, or None if the client left meanwhile. Raises Refused."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > MAX_BODY:
         raise _build_too_large()

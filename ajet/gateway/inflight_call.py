@@ -85,7 +85,7 @@ class InflightCall:
         digest: bytes = b"",
         hint: RetryHint = NO_RETRY,
     ) -> None:
-        """Prepare the replies; `join` starts them.
+        """Prepare the replies. `join` starts them.
 
         Args:
             request: The request.
@@ -234,7 +234,12 @@ class InflightCalls:
         self._lost: list[LostReply] = []
 
     def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
-        """Return the call that a request repeats; `None` for a new call."""
+        """Return the running or abandoned call that a request repeats, or None for a new call.
+
+        Args:
+            digest: Digest of the request.
+            hint: The retry headers of the request.
+        """
         found = [call for call in self._calls.get(digest, ()) if call.failure is None]
         if hint.idempotency_key is not None:
             same = [call for call in found if call.hint.idempotency_key == hint.idempotency_key]

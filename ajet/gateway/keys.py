@@ -92,7 +92,7 @@ class Keys(Generic[S]):
         return Refused("Incorrect API key provided.", status=401, code="invalid_api_key")
 
     def revoke(self, dead: Iterable[str]) -> None:
-        """Revoke keys; unknown keys are ignored."""
+        """Revoke keys. Unknown keys are ignored."""
         with self._lock:
             for secret in dead:
                 if self.grants.pop(secret, None) is not None:

@@ -147,7 +147,7 @@ async def after_wrong_key(scope: Mapping[str, Any]) -> None:
 
 
 def peer_of(scope: Mapping[str, Any]) -> ClientConnection | None:
-    """Return the connection of a request; None for the in-process transport."""
+    """Return the connection of a request, or None for the in-process transport."""
     peer: ClientConnection | None = scope.get("state", {}).get(PEER)
     return peer
 

@@ -85,7 +85,7 @@ class Listener(uvicorn.Server):
     """Done once the server is to end; `None` before it serves."""
 
     def __init__(self, app: ASGIApp, limits: ServerLimits | None = None, **settings: Any) -> None:
-        """Configure uvicorn; `settings` are further arguments of `uvicorn.Config`."""
+        """Configure uvicorn. `settings` are further arguments of `uvicorn.Config`."""
         limits = limits or ServerLimits()
         super().__init__(
             uvicorn.Config(
@@ -128,7 +128,7 @@ class Listener(uvicorn.Server):
         self.started = True
 
     async def main_loop(self) -> None:
-        """Wait for the end with a sleeping loop; uvicorn's own loop wakes ten times a second."""
+        """Wait for the end with a sleeping loop. Uvicorn's own loop wakes ten times a second."""
         assert self._stopping is not None
         while not await self.on_tick(0):  # 0: the second's first tick, which sets the date
             await asyncio.wait([self._stopping], timeout=self.tick_seconds)

@@ -30,7 +30,7 @@ class StreamCollector(Protocol):
         """Add an event. Raises one of MALFORMED for an event of another protocol."""
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return the body so far; `None` before the first part of a reply."""
+        """Return the body so far, or None before the first part of a reply."""
 
 
 class ChunkCollector:
@@ -190,7 +190,7 @@ class RemoteStream:
                 self._read_data(line[5:].strip())
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return the body so far; `None` before the first part of a reply."""
+        """Return the body so far, or None before the first part of a reply."""
         return self._collector.build_body()
 
     def _read_data(self, data: bytes) -> None:
@@ -220,7 +220,7 @@ def _read_index(event: Event, name: str) -> int:
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a tool call; cut arguments are returned as text under `unfinished`."""
+    """Return the arguments of a tool call. Cut arguments are returned as text under `unfinished`."""
     try:
         arguments = load_json(text)
     except ValueError:

@@ -120,7 +120,7 @@ class ReplyReader:
     """The position of one streaming client in a reply."""
 
     def __init__(self, reply: Reply, listen: Callable[[], None]) -> None:
-        """Start reading; `listen` is called on new output."""
+        """Start reading. `listen` is called on new output."""
         self.reply, self._listen = reply, listen
         self._deltas = self._ids = self._chunk_ends = 0
         reply.listeners.append(listen)
@@ -216,5 +216,5 @@ class StreamPacing:
 
     @property
     def flush_interval(self) -> float:
-        """Seconds in which a stream collects tokens before sending; 0 for sending on arrival."""
+        """Seconds in which a stream collects tokens before sending, or 0 for sending on arrival."""
         return self.clients / _EVENTS + self._delay if self.clients > _FEW_CLIENTS else 0.0

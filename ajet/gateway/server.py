@@ -105,7 +105,7 @@ class Gateway:
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
-        """Decodes sampled ids to text, special tokens included; `None` if the engine returns no ids."""
+        """Function that decodes sampled ids to text, special tokens included. None if the engine returns no ids."""
         return self.context.renderer.decode if self.context.renderer is not None else None
 
     @property
@@ -135,7 +135,7 @@ class Gateway:
         return self
 
     def close(self) -> None:
-        """Stop serving; running calls are cancelled. Idempotent."""
+        """Stop serving. Running calls are cancelled. Idempotent."""
         thread = self._thread
         if thread is None or self._server is None:
             return

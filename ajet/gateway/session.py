@@ -46,7 +46,7 @@ MAX_REFUSALS = 8
 
 
 class Session:
-    """One episode at the gateway; made by `Gateway.open`."""
+    """One episode at the gateway, created by `Gateway.open`."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Session:
             )
 
     def note_refusal(self, refused: Refused, *, is_last: bool = False) -> None:
-        """Store why a request was refused; the first few distinct reasons of an episode are stored.
+        """Store why a request was refused. The first few distinct reasons of an episode are stored.
 
         Args:
             is_last: True for a request with calls: it counts as the last request even if a call ended after the

@@ -164,7 +164,7 @@ class ChatDialect:
     def format_logprobs(
         self, options: _Options, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
     ) -> dict[str, Any] | None:
-        """Return the logprobs of tokens; `None` if no tokens are known."""
+        """Return the logprobs of tokens, or `None` if no tokens are known."""
         if self._decode is None or not len(ids):
             return None
         content = build_token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top)
@@ -244,7 +244,7 @@ def encode_event(value: dict[str, Any]) -> bytes:
 
 
 def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str, int] | None:
-    """Return the tokens of replies and prompts; `None` if a server did not count its tokens."""
+    """Return the tokens of replies and prompts, or `None` if a server did not count its tokens."""
     prompt_tokens = completion_tokens = 0
     for reply in prompts:
         if reply.prompt_tokens is None:
@@ -333,7 +333,7 @@ def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's checked tools; `None` for no tools."""
+    """Return the request's checked tools, or `None` for no tools."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):

@@ -178,7 +178,7 @@ def _read_stops(value: Any) -> tuple[str, ...]:
 
 
 def _read_effort(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the effort of thinking by its name in Chat Completions; {} if not set."""
+    """Return the effort of thinking by its name in Chat Completions, or {} if not set."""
     config = body.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
     return {} if effort is None else {"reasoning_effort": fields.check_text(effort, "output_config.effort")}
@@ -204,7 +204,7 @@ def _read_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, Any]:
-    """Return a model's entry; the limits are in tokens."""
+    """Return the description of a model in Anthropic's form. The limits are in tokens."""
     return {
         "type": "model",
         "id": name,
@@ -234,7 +234,7 @@ Choice = tuple[Any, str | None, bool]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's tools; `None` for no tools."""
+    """Return the request's tools, or `None` for no tools."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):

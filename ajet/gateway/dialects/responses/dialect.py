@@ -256,7 +256,7 @@ class _ResponseWriter:
 
 
 def _build_usage(reply: Reply, reasoning_tokens: int) -> dict[str, Any] | None:
-    """Return the usage; `None` if the server of a chat engine did not count its tokens."""
+    """Return the usage, or `None` if the server of a chat engine did not count its tokens."""
     if reply.prompt_tokens is None or reply.completion_tokens is None:
         return None
     return {

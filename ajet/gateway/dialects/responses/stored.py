@@ -79,7 +79,7 @@ class StoredResponses:
         return self._replies.get(call)
 
     def find(self, name: str) -> StoredResponse | None:
-        """Return the response with an id; `None` if not stored."""
+        """Return the response with an id, or `None` if not stored."""
         return self._responses.get(name)
 
     def get(self, name: str) -> StoredResponse:
