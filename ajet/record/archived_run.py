@@ -69,7 +69,7 @@ class ArchivedRun:
 
     @classmethod
     def find_archived(cls, folder: Path) -> ArchivedRun | None:
-        """Return the archived run of `folder` if the run in `folder` has no result yet; else None."""
+        """Return the archived run of `folder` if the run in `folder` has no result yet, else None."""
         named = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
         marked = [
             path for path in folder.parent.glob("*.old-*") if named.fullmatch(path.name) and (path / FILE).exists()
@@ -103,7 +103,7 @@ class ArchivedRun:
         return self.folder.with_name(f".{self.folder.name}.gone")
 
     def next_ended_path(self) -> Path:
-        """Return a free path for the folder of the start that ended early; the log may explain why."""
+        """Return a free path for the folder of the start that ended early. The log may explain why."""
         number = 1
         while (place := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1

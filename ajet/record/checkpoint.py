@@ -79,7 +79,7 @@ class Checkpoint:
         return f"{', '.join(wrong)}: the content changed since ajet wrote it" if wrong else ""
 
     def find_extra_files(self) -> str:
-        """Describe files in the folder that were not written with the checkpoint; "" without any."""
+        """Describe files in the folder that were not written with the checkpoint, or "" without any."""
         there = {
             str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
         }
@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in `path`; None if missing or incomplete."""
+    """Return the checkpoint in `path`, or None if missing or incomplete."""
     found = inspect_checkpoint(path)
     return found if isinstance(found, Checkpoint) else None
 
@@ -123,7 +123,7 @@ def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
 
 
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
-    """Refuse to load from a damaged checkpoint; any other folder passes.
+    """Refuse to load from a damaged checkpoint. Any other folder passes.
 
     Args:
         tensors: True if weights will be loaded; False skips reading them.
@@ -140,7 +140,10 @@ def require_sound(folder: Path, *, tensors: bool = True) -> None:
 
 
 def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
-    """Return the error for a damaged checkpoint; verifies neighbouring checkpoints to name the sound ones."""
+    """Return the error for a damaged checkpoint.
+
+    Neighbouring checkpoints are verified, to name the undamaged ones in the error.
+    """
     others = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
     sound = [
         path.name for path in others if NAME.fullmatch(path.name) and isinstance(verify_checkpoint(path), Checkpoint)
@@ -156,7 +159,7 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
 
 
 def step_of(path: Path) -> int:
-    """Return N of a folder `step-N`; -1 for any other name."""
+    """Return N of a folder `step-N`, or -1 for any other name."""
     found = NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
@@ -212,7 +215,7 @@ def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
 
 
 def _is_ajet_checkpoint(folder: Path) -> bool:
-    """True if a damaged `state.json` belongs to a checkpoint; other programs use the same file name."""
+    """True if a damaged `state.json` belongs to a checkpoint. Other programs use the same file name."""
     try:
         content = read_json(folder / STATE, LONGEST_LINE)
     except (OSError, ValueError):

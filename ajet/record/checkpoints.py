@@ -98,7 +98,7 @@ class Checkpoints:
                 raise damaged_checkpoint_error(path, found)
 
     def sound(self) -> Checkpoint | None:
-        """Return the latest checkpoint with matching digests; None without checkpoints.
+        """Return the latest checkpoint with matching digests, or None without checkpoints.
 
         Raises:
             UserError: every checkpoint is damaged.
@@ -122,7 +122,7 @@ class Checkpoints:
         self.damaged.clear()
 
     def best(self) -> Checkpoint | None:
-        """Return the best measured checkpoint; None without a measurement.
+        """Return the best measured checkpoint, or None without a measurement.
 
         A later checkpoint replaces an earlier one only if the improvement exceeds noise. Only measurements of the last
         judge are compared.

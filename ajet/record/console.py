@@ -87,7 +87,7 @@ class SafeConsole(Console):
                 yield Segment(replace_control_characters(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print like rich; with `soft_wrap` a terminal wraps lines between words."""
+        """Print like rich. With `soft_wrap` a terminal wraps lines between words."""
         soft = self.soft_wrap if soft_wrap is None else soft_wrap
         if soft and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
             first = objects[0]

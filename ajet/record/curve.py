@@ -131,7 +131,7 @@ def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | 
 
 
 def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the minimum and maximum number of scored attempts; "" if unknown."""
+    """Describe the minimum and maximum number of scored attempts, or "" if unknown."""
     known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
     if not known:
         return ""
@@ -228,7 +228,7 @@ Show = Callable[[str], None]
 
 
 def notebook_cell() -> Show | None:
-    """Return a function that replaces the HTML of the running notebook cell; None outside a notebook."""
+    """Return a function that replaces the HTML of the running notebook cell, or None outside a notebook."""
     import sys
 
     if "IPython" not in sys.modules:
@@ -254,7 +254,7 @@ class NotebookCurve:
         self.draw()
 
     def add(self, row: Mapping[str, float], line: str) -> None:
-        """Add a row of a step or validation; `line` is the printed summary."""
+        """Add a row of a step or validation. `line` is the printed summary."""
         self._rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
         self._line = line
         self.draw()
@@ -273,7 +273,10 @@ class NotebookCurve:
 
 
 def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
-    """Draw the smoothed training curve as a line and validations as dots with intervals; "" without points."""
+    """Return an SVG with the smoothed training curve as a line and validations as dots with intervals.
+
+    "" without points.
+    """
     line, dots = smooth_points(training.points), held_out.points
     everything = line + dots
     if not everything:

@@ -53,7 +53,7 @@ DAY_S = 24 * 3600
 
 
 class _ArrayWriter:
-    """Collects int and float arrays; `ints` and `floats` return the stored range."""
+    """Collects int and float arrays. `ints` and `floats` return the stored range."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {"ints": [], "floats": []}

@@ -48,7 +48,7 @@ class EpisodeFiles:
         """Per line file: size after the last write, end of the blob, number of lines."""
 
     def path(self, step: int, split: str = "train") -> Path:
-        """Return the line file of a step; the blob has the suffix `.bin`."""
+        """Return the line file of a step. The blob has the suffix `.bin`."""
         return self.folder / (f"step-{step}.jsonl" if split == "train" else f"step-{step}.{split}.jsonl")
 
     def write(
@@ -127,7 +127,7 @@ class EpisodeFiles:
         return lines, end
 
     def read(self, step: int, split: str = "train") -> list[Episode]:
-        """Return the episodes of a step in written order; [] without any. Raises UserError for damage."""
+        """Return the episodes of a step in written order, or [] without any. Raises UserError for damage."""
         return [episode for episode, _ in self.recorded(step, split)]
 
     def recorded(self, step: int, split: str = "train") -> list[tuple[Episode, Outcome]]:

@@ -73,7 +73,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def cut_partial_line(path: Path) -> int:
-    """Cut off a last line without a newline; return the number of removed bytes."""
+    """Cut off a last line without a newline. Return the number of removed bytes."""
     try:
         opened = open_record_file(path, "rb+")
     except FileNotFoundError:
@@ -184,7 +184,9 @@ def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def next_line(stream: BinaryIO) -> bytes:
-    """Return the next line with the newline; an incomplete last line has none, and b"" means the end of the file.
+    """Return the next line of a file with its newline.
+
+    An incomplete last line has no newline, and b"" means the end of the file.
 
     Raises:
         ValueError: the line is longer than LONGEST_LINE.
@@ -201,7 +203,7 @@ def next_line(stream: BinaryIO) -> bytes:
 # option is checked before expensive work where possible; existing files are not overwritten unless the caller
 # allows it.
 class CannotWriteError(UserError):
-    """The run's folder cannot be written at present; nothing was written."""
+    """The run's folder cannot be written at present. Nothing was written."""
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -291,7 +293,7 @@ def find_refusal(error: BaseException, folder: Path) -> int | None:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """True if `error` or its cause means a full disk; libraries wrap operating system errors."""
+    """True if `error` or its cause means a full disk. Libraries wrap operating system errors."""
     if _error_matches(error, NUMBERS, WORDS):
         return True
     return isinstance(error, Exception) and _free_bytes(folder) < NEARLY_NOTHING

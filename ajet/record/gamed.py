@@ -60,7 +60,7 @@ class EpisodeSummary:
 
     @classmethod
     def of(cls, episode: Episode, step: int) -> EpisodeSummary | None:
-        """Summarize an episode; None without a score."""
+        """Summarize an episode, or None without a score."""
         if not episode.scored or episode.reward is None:
             return None
         answer = _last_answer(episode)
@@ -94,7 +94,7 @@ class GamingAlarm:
 
 
 def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeSummary]) -> GamingAlarm | None:
-    """Return an alarm if the run's rewards look gamed; else None.
+    """Return an alarm if the run's rewards look gamed, else None.
 
     Args:
         rows: all metrics rows.
@@ -129,7 +129,7 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
 
 
 def _reward_rise(rewards: Sequence[float]) -> float | None:
-    """Return the rise from the first to the last steps; None for a small rise, or one within noise."""
+    """Return the rise from the first to the last steps, or None for a small rise, or one within noise."""
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
     rise = fmean(last) - fmean(first)
     noise = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / WINDOW)

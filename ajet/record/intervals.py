@@ -24,8 +24,13 @@ _T = (
 
 
 def t_quantile(freedom: int) -> float:
-    """Return Student's 97.5 % quantile to 3 decimals; above 30 by Abramowitz & Stegun 26.7.5. Raises ValueError below
-    1."""
+    """Return Student's 97.5 % quantile to 3 decimals. Raises ValueError below 1.
+
+    Above 30 degrees of freedom, Abramowitz & Stegun 26.7.5 is used.
+
+    Args:
+        freedom: Degrees of freedom.
+    """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
     if freedom <= len(_T):
@@ -58,7 +63,7 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def plus_minus(error: float | None, form: str) -> str:
-    """Return " ± ERROR" in this format, with one digit if the format would print zeros; "" without an error."""
+    """Return " ± ERROR" in this format, with one digit if the format would print zeros, or "" without an error."""
     if not error:
         return ""
     shown = f"{error:{form}}"

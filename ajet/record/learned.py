@@ -19,7 +19,7 @@ LEARNED_NOTHING = "learned_nothing"
 
 
 def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Explain why a run learned nothing; None if the run learned something or made no step."""
+    """Explain why a run learned nothing, or None if the run learned something or made no step."""
     steps = [row for row in rows if "tasks" in row]
     if not steps or not all(is_idle(row) for row in steps):
         return None
@@ -38,7 +38,10 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """True if training steps scored attempts and none succeeded; without a success rate, if none had a reward."""
+    """True if training steps scored attempts and none succeeded.
+
+    Without a success rate, True if no attempt had a reward.
+    """
     steps = [row for row in rows if "tasks" in row and row.get("train/reward") is not None]
     return bool(steps) and all(
         row["train/success_rate"] == 0 if "train/success_rate" in row else row["train/reward"] <= 0 for row in steps

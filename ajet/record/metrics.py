@@ -69,11 +69,11 @@ class Metrics:
                 self.trackers.metrics(step, finite)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows in logged order; each has `step` and `time`."""
+        """Return all rows in logged order. Each has `step` and `time`."""
         return list(read_rows(self.path))
 
     def truncate(self, after_step: int) -> int:
-        """Remove the rows of later steps; return their number."""
+        """Remove the rows of later steps. Return their number."""
         return keep_rows(self.path, lambda row: row.get("step", -1) <= after_step)
 
     def close(self, outcome: str = "finished") -> None:

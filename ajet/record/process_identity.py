@@ -106,7 +106,7 @@ def pid_space() -> str | None:
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Return the start of a process in kernel ticks since boot; None without the process or without /proc."""
+    """Return the start of a process in kernel ticks since boot, or None without the process or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

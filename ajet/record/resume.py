@@ -61,7 +61,7 @@ class RunIdentity:
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
-        """Read the identity of the run in `folder`; None if no run ever started. Raises UserError for damage."""
+        """Read the identity of the run in `folder`, or None if no run ever started. Raises UserError for damage."""
         try:
             content = read_json(folder / FILE)
             training, given = dict(content["training"]), list(content["given"])
@@ -124,7 +124,7 @@ class RunIdentity:
 
 
 def last_judge_change(folder: Path) -> int | None:
-    """Return the last step scored by an earlier judge; None if the judge never changed."""
+    """Return the last step scored by an earlier judge, or None if the judge never changed."""
     try:
         identity = RunIdentity.read(folder)
     except (UserError, OSError):
@@ -134,7 +134,10 @@ def last_judge_change(folder: Path) -> int | None:
 
 
 def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
-    """Return the absolute path of the YAML; None without a file, or if the YAML is the run's own record."""
+    """Return the absolute path of the YAML.
+
+    None without a file, or if the YAML is the run's own record.
+    """
     path = experiment.yaml_path
     own = path.parent.resolve() == folder.resolve()
     return None if own or not path.is_file() else str(path.absolute())

@@ -28,7 +28,7 @@ LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.da
 
 @dataclass(frozen=True, slots=True)
 class RetentionBounds:
-    """Maximum number of steps to keep, per kind; None keeps all."""
+    """Maximum number of steps to keep, per kind. None keeps all."""
 
     episodes: int | None
     """Training steps with stored episodes."""

@@ -325,8 +325,9 @@ def environment(*folders: Path) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of the repository around `folder`, with "+changes" for a modified tree; None outside a
-    repository."""
+    """Return the commit of the repository around `folder`, with "+changes" for a modified tree, or None outside a
+    repository.
+    """
     head = _run_git(folder, "rev-parse", "HEAD")
     if head is None:
         return None
@@ -347,8 +348,9 @@ def _installed_packages() -> dict[str, str]:
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
-    """Read name and version from the head of a package's metadata; parsing all metadata takes longer than a debug
-    run."""
+    """Read name and version from the head of a package's metadata. Parsing all metadata takes longer than a debug
+    run.
+    """
     head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
     name, version = (re.search(rf"^{field}: *(\S+)", head, re.MULTILINE) for field in ("Name", "Version"))
     return (name[1], version[1]) if name and version else None

@@ -223,7 +223,7 @@ class RunPlace:
         return [*earlier.changes, {"step": step, "files": changed, "settings": settings, "judge": rejudged}]
 
     def _require_own_project(self, earlier: RunIdentity, yaml: str | None) -> None:
-        """Refuse a run of a YAML in another project; a moved project is accepted. Raises UserError."""
+        """Refuse a run of a YAML in another project. A moved project is accepted. Raises UserError."""
         if yaml is None or earlier.yaml is None or not earlier.is_of_other_yaml(yaml, self.folder):
             return
         if Path(earlier.yaml).exists():
@@ -285,7 +285,7 @@ class RunPlace:
             return RunIdentity("", "", {})
 
     def release_lock(self) -> None:
-        """Release the lock; a folder created only for the lock is removed."""
+        """Release the lock. A folder created only for the lock is removed."""
         if self.lock is not None:
             self.lock.release()
 
@@ -322,7 +322,7 @@ class RunPlace:
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
-        """Archive the folder; return `chosen` at the new path."""
+        """Archive the folder. Return `chosen` at the new path."""
         path = chosen.path.resolve()
         real = {each: each.resolve() for each in (self.folder, *self._checkpoint_folders())}
         for was, now in self._archive_run().moves:

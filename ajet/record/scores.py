@@ -104,7 +104,7 @@ class Scores:
 
     @cached_property
     def rewards(self) -> dict[str, float]:
-        """Mean reward by task; a failed attempt counts `lowest`."""
+        """Mean reward by task. A failed attempt counts as `lowest`."""
         return {task: fmean(self.reward_or_lowest(a) for a in attempts) for task, attempts in self.by_task.items()}
 
     def reward_or_lowest(self, attempt: AttemptRecord) -> float:
@@ -112,7 +112,7 @@ class Scores:
         return self.lowest if attempt.reward is None else attempt.reward
 
     def pass_rate(self, k: int) -> TaskRate | None:
-        """Return pass@k over tasks with at least k counted attempts; None without success verdicts or such tasks."""
+        """Return pass@k over tasks with at least k counted attempts, or None without success verdicts or such tasks."""
         if not self.has_success_verdicts:
             return None
         rates = [
@@ -141,7 +141,7 @@ class Scores:
         return half_width(list(self.rewards.values())) if self.scored else None
 
     def group_by_tag(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
-        """Return the scores by tag; a task with several tags counts for each."""
+        """Return the scores by tag. A task with several tags counts for each."""
         parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             for tag in attempt.tags(keys):
@@ -149,7 +149,7 @@ class Scores:
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
     def group_by_scorer(self) -> dict[str, Scores]:
-        """Return the scores by chosen scorers, as stages and rows choose them; unscored failures are left out."""
+        """Return the scores by chosen scorers, as stages and rows choose them. Unscored failures are left out."""
         parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if attempt.scorer:
@@ -223,7 +223,7 @@ class Comparison:
 
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
-    """Compare two models over shared tasks; None without shared tasks."""
+    """Compare two models over shared tasks, or None without shared tasks."""
     judged = before.has_success_verdicts and after.has_success_verdicts
     was, now = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
     shared = [task for task in was if task in now]
