@@ -71,7 +71,7 @@ class Backbone(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """The model's adapters, each for its own agents; empty unless several are configured."""
+        """The model's adapters, each for its own agents. Empty unless several are configured."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class Backbone(Protocol):
         ...
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """Run one forward and backward pass over synthetic samples of the given lengths; no state changes, bit for bit.
+        """Run one forward and backward pass over synthetic samples of the given lengths. No state changes, bit for bit.
 
         Raises:
             UserError: the memory does not suffice.

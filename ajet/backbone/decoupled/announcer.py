@@ -81,7 +81,7 @@ SHOWN_EVERY = 2.0
 
 
 class Announcer:
-    """Announces the policies of one trainer; not thread-safe, except for the heartbeat thread of `alive`."""
+    """Announces the policies of one trainer. Not thread-safe, except for the heartbeat thread of `alive`."""
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ def list_samplers(groups: Iterable[Group], version: int) -> set[str]:
 
 
 def find_newest_version(episodes: Iterable[Episode], version: int) -> int:
-    """Return the latest policy version that sampled any of the episodes; `version` if no call has a version."""
+    """Return the latest policy version that sampled any of the episodes, or `version` if no call has a version."""
     return max((run.high for each in episodes for call in each.calls for run in call.versions), default=version)
 
 

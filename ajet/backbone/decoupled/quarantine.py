@@ -24,7 +24,7 @@ MANY_IN_A_ROW = 10
 
 
 class Quarantine:
-    """Checks the groups of one shared store; not thread-safe."""
+    """Checks the groups of one shared store. Not thread-safe."""
 
     def __init__(self, store: SharedStore, terms: GroupTerms) -> None:
         self._store, self._terms = store, terms

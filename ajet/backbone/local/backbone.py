@@ -101,12 +101,12 @@ class LocalBackbone:
 
     @property
     def adapters(self) -> Adapters:
-        """The model's adapters and their agents; empty with a single adapter or none."""
+        """The model's adapters and their agents. Empty with a single adapter or none."""
         return self.trainer.policy.adapters
 
     @property
     def whole_version(self) -> int | None:
-        """Version of the current weights; None after an interrupted update."""
+        """Version of the current weights. None after an interrupted update."""
         return None if self.trainer.has_partial_update else self.trainer.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
@@ -127,7 +127,7 @@ class LocalBackbone:
         return Update(self.version, metrics | self._weights_changed(), self.trainer.fresh_gap)
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """Run one forward and backward pass over synthetic samples of the given lengths; no state changes.
+        """Run one forward and backward pass over synthetic samples of the given lengths. No state changes.
 
         The engine stays loaded, as in an update.
 
@@ -174,7 +174,7 @@ class LocalBackbone:
         return {"canary_gap": gap}
 
     def close(self) -> None:
-        """Close the engine; further calls have no effect."""
+        """Close the engine. Further calls have no effect."""
         self.engine.close()
         if self._is_gc_frozen:
             self._is_gc_frozen = False

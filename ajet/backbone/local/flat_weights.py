@@ -102,7 +102,7 @@ class FlatWeights:
         return self._low
 
     def dither(self, seed: int) -> None:
-        """Move each master to a random position among those that round to its value; a no-op in float32.
+        """Move each master to a random position among those that round to its value. A no-op in float32.
 
         Must run before the first use of `low`. Values do not change.
 
@@ -141,7 +141,7 @@ class FlatWeights:
         return master
 
     def set_master(self, start: int, stop: int, master: Tensor) -> None:
-        """Store float32 masters without rounding loss; may overwrite `master`."""
+        """Store float32 masters without rounding loss. `master` may be overwritten."""
         if self.low is None:
             if master.data_ptr() != self.values[start:stop].data_ptr():
                 self.values[start:stop] = master

@@ -67,7 +67,7 @@ class LossTally:
         return merged
 
     def means(self) -> dict[str, float]:
-        """Return the metrics as means over tokens; `loss` is the mean over optimizer steps."""
+        """Return the metrics as means over tokens. The metric `loss` is the mean over optimizer steps."""
         tokens = max(self.tokens, 1)
         means = {
             "loss": self.loss / max(self.steps, 1),

@@ -41,7 +41,7 @@ class FlatAdamW:
         return sum(self.counts.values())
 
     def step(self, gradients: Tensor, lr: float, *, part: str = "", at: tuple[int, int] | None = None) -> float:
-        """Take one step on `gradients`, shape [size], clipped to global norm `clip`; the buffer is overwritten.
+        """Take one step on `gradients`, shape [size], clipped to global norm `clip`. The buffer is overwritten.
 
         Args:
             part: name of the range `at`, for its step count.

@@ -213,7 +213,7 @@ PREFIX, ENDS, LENGTHS = 12, (5, 21), (3, 40, 9)
 
 
 def probe_packing(forward: PackedForward) -> bool:
-    """Compare packed rows with unpacked ones; return True and install tree attention if they agree.
+    """Compare packed rows with unpacked ones. Return True and install tree attention if they agree.
 
     If they differ, return False. The model then keeps its attention if the attention's outputs match transformers'
     eager attention; if not, eager attention is installed.

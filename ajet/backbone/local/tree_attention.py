@@ -77,7 +77,7 @@ class TreePlan:
         return [tree.stop - tree.start for tree in self.trees]
 
     def dense_mask(self, index: int, window: int | None) -> Tensor:
-        """Return the mask of tree `index`, shape [n, n]; `window` limits each token to the nearest path positions."""
+        """Return the mask of tree `index`, shape [n, n]. `window` limits each token to the nearest path positions."""
         known = self.masks.get((index, window))
         if known is None:
             tree = self.trees[index]
@@ -255,7 +255,7 @@ def _attend_path(
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _AttentionTerms) -> Tensor:
-    """Scaled dot-product attention, causal without a mask; query heads may share key heads."""
+    """Compute scaled dot-product attention, causal without a mask. Query heads may share key heads."""
     groups = q.shape[1] // k.shape[1]
     native = how.fused and groups > 1 and (mask is None or q.device.type == "cpu")
     if groups > 1 and not native:
@@ -279,10 +279,10 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
 
 
 def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _AttentionTerms) -> Tensor:
-    """Attention as two matrix products, as in transformers' eager attention.
+    """Compute attention as two matrix products, as in transformers' eager attention.
 
     Args:
-        seen: a mask, or the number of keys before the first query's own; a mask built here is not stored for backward.
+        seen: a mask, or the number of keys before the first query's own. A mask built here is not stored for backward.
     """
     if isinstance(seen, int):
         seen = _make_causal_mask(q.shape[2], k.shape[2], seen, q.device)
@@ -304,12 +304,13 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
-    """Attention over one tree on a CPU: queries [1, H, n, d], keys and values [1, H_kv, n, d] to outputs [1, H, n, d].
+    """Compute attention over one tree on a CPU.
 
-    A tree is stored in preorder, so descendants of a segment follow without a gap. Descendants see all keys of the
-    segment in one call without a mask; the segment's own tokens see them causally. A query's parts are combined by
-    log-sum-exp. Backward stores only queries, keys, values, outputs and one number per query and head: memory is linear
-    in the tree, and no pair of tokens is computed twice.
+    Queries are [1, H, n, d], keys and values [1, H_kv, n, d], outputs [1, H, n, d]. A tree is stored in preorder, so
+    descendants of a segment follow without a gap. Descendants see all keys of the segment in one call without a mask.
+    The segment's own tokens see them causally. A query's parts are combined by log-sum-exp. Backward stores only
+    queries, keys, values, outputs and one number per query and head: memory is linear in the tree, and no pair of
+    tokens is computed twice.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -319,7 +320,7 @@ def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: floa
 
 
 def list_pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield (queries, keys, causal) of each call; every query's own segment comes first."""
+    """Yield (queries, keys, causal) of each call. Every query's own segment comes first."""
     starts = np.flatnonzero(np.diff(tree.segment_of, prepend=-1))
     stops = np.append(starts[1:], tree.segment_of.size)
     ends = stops.copy()

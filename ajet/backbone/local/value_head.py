@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ValueHead:
-    """The value head for hidden states of width `size`; always float32."""
+    """The value head for hidden states of width `size`, always in float32."""
 
     def __init__(self, size: int, device: torch.device, trainer: TrainerConfig) -> None:
         self.settings = trainer.algorithm.critic
@@ -63,7 +63,10 @@ class ValueHead:
             return self(forward.hidden(row)).cpu().numpy()
 
     def step(self) -> float:
-        """Take one optimizer step on the gradients and return their norm; no weight changes if not finite."""
+        """Take one optimizer step on the gradients and return their norm.
+
+        If the norm is not finite, no weight changes.
+        """
         gradients = self.weights.gradients
         assert gradients is not None
         norm = self.optimizer.step(gradients, self.settings.lr)
@@ -84,7 +87,7 @@ class ValueHead:
         return list(self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors for a checkpoint by name; the caller stores the optimizer's step count separately."""
+        """Return the tensors for a checkpoint by name. The caller stores the optimizer's step count separately."""
         own = {"values": self.weights.values, "first": self.optimizer.first, "second": self.optimizer.second}
         return {f"critic_{name}": tensor for name, tensor in own.items()}
 
@@ -105,7 +108,7 @@ class ValueTally:
         return cls(**summed_fields(cls, tallies))
 
     def means(self) -> dict[str, float]:
-        """Return the metrics as means over tokens; `critic/loss` is the mean over optimizer steps."""
+        """Return the metrics as means over tokens. `critic/loss` is the mean over optimizer steps."""
         return {
             "critic/loss": self.loss / max(self.steps, 1),
             "critic/clip_fraction": self.clipped / max(self.tokens, 1),
