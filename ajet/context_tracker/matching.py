@@ -249,7 +249,7 @@ class Conversations:
 
 
 def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
-    """Return a reply with its stop string appended, as some clients do; `None` for a reply with tool calls."""
+    """Return a reply with its stop string appended, as some clients do, or `None` for a reply with tool calls."""
     if reply.get("tool_calls"):
         return None
     return {**reply, "content": (reply.get("content") or "") + stop}
@@ -278,5 +278,5 @@ def matches_reasoning(copy: Mapping[str, Any], reply: Mapping[str, Any]) -> bool
 
 
 def read_reasoning(message: Mapping[str, Any]) -> str:
-    """Return the reasoning of a message, stripped; "" if the message has no reasoning."""
+    """Return the reasoning of a message, stripped, or "" if the message has no reasoning."""
     return (message.get("reasoning_content") or message.get("reasoning") or "").strip()

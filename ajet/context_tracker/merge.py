@@ -151,7 +151,7 @@ class PrefixTree:
         return Spot(path, stop)
 
     def ids(self, spot: Spot, start: int = 0) -> Ids:
-        """Return the tokens from `start` to `spot` [stop - start]; a view if the tokens are in one run."""
+        """Return the tokens from `start` to `spot` [stop - start]. They are a view if they are in one run."""
         path, stop = spot
         if (joined := self._joined[path]) is not None:
             return joined[start:stop]

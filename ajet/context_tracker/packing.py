@@ -80,7 +80,7 @@ class PackedRow:
 
 
 def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True) -> list[PackedRow]:
-    """Pack samples into rows of at most `budget` tokens; a longer sample gets a longer row. Deterministic.
+    """Pack samples into rows of at most `budget` tokens. A longer sample gets a longer row. Deterministic.
 
     Raises:
         ValueError: The first token of a timeline has mask 1, although no token predicts it.

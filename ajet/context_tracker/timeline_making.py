@@ -80,7 +80,7 @@ def timelines(
 
 
 def _find_untrained_reason(call: Call) -> str | None:
-    """Return why a call's tokens are not trained; `None` for trained calls."""
+    """Return why a call's tokens are not trained, or `None` for trained calls."""
     if not call.trained:
         return "not_trainable"
     return None if call.is_delivered else "aborted_call"
