@@ -290,6 +290,7 @@ def _make_workflow(attempt: AttemptBase) -> tuple[Any, Collection[str] | None]:
 
 
 def _make_tuner(attempt: AttemptBase, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
+    """Return the `ModelTuner` that `execute` gets, with the attempt's endpoints, tools and time limits."""
     from ajet.workflow.tuner import ModelTuner
 
     limits = attempt.config.ajet.rollout

@@ -151,6 +151,7 @@ class Breaker:
         self.doubtful.clear()
 
     def open_if_many_lost(self) -> None:
+        """Open the breaker if more than `share` of the last `window` ended attempts were lost."""
         if self._share is None or len(self.recent) < self._window:
             return
         boundaries = Counter(boundary for boundary in self.recent if boundary)

@@ -295,6 +295,7 @@ class Rollout:
         options: PlayOptions,
         on_close: Callable[[InflightGroup], None],
     ) -> InflightGroup:
+        """Return the group of a task, with a ranker if the judge compares its attempts."""
         rollout = self._settings.rollout
         deadline, min_group = rollout.group_deadline, rollout.min_group
         group = InflightGroup(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
@@ -313,6 +314,7 @@ class Rollout:
         options: PlayOptions,
         on_end: Callable[[Episode], None] | None = None,
     ) -> list[asyncio.Task[None]]:
+        """Start one asyncio task per repeat of the group's task, and return the asyncio tasks."""
         runs = []
         for repeat in repeats:
             identity = Identity(self._run_id, options.split, options.step, group.task, group.order, group.index, repeat)

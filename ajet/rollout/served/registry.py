@@ -252,8 +252,10 @@ class EpisodeRegistry:
     async def _finish_episode(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]
     ) -> dict[str, Any]:
+        """End an episode as a client reports it, unless it has ended. Raises Refused if another party ended it."""
         if name not in self._ended:
             served = self._get_open(name)
+            # Not for a repeated request, which reports the same tool uses again.
             if served.ending is None:
                 for use in uses:
                     served.session.tool_used(use)
