@@ -75,6 +75,7 @@ def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str)
 
 
 def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
+    """Yield the rows of one JSON Lines file. Raises TaskError with file and line for an invalid row."""
     written = file.stat().st_mtime
     for number, row in line_rows(file):
         where = f"{file}:{number}"
@@ -147,6 +148,11 @@ def _parse_messages(row: Mapping[str, Any], name: str) -> list[Message]:
 
 
 def _parse_message(message: Any, place: str) -> Message:
+    """Return a checked message without empty fields. Raises BadRowError.
+
+    Args:
+        place: The message's place in the row, for errors.
+    """
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise BadRowError(f"{place} has the role {role!r:.60}, expected one of {', '.join(ROLES)}")
@@ -177,6 +183,7 @@ def _parse_message(message: Any, place: str) -> Message:
 
 
 def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return the tools of a row, given as a list or as JSON text. Raises BadRowError."""
     tools = row.get("tools") or []
     if isinstance(tools, str):  # tables store `tools` as text, because a column has a single type
         try:
