@@ -181,6 +181,7 @@ def survey_file(path: Path) -> list[Finding]:
 
 
 def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
+    """Return the findings about schema, contents, failed positions, policy and members of a store."""
     started = time.perf_counter()
     (found,) = base.execute("PRAGMA user_version").fetchone()
     milliseconds = 1000 * (time.perf_counter() - started)
