@@ -73,6 +73,7 @@ class ChunkCollector:
         return {**self._head, "choices": [self._choices[index] for index in sorted(self._choices)]}
 
     def _add_delta(self, index: int, delta: Event) -> None:
+        """Append the texts and tool call parts of a delta to the message of a choice."""
         message = self._choices[index].setdefault("message", {"role": "assistant", "content": ""})
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
@@ -194,6 +195,7 @@ class RemoteStream:
         return self._collector.build_body()
 
     def _read_data(self, data: bytes) -> None:
+        """Collect the event in the data of a server-sent event. Data that is no event of the protocol has no effect."""
         if data == b"[DONE]":
             self._collector.has_ended = True
             return

@@ -231,6 +231,9 @@ class Gateway:
         return GatewayTransport(self.app, self._shared_loop)
 
     def _run_server(self, listening: socket.socket, started: Callable[[], None]) -> None:
+        """Serve on the listening socket in this thread until the gateway closes. `started` is called by the
+        running loop.
+        """
         with closing(listening), closing(new_loop()) as loop:
             # Headers of proxies have no effect: clients are known by their keys.
             self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)

@@ -312,6 +312,7 @@ def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]
 
 
 def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Return the checked tool calls of a message, with arguments as JSON text."""
     if not isinstance(calls, list):
         raise fields.invalid_value(where, "a list of tool calls")
     read: list[dict[str, Any]] = []

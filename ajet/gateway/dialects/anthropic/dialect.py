@@ -113,6 +113,7 @@ class CountTokensDialect(AnthropicDialect):
 
 
 def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedRequest, ThinkingDisplay]:
+    """Return the parsed request, and how its thinking is shown to the client. Raises Refused."""
     if body.get("thread") is not None:  # clients continue without threads after this error code
         message = "thread: this server does not store conversations; send all messages of the conversation."
         raise Refused(message, param="thread", code="thread_unsupported_request")
@@ -185,6 +186,7 @@ def _read_effort(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the JSON schema of the reply, from `output_config.format` or `output_format`. None: any text."""
     config, where = body.get("output_config"), "output_config"
     if config is None:
         config = {}
@@ -249,6 +251,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _read_tool(tool: Any, where: str) -> dict[str, Any]:
+    """Return a tool in the form of Chat Completions. Raises Refused for tools that the server would have to run."""
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     kind = tool.get("type")

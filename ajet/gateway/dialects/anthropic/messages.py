@@ -94,6 +94,7 @@ def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
 
 
 def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
+    """Return a user's turn as messages: each tool result is a message of its own, the rest is joined."""
     read: list[dict[str, Any]] = []
     parts: list[Any] = []
 
@@ -133,6 +134,7 @@ def _read_tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_assistant(content: Any, where: str) -> dict[str, Any]:
+    """Return an assistant's turn as one message with text, reasoning and tool calls."""
     parts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []

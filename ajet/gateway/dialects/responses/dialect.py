@@ -273,6 +273,7 @@ def _find_status(reply: Reply) -> str:
 
 
 def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
+    """Return the stored response that a request continues, or None. Raises Refused if it is unknown or failed."""
     if name is None:
         return None
     found = stored.find(fields.check_text(name, "previous_response_id"))

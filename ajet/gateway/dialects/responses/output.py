@@ -88,6 +88,7 @@ class Output:
                 part["text"] += text
 
     def _add_reasoning(self, text: str) -> Iterator[Event]:
+        """Yield the events of more reasoning. The first text opens a new item."""
         if self._open != "reasoning":
             item: Item = {"type": "reasoning", "summary": [], "content": []}
             yield from self._begin_item(item, "rs")
@@ -121,6 +122,7 @@ class Output:
         return self._build_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
+        """Yield the events of a tool call's next part. Another call's first part opens a new item."""
         function = call.get("function") or {}
         if self._open != "function_call" or self._call != call.get("index", 0):
             name = call.get("id") or f"call_{self._response}_{len(self.items)}"
@@ -147,6 +149,7 @@ class Output:
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": begun}
 
     def _end_item(self, status: str) -> Iterator[Event]:
+        """Yield the events that complete the open item, if there is one."""
         if self._open is None:
             return
         if self._open == "message" and self._pending_logprobs:  # the end token of the reply has no text
