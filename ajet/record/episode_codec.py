@@ -281,6 +281,7 @@ def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _ArrayWr
 
 
 def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _ArrayReader, floats: _ArrayReader) -> Timeline:
+    """Return a timeline, from its own arrays if the line has them, otherwise rebuilt from the calls."""
     spans = tuple(SampledSpan(*span) for span in row["spans"])
     if "ids" not in row:
         return rebuild(calls, row["leaf"], row["agent"], row["target"], spans)

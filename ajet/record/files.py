@@ -333,6 +333,7 @@ def require_place(file: Path, option: str, *, new: bool = True) -> None:
 
 
 def _require_place(file: Path, option: str, new: bool) -> None:
+    """Raise UserError if `file` cannot be written, as `require_place` describes."""
     if new and (file.exists() or file.is_symlink()):
         raise UserError(f"{file} exists already.", where=option, do=f"choose another file with {option}, or delete it")
     if file.is_dir():

@@ -94,6 +94,7 @@ class RunDirectory:
             raise
 
     def _open_files(self, experiment: Experiment, place: RunPlace, kind: Kind) -> None:
+        """Open the files of the run's record, and write the link for the start of this process."""
         redact, trainer = self.redact, experiment.ajet.trainer_common
         self.status = StatusFile(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)

@@ -103,6 +103,7 @@ def decode_uses(rows: Any) -> list[ToolUse]:
 
 
 def _decode_use(row: Any) -> ToolUse:
+    """Return the tool use of a row. Raises ValueError or TypeError for invalid values."""
     if not isinstance(row, dict):
         raise ValueError("a tool use is not a JSON object")
     use = ToolUse(**{each.name: row[each.name] for each in fields(ToolUse) if each.name in row})
