@@ -220,6 +220,7 @@ def score_canary_reply(
 def _score_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, version: int, adapter: str | None
 ) -> tuple[Floats, Floats]:
+    """Return the log-probabilities of one adapter's reply by engine and trainer, as `score_canary_reply` does."""
     room = engine.max_model_len
     prompt = np.asarray(tokenizer.encode(PROMPT, add_special_tokens=False), np.int32)[: max(1, room - REPLY)]
     reply, logprobs = engine.greedy(prompt, min(REPLY, room - prompt.size), adapter)
@@ -279,6 +280,7 @@ def open_engine(
 
 
 def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> PausableEngine:
+    """Start vLLM with a copy of the policy's weights. Without adapters, check that every parameter was updated."""
     from ajet.engine.models import prepare_folder
     from ajet.engine.vllm import VllmEngine
 

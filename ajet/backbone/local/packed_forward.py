@@ -324,6 +324,8 @@ ROWS = 8
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    """The autograd function behind `token_logprobs`."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         if temperature == 1.0:
@@ -333,6 +335,7 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen = table.gather(1, targets[:, None]).squeeze(1)
         entropy = torch.empty_like(chosen)
         for rows, out in zip(table.split(ROWS), entropy.split(ROWS), strict=True):
+            # `exp_` overwrites `rows`, so the table holds probabilities afterwards: backward needs these.
             log_probs = rows.clone()
             torch.linalg.vecdot(rows.exp_(), log_probs, out=out)
         entropy.neg_()

@@ -333,6 +333,8 @@ def list_pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
 
 
 class _Subtrees(torch.autograd.Function):
+    """The autograd function behind `subtree_attention`."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scaling: float | None) -> Tensor:
         exact = torch.promote_types(q.dtype, torch.float32)
