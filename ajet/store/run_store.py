@@ -70,7 +70,7 @@ class PositionQueue:
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
-        """Lease this position."""
+        """Lease the position `order`, which is waiting."""
         return self._lease_position(order)
 
     def current_lease(self, order: int) -> Lease:

@@ -47,7 +47,7 @@ class SqliteDriver:
         check_file(_file_path(address), made=made)
 
     def read(self, address: Address) -> SqliteReader:
-        """Open the store read-only."""
+        """Open the store in a SQLite file read-only."""
         return SqliteReader(_file_path(address))
 
     def survey(self, address: Address) -> list[Finding]:

@@ -67,4 +67,4 @@ class Tracker:
         """Receive recorded episodes of a step with outcomes by uuid. Read-only."""
 
     def close(self) -> None:
-        """Flush and close. Idempotent."""
+        """Flush all output and close the tracker. Idempotent."""
