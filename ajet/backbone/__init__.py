@@ -57,7 +57,7 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScor
 
 
 def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:
-    """Open the teacher of the experiment's algorithm, or return None if the algorithm needs no teacher.
+    """Open the teacher, a second model whose log-probabilities the algorithm uses. Return None if it needs none.
 
     Args:
         tokenizer: the policy's tokenizer.

@@ -1,8 +1,8 @@
-"""The canary: after each weight transfer, checks that engine and trainer compute the same model.
+"""The canary: a check after each weight transfer that engine and trainer compute the same model.
 
-Invariant: the check draws no random number and leaves engine and trainer unchanged. A single mismatch may come from a
-reply in flight during the transfer. Two mismatches in a row mean two different models: the run then trains on samples
-of another policy.
+It compares the log-probabilities of the same tokens by both sides. Invariant: the check draws no random number and
+leaves engine and trainer unchanged. A single mismatch may come from a reply in flight during the transfer. Two
+mismatches in a row mean two different models: the run then trains on samples of another policy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ REPLY = 12  # tokens
 
 
 class Canary:
-    """Counts mismatches between engine and trainer.
+    """Compares the log-probabilities of engine and trainer after each transfer, and stops the run after two mismatches
+    in
+    a row.
 
     Args:
-        tolerance: as in `trainer_common.canary`: nats, "auto", or None to disable the canary.
+        tolerance: as in `trainer_common.canary`: nats per token, "auto", or None to disable the check.
         rounded: True if the trainer computes in a type with fewer bits than float32.
     """
 
@@ -35,11 +37,12 @@ class Canary:
         self._mismatches = 0
 
     def judge(self, gap: float, *, version: int, samplers: Collection[str] = ()) -> None:
-        """Compare the gap of the weights just transferred with the tolerance, and warn about a mismatch.
+        """Compare a measured gap with the tolerance, and warn if it is larger.
 
         Args:
-            gap: nats per token.
-            samplers: names of the remote samplers that sampled the tokens; empty if this run's engine did.
+            gap: Mean absolute difference of the log-probabilities by engine and trainer, in nats per token.
+            version: Policy version of the transferred weights.
+            samplers: names of the remote samplers that sampled the tokens. Empty if this run's engine did.
 
         Raises:
             UserError: second mismatch in a row.

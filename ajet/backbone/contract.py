@@ -44,7 +44,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedLoss:
-    """A metric of an update, recomputed from recorded data."""
+    """A metric of an update that was computed a second time from recorded data, to compare it with the record."""
 
     value: float
     slope: float
@@ -71,7 +71,7 @@ class Backbone(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """The model's adapters, each for its own agents; empty unless several are configured."""
+        """The model's adapters, each for its own agents. Empty unless several are configured."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Backbone(Protocol):
 
     @property
     def whole_version(self) -> int | None:
-        """The version that the weights match bit for bit; None after an interrupted update has changed them."""
+        """The version whose weights are loaded, bit for bit. None after an interrupted update has changed some."""
         ...
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
@@ -99,12 +99,12 @@ class Backbone(Protocol):
     def update(self, batch: TrainingBatch) -> Update:
         """Take the optimizer steps of one training step (`mini_batch_num` of them) and update the engine's weights.
 
-        An error restores the previous weights. After an interrupt, `whole_version` tells which weights are loaded.
+        An error restores the previous weights. After an interrupt, `whole_version` says which weights are loaded.
         """
         ...
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """Run one forward and backward pass over synthetic samples of the given lengths; no state changes, bit for bit.
+        """Run one forward and backward pass over synthetic samples of the given lengths. No state changes, bit for bit.
 
         Raises:
             UserError: the memory does not suffice.
@@ -133,7 +133,7 @@ class Scorer(Protocol):
 
     @property
     def shares_prefixes(self) -> bool:
-        """True if rows may hold prefix trees."""
+        """True if a row may hold trees of samples that share a prefix, so the prefix is computed once."""
         ...
 
     def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
@@ -143,8 +143,9 @@ class Scorer(Protocol):
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
     ) -> tuple[Floats, Floats]:
-        """Return the lowest and highest possible log-probability of each target after top_k and top_p, each of shape
-        [K].
+        """Return bounds of each target's log-probability after top_k and top_p: lowest [K] and highest [K].
+
+        Rounding decides whether tokens at the border of top_p belong to the distribution, so only bounds are known.
 
         Args:
             slack: probability mass that rounding may move across the border of top_p.
@@ -193,7 +194,10 @@ class RecordedScorer(Scorer, Protocol):
         ...
 
     def widen(self) -> bool:
-        """Switch to float32 with the same weights. Return False if memory is too small; the scorer is then unusable."""
+        """Switch to float32 with the same weights. Return False if memory is too small.
+
+        The scorer is unusable after False.
+        """
         ...
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UntrainedBackbone:
-    """Owns an engine and never trains; a subclass opens the engine."""
+    """Owns an engine and never trains. A subclass opens the engine."""
 
     trains = False
     engine: TokenEngine | ChatEngine
@@ -38,7 +38,7 @@ class UntrainedBackbone:
 
     @property
     def whole_version(self) -> int | None:
-        """Same as `version`: no update is ever interrupted."""
+        """The version of the engine's weights, always complete, because no update is ever interrupted."""
         return self.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:

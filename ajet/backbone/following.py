@@ -42,5 +42,13 @@ class FollowingBackbone(UntrainedBackbone):
         *,
         is_leader: bool = True,
     ) -> bool:
-        """Load the weights of a policy version into the engine, as `ajet.engine.follower` describes."""
+        """Load the weights of a policy version into the engine, as `ajet.engine.follower` describes.
+
+        Args:
+            folder: Folder of the weights. None for the weights of model.path.
+            version: Policy version of the weights.
+            probe: The trainer's log-probabilities of a fixed text, to check the weights of a server.
+            on_wait: Called while the loading waits.
+            is_leader: True if this process sends the weights to a remote server.
+        """
         return self._follower.load_weights(folder, version, probe, on_wait, is_leader=is_leader)

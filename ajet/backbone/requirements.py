@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
-    """Return (problems, satisfied), each entry a few words about one package."""
+    """Return texts on unmet requirements and texts on met ones, a few words about one package each."""
     wrong, have = [], []
     for each in requirements:
         name, specifier, version = each.name, each.specifier, find_installed_version(each.name)

@@ -1,8 +1,9 @@
 """Turns calls into timelines and packed rows: each sampled token once, in the context of its sampling.
 
-Input: the `Call`s of an episode, then the `Sample`s of a batch. Output: `Timeline`s, counts of untrained tokens by
-reason, and `PackedRow`s. Invariants: sampled tokens = trained tokens + the counted rest; a token is trained at one
-place; no token is pasted into a context unknown to the model. Pure: no I/O, no torch.
+A timeline is one sequence of tokens to train on, with a mask of the sampled ones. Input: the `Call`s of an episode,
+then the `Sample`s of a batch. Output: `Timeline`s, counts of untrained tokens by reason, and `PackedRow`s. Invariants:
+sampled tokens = trained tokens + the counted rest; a token is trained at one place; no token is pasted into a context
+unknown to the model. Pure: no I/O, no torch.
 """
 
 from typing import TYPE_CHECKING

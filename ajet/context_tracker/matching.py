@@ -1,5 +1,6 @@
 """Conversations: finds the earlier call of a session that a request extends, or the reason for a fork.
 
+A fork is a request that continues no earlier call although its agent has one, so its prompt is rendered anew.
 Invariant: a request extends call k exactly if its messages are k's messages, then k's reply, then any others. Messages
 are equal if role, text, tool names and arguments (as JSON) are equal. Ids of tool calls, order of keys, spaces, the
 spelling of a number, text in blocks, and reasoning left out or cut to its end make no difference. After a reply cut by
@@ -58,7 +59,7 @@ def _parse_number(text: str) -> int | float:
 
 @dataclass(slots=True)
 class RepliedCall:
-    """A call whose reply is known."""
+    """A call whose reply is known, as a candidate to be extended."""
 
     index: int
     agent: str
@@ -109,7 +110,10 @@ class Conversations:
     """Agent -> keys of all the agent's replies."""
 
     def match(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Match:
-        """Find the call with the longest history that `messages` extend. Of several calls, prefer `agent`'s latest."""
+        """Return the call with the longest history that `messages` extend, or why there is none.
+
+        Of several calls, `agent`'s latest is preferred.
+        """
         keys = tuple([message_key(message) for message in messages])
         path: list[int] = []
         node = 0
@@ -131,8 +135,15 @@ class Conversations:
     def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
         """Return the call whose prompt has the longest common beginning with these messages and tools.
 
-        Of several calls the latest is returned; `None` if no message is shared. A call with other tools shares little:
-        templates write tools before messages.
+        Of several calls the latest is returned. A call with other tools shares little: templates write tools before
+        messages.
+
+        Args:
+            keys: Keys of the messages, from `message_key`.
+            tools: The session's number of the list of tools. None: no tools.
+
+        Returns:
+            None if no message is shared.
         """
         node, same = 0, None
         for key in keys:
@@ -144,7 +155,12 @@ class Conversations:
         return same if same is not None or not node else self._through[node]
 
     def add_request(self, index: int, match: Match, tools: int | None = None) -> None:
-        """Add the messages of call `index`. `tools` is the session's number of the list of tools."""
+        """Add the messages of call `index`.
+
+        Args:
+            match: The result of `match` for these messages.
+            tools: The session's number of the list of tools. None: no tools.
+        """
         node = 0
         for key in match.keys:
             node = self._add_message(node, key, index, tools)
@@ -152,7 +168,12 @@ class Conversations:
         self._prompts[index] = (node, root, tools)
 
     def add_reply(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
-        """Add the reply of call `index`. `stop` is the stop string that cut the reply."""
+        """Add the reply of call `index`.
+
+        Args:
+            agent: Name of the agent.
+            stop: The stop string that cut the reply. Some clients append it when they quote the reply.
+        """
         prompt, root, tools = self._prompts[index]
         spellings = [reply]
         if stop is not None and (complete := append_stop(reply, stop)) is not None:
@@ -168,7 +189,7 @@ class Conversations:
                 self._cut.setdefault(prompt, {}).setdefault(spelling["content"], []).append(call)
 
     def _add_message(self, node: int, key: Key, index: int, tools: int | None) -> int:
-        """Return the node of a message after `node`, and mark it as reached by call `index`."""
+        """Return the node of a message that follows `node`, and note that call `index` contains it."""
         child = self._nodes.get((node, key))
         if child is None:
             child = self._nodes[(node, key)] = len(self._keys)
@@ -186,7 +207,10 @@ class Conversations:
         return self._cut[node][max(begun, key=len)] if begun else ()
 
     def _choose_call(self, calls: Sequence[RepliedCall], agent: str, message: Mapping[str, Any]) -> RepliedCall | None:
-        """Return the call quoted by a message. Equal reasoning decides first, then the agent, then the later call."""
+        """Return the call that a message quotes, or None.
+
+        Equal reasoning decides first, then the agent, then the later call.
+        """
         reasoning = read_reasoning(message)
         fitting = [call for call in calls if call.reasoning.endswith(reasoning)]
         exact = [call for call in fitting if reasoning and call.reasoning == reasoning]
@@ -195,7 +219,12 @@ class Conversations:
         return chosen[-1] if chosen else None
 
     def _find_fork_reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:
-        """Return why a request does not extend the agent's latest call; `None` if it opens a conversation."""
+        """Return why a request does not extend the agent's latest call, or None if it opens a new conversation.
+
+        Args:
+            keys: Keys of the request's messages.
+            path: Nodes of those first messages that an earlier call has, too.
+        """
         latest = self._latest.get(agent)
         if latest is None:
             return None
@@ -220,7 +249,7 @@ class Conversations:
 
 
 def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
-    """Return a reply with its stop string appended, as some clients do; `None` for a reply with tool calls."""
+    """Return a reply with its stop string appended, as some clients do, or `None` for a reply with tool calls."""
     if reply.get("tool_calls"):
         return None
     return {**reply, "content": (reply.get("content") or "") + stop}
@@ -229,7 +258,12 @@ def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
 def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
     """Return a quoted reply as it was sampled, with its reasoning and order of keys.
 
-    Text appended by the client behind the stop string remains.
+    Text that the client appended behind the stop string remains.
+
+    Args:
+        quote: The reply as the client sent it back.
+        reply: The reply as it was sampled.
+        stop: The stop string that cut the reply.
     """
     complete = append_stop(reply, stop) if stop is not None else None
     text = message_key(quote)[1] if complete is not None else ""  # type: ignore[index]
@@ -239,10 +273,10 @@ def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str 
 
 
 def matches_reasoning(copy: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
-    """Return True if a client's copy of `reply` has its reasoning, the end of it, or none."""
+    """Return True if a client's copy of a reply has the reply's reasoning, the end of it, or none."""
     return read_reasoning(reply).endswith(read_reasoning(copy))
 
 
 def read_reasoning(message: Mapping[str, Any]) -> str:
-    """Return the reasoning of a message, stripped; "" if the message has no reasoning."""
+    """Return the reasoning of a message, stripped, or "" if the message has no reasoning."""
     return (message.get("reasoning_content") or message.get("reasoning") or "").strip()

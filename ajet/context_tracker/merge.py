@@ -31,10 +31,13 @@ _HUGE = 1 << 21
 
 
 class Arena:
-    """Allocates memory for the ids of an episode with at most `tokens` tokens.
+    """Allocates memory for the token ids of an episode.
 
-    A stored sequence is never overwritten; any other sequence is overwritten by the next. Large pieces of memory come
-    in huge pages: the first access to many small pages costs more than writing them.
+    A sequence stored by `keep_last` is never overwritten. Any other is overwritten by the next. Large pieces of memory
+    come in huge pages: the first access to many small pages costs more than writing them.
+
+    Args:
+        tokens: Maximum number of tokens of all stored sequences.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -58,7 +61,11 @@ class Arena:
 
 
 def allocate_bytes(tokens: int, each: int) -> Bytes:
-    """Return uninitialized memory [tokens * each]; `each` is the number of bytes per token."""
+    """Return uninitialized memory [tokens * each].
+
+    Args:
+        each: Number of bytes per token.
+    """
     return _allocate_huge_pages(tokens * each) if tokens >= _LARGE else np.empty(tokens * each, np.uint8)
 
 
@@ -73,7 +80,7 @@ def _allocate_huge_pages(size: int) -> Bytes:
 
 
 class Spot(NamedTuple):
-    """A place in the tree: `stop` tokens from the root, on path `path`."""
+    """A place in the tree: behind the first `stop` tokens of a sequence that runs along path `path`."""
 
     path: int
     stop: int
@@ -144,7 +151,7 @@ class PrefixTree:
         return Spot(path, stop)
 
     def ids(self, spot: Spot, start: int = 0) -> Ids:
-        """Return the tokens from `start` to `spot` [stop - start]; a view if the tokens are in one run."""
+        """Return the tokens from `start` to `spot` [stop - start]. They are a view if they are in one run."""
         path, stop = spot
         if (joined := self._joined[path]) is not None:
             return joined[start:stop]
@@ -158,7 +165,10 @@ class PrefixTree:
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
     def parent(self, path: int) -> tuple[int, int]:
-        """Return the path from which `path` branches off, and after how many tokens; (-1, -1) for the root."""
+        """Return the path from which `path` branches off, and the number of tokens before the branch.
+
+        (-1, -1) for the root.
+        """
         return self._parents[path], self._starts[path]
 
 
@@ -234,10 +244,14 @@ def _collect_tokens(calls: Sequence[Call], position: int, start: int) -> Ids:
 def find_continued(
     calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
 ) -> dict[int, Spot | None]:
-    """Return for each member the end of the longest other member that it continues.
+    """Return for each member the end of the longest other member that it continues, or None if there is none.
 
-    The value is `None` if a member continues no other. A member continues another if its prompt begins with the other's
-    prompt and response. Members with the same end have the same tokens.
+    A member continues another if its prompt begins with the other's prompt and response. Members with the same end have
+    the same tokens.
+
+    Args:
+        spots: For each call, the place in the tree where its tokens end.
+        members: Indexes of the calls to compare.
     """
     ends: dict[int, list[int]] = {}
     for position in members:

@@ -50,7 +50,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The tokens on which a row is trained [K], ordered by source."""
+    """The tokens of a row that are trained [K], ordered by the index of the token that predicts them."""
 
     source: Indices
     """Index into the row of the token whose logits predict the target."""
@@ -80,7 +80,7 @@ class PackedRow:
 
 
 def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True) -> list[PackedRow]:
-    """Pack samples into rows of at most `budget` tokens; a longer sample gets a longer row. Deterministic.
+    """Pack samples into rows of at most `budget` tokens. A longer sample gets a longer row. Deterministic.
 
     Raises:
         ValueError: The first token of a timeline has mask 1, although no token predicts it.
@@ -106,7 +106,7 @@ def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True)
 
 
 def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequence[Floats]) -> list[Floats]:
-    """Return for each sample the values [T] of its targets, 0 at other tokens.
+    """Return values of all rows as one array [T] per sample, with 0 at tokens that are no targets.
 
     Args:
         values: For each row, the values of its targets [K].
@@ -148,7 +148,11 @@ def _find_adapter(samples: Sequence[Sample], tree: _SampleTree) -> str | None:
 
 
 def _iterate_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """Yield lists of samples; each list is packed as one tree."""
+    """Yield lists of sample indexes, each of which is packed as one tree.
+
+    Args:
+        share: False: each sample is a tree of its own.
+    """
     families = sorted(
         _iterate_group_families(samples, budget, share),
         key=lambda family: (samples[family[0]].timeline.adapter or "", samples[family[0]].timeline.ids.tobytes()),
@@ -174,11 +178,16 @@ def _iterate_families(samples: Sequence[Sample], budget: int, share: bool) -> It
 def _join_families(
     samples: Sequence[Sample], tree: list[int], family: list[int], size: int, own: int, budget: int
 ) -> tuple[list[int], int] | None:
-    """Return a tree joined with a family, and the joined number of tokens; `None` if two trees cost less.
+    """Return a tree joined with a family (samples with a common prefix), and the joined number of tokens.
 
     Args:
+        tree: Indexes of the tree's samples, sorted by tokens.
+        family: Indexes of the family's samples, sorted by tokens.
         size: Tokens of the tree.
         own: Tokens of the family.
+
+    Returns:
+        None if two trees cost less, or if they share no prefix.
     """
     one, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
     shared = count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
@@ -223,11 +232,14 @@ def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool)
 
 
 def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
-    """Return the edges of parts of at most `budget` tokens whose repeated prefixes cost least (dynamic programming).
+    """Cut a family into parts of at most `budget` tokens, so that repeated prefixes cost least (dynamic programming).
 
     Args:
-        sizes: Tokens of each sample; a sample longer than the budget is a part of its own.
+        sizes: Tokens of each sample. A sample longer than the budget is a part of its own.
         shared: Tokens that each sample has in common with the one before.
+
+    Returns:
+        The index of each part's first sample, then the number of samples.
     """
     if sum(sizes) - sum(shared) <= budget:
         return [0, len(sizes)]
@@ -238,6 +250,7 @@ def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> lis
             tokens += sizes[start] - (shared[start + 1] if start + 1 < stop else 0)
             if tokens > budget and start + 1 < stop:
                 break
+            # The cost of computing the shared prefix again: linear layers per token, and attention per pair of tokens.
             repeated = shared[start] * (1 + shared[start] / (2 * PAIRS))
             if least[start] + repeated < best[0]:
                 best = (least[start] + repeated, start)
@@ -286,6 +299,7 @@ def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
 
 
 def _build_row(samples: Sequence[Sample], grown: Sequence[_SampleTree]) -> PackedRow:
+    """Build the row of several trees, one after the other."""
     trees: list[Tree] = []
     targets: list[tuple[Indices, Indices, Indices, Indices]] = []
     start = 0
@@ -296,6 +310,7 @@ def _build_row(samples: Sequence[Sample], grown: Sequence[_SampleTree]) -> Packe
             timeline = samples[index].timeline
             offset = np.flatnonzero(timeline.mask)
             token = timeline.ids[offset].astype(np.int64)
+            # A token is predicted at the token before it on the sample's path.
             targets.append((path[offset - 1] + start, token, np.full(offset.size, index, np.int64), offset))
         start = stop
     columns = [np.concatenate([part[column] for part in targets]) for column in range(4)]

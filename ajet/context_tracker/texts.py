@@ -23,9 +23,9 @@ class RawPrompts:
     """The lengths of all stored texts, ascending, without duplicates."""
 
     def match(self, agent: str, prompt: str) -> tuple[int | None, int | None]:
-        """Return two calls: the longest (prompt + reply) and the longest prompt that begin `prompt`.
+        """Return two calls: the one whose prompt and reply begin `prompt`, and the one whose prompt alone begins it.
 
-        Of several calls the agent's latest is returned; `None` if no call fits.
+        The longest beginning wins. Of several calls the agent's latest is returned, and None if no call fits.
         """
         found: dict[str, int] | None = None
         begun: int | None = None
@@ -42,7 +42,11 @@ class RawPrompts:
         self._prompts.setdefault(self._add_length(prompt), index)
 
     def add_reply(self, index: int, agent: str, text: str) -> None:
-        """Add the reply of call `index`; `text` is prompt and reply."""
+        """Add the reply of call `index`.
+
+        Args:
+            text: The prompt followed by the reply.
+        """
         by_agent = self._ends.setdefault(self._add_length(text), {})
         by_agent[agent] = index
 

@@ -42,11 +42,12 @@ def timelines(
 ) -> tuple[list[Timeline], Counter[str]]:
     """Return the timelines of one episode by leaf, and counts of sampled tokens in no timeline.
 
-    The counts are by `UntrainedReason`. Calls are joined by their tokens, whether or not they have a parent. Equal text
-    in other tokens is another context, in which the reply was not sampled: calls with such prompts are not joined.
+    The leaf is the call whose prompt and response are the timeline's tokens. The counts are by `UntrainedReason`. Calls
+    are joined by their tokens, whether or not they have a parent. Equal text in other tokens is another context, in
+    which the reply was not sampled: calls with such prompts are not joined.
 
     Args:
-        calls: The calls; `calls[i].parent` is an index into this list.
+        calls: All calls of the episode. `calls[i].parent` is an index into this list.
         ignore_tools: False: calls with different lists of tools are never joined.
     """
     untrained: Counter[str] = Counter()
@@ -79,7 +80,7 @@ def timelines(
 
 
 def _find_untrained_reason(call: Call) -> str | None:
-    """Return why a call's tokens are not trained; `None` for trained calls."""
+    """Return why a call's tokens are not trained, or `None` for trained calls."""
     if not call.trained:
         return "not_trainable"
     return None if call.is_delivered else "aborted_call"
@@ -88,7 +89,14 @@ def _find_untrained_reason(call: Call) -> str | None:
 def _cut_chains(
     calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
 ) -> list[list[int]]:
-    """Cut the tree of continuations into chains. Each member is in exactly one chain; the last member is the leaf."""
+    """Cut the tree of continuations into chains, each of which becomes a timeline.
+
+    Each member is in exactly one chain, and the last member of a chain is the leaf.
+
+    Args:
+        spots: For each call, the place in `tree` where the call's tokens end.
+        members: Indexes of the calls that may be joined.
+    """
     before = find_continued(calls, tree, spots, members)
     if not any(before.values()):
         return [[index] for index in members]
@@ -131,7 +139,10 @@ def _cut_chains(
 
 
 class _Digests:
-    """Digests of calls and their continuations. They order equally long continuations, whatever the calls' order."""
+    """Digests of calls and their continuations, to choose between equally long continuations.
+
+    The choice must depend on the content only, not on the order of the calls.
+    """
 
     def __init__(
         self,
@@ -257,7 +268,7 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """A call whose prompt was rendered anew instead of extending an earlier call."""
+    """A call that forked: its prompt was rendered anew instead of extending an earlier call."""
 
     call: int
     agent: str
@@ -275,7 +286,7 @@ class Snap:
 
 
 def snaps(calls: Sequence[Call]) -> list[Snap]:
-    """Return the snaps of one episode, in the order of its calls (`detect_timeline_snap` logs them)."""
+    """Return the forked calls of one episode, in the order of its calls (`detect_timeline_snap` logs them)."""
     latest: dict[str, int] = {}
     found: list[Snap] = []
     for call in calls:

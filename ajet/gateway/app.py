@@ -59,12 +59,12 @@ class App:
         """Build the application of one gateway.
 
         Args:
-            dialects: Path -> the dialect of its requests.
+            dialects: Path -> the dialect (client protocol) of its requests.
             others: Serves all other requests.
             keys: Keys of the gateway's sessions.
             pacing: Counts the clients of the gateway.
             format_error: Builds the body of an error outside of any dialect.
-            answer_failure: Logs an error of ours and answers it.
+            answer_failure: Logs an internal error of ajet and answers it with a status 500.
         """
         self._dialects, self._others, self._keys, self._pacing = dialects, others, keys, pacing
         self._format_error, self._answer_failure = format_error, answer_failure
@@ -78,11 +78,12 @@ class App:
         return self._others.routes
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
-        """Serve further routes. No routes can follow."""
+        """Serve further routes. After this call an unknown path gets 404, because no routes can follow."""
         self._others.router.routes.extend(routes)
         self.opens_later = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request: by its dialect if it asks for a reply, otherwise by Starlette's routes."""
         request_id = "req_" + secrets.token_hex(12)
         state = scope.setdefault("state", {})
         state[REQUEST_ID] = request_id
@@ -97,6 +98,7 @@ class App:
             else:
                 await self._serve_dialect(dialect, scope, receive, send, request_id)
         except asyncio.CancelledError:
+            # In-process requests are cancelled by their own client. Over a socket only the shutdown cancels.
             if state.get(PEER) is None:
                 raise
             build_error = partial(self._format_error, Request(scope))  # cancelled by the shutdown of the server
@@ -134,7 +136,7 @@ async def _send_with_id(send: Send, request_id: str, message: Message) -> None:
 def find_grant(
     keys: Keys[Session], scope: Mapping[str, Any], headers: Mapping[bytes, bytes]
 ) -> tuple[str, Grant[Session]]:
-    """Return the key of a request and its grant. Raises Refused if no key is valid.
+    """Return the key of a request and what it grants: session, agent and target. Raises Refused if no key is valid.
 
     Keys are tried in this order: path, `Authorization: Bearer`, `x-api-key`, `api-key`.
     """
@@ -166,7 +168,11 @@ def _resolve_path(scope: Scope, path: str) -> Scope:
 # The application of a gateway: its dialects, and other routes (health, models, stored responses).
 # Invariant: a client that sends `anthropic-version` gets answers in Anthropic's form, any other client in OpenAI's.
 def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
-    """Return the application of a gateway. `opens_later` sets `App.opens_later`."""
+    """Return the application of a gateway.
+
+    Args:
+        opens_later: True if routes are added later. An unknown path gets 503 until then.
+    """
     decode = context.renderer.decode if context.renderer is not None else None
     max_model_len = min(context.max_model_len, getattr(context.engine, "max_model_len", context.max_model_len))
     dialects: tuple[Dialect, ...] = (

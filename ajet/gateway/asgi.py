@@ -32,7 +32,9 @@ encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def add_request_id(message: Any, request_id: str) -> Any:
-    """Return an ASGI message. The head of an answer gets the request's id, as Anthropic and OpenAI name it."""
+    """Return the ASGI message, with the request's id in the head of an answer, under Anthropic's and OpenAI's header
+    names.
+    """
     if message["type"] != "http.response.start":
         return message
     encoded = request_id.encode()
@@ -48,7 +50,7 @@ async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: H
 
 
 async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], headers: Headers = ()) -> None:
-    """Send an error; `headers` come before those of the refusal."""
+    """Send an error as the answer. `headers` come before those of the refusal."""
     await send_json(send, refused.status, body, [*headers, *list_refusal_headers(refused)])
 
 
@@ -81,7 +83,7 @@ async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refus
 
 
 async def break_off(scope: Scope) -> None:
-    """Close the client's connection: the stream ends without the final mark."""
+    """Close the client's connection, so that its stream ends without the final mark and the client sees an error."""
     peer = peer_of(scope)
     if peer is not None:
         peer.transport.abort()

@@ -28,7 +28,13 @@ ChatAnswer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
 async def relay_chat(
     reply: Reply, target: str, engine: ChatEngine, recorder: Recorder, run: Sampling, ignored_fields: IgnoredFieldLog
 ) -> None:
-    """Have a chat engine answer. Raises Refused or EngineFailure."""
+    """Have a chat engine answer, and record the call without tokens. Raises Refused or EngineFailure.
+
+    Args:
+        target: The agent's target, recorded with the call.
+        run: The run's sampling settings, used where the client sets none.
+        ignored_fields: Logs fields without effect.
+    """
     request = reply.request
     body = build_chat_body(request, run)
     reply.deltas.clear()
@@ -118,7 +124,12 @@ def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
 async def relay_stream(
     chunks: AsyncIterator[dict[str, Any]], add_deltas: Callable[[Sequence[Delta]], None]
 ) -> ChatAnswer:
-    """Pass on a streamed answer and return its parts. Raises EngineFailure."""
+    """Pass a streamed answer on to the readers, and return its parts at the end. Raises EngineFailure.
+
+    Args:
+        chunks: Chunks of OpenAI's Chat Completions.
+        add_deltas: Called with each next part of the reply.
+    """
     collector = ChunkCollector()
     async with aclosing(cast(Any, chunks)) as stream:
         async for chunk in stream:

@@ -31,7 +31,7 @@ class ConnectionOwner(Protocol):
     shared: ServerCounters
 
     def forget_stranger(self, connection: Connection) -> None:
-        """Stop counting the connection as one without a valid key."""
+        """Stop counting the connection as a stranger, that is, as one that has shown no valid key yet."""
 
     def left(self, connection: Connection) -> None:
         """Remove a closed connection from all counts."""
@@ -76,7 +76,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.acceptor.forget_stranger(self)
 
     def watch(self, leave: Leave | None) -> None:
-        """Call `leave` when the client leaves; `None` unregisters. A connection answers one request at a time."""
+        """Call `leave` when the client disconnects. None ends this.
+
+        A connection answers one request at a time, so one function is enough.
+        """
         self._leave = leave
         if leave is not None and not self.transport.is_closing():
             self.flow.resume_reading()  # the end of the connection must be read, too
@@ -84,7 +87,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.loop.call_soon(leave)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Clean up after a closed connection and report an unread reply."""
+        """Clean up after a closed connection. If the client reset it, report that the last reply may not have
+        been read.
+        """
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset uvicorn's timer would keep this object alive
         self.acceptor.left(self)
@@ -97,7 +102,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 lost()
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes to the parser, and refuse too many bytes without effect."""
+        """Pass bytes to the parser. Refuse a request with too many bytes without effect, as in an endless header."""
         self._received_at = self.loop.time()
         cycle = self.cycle
         if self._head_since is None and (cycle is None or cycle.response_complete):
@@ -130,7 +135,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._refuse_request(400, msg)
 
     def close_overdue(self, now: float) -> None:
-        """Close the connection if its client exceeds a time limit."""
+        """Close the connection if its client exceeds a time limit for the head, the body or reading the reply.
+
+        Args:
+            now: Time of the event loop.
+        """
         cycle, unread = self.cycle, self.transport.get_write_buffer_size()
         if unread != self._unread:
             self._unread, self._unread_since = unread, now
@@ -152,12 +161,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def begun(self) -> bool:
-        """True if the head of the current reply was sent."""
+        """True if the head of the present reply was sent, so the status cannot change any more."""
         return self.cycle is not None and self.cycle.response_started
 
     @property
     def busy(self) -> bool:
-        """True if a reply is in progress, except a reply to a wrong key."""
+        """True if a reply is in progress, so the connection must not be closed in favour of another.
+
+        A reply to a wrong key does not count.
+        """
         cycle = self.cycle
         return not self.guessed and cycle is not None and not cycle.response_complete and not cycle.more_body
 
@@ -183,7 +195,10 @@ _OFFER = {b"upgrade", b"http2-settings"}
 
 
 class PlainParser:
-    """Parses the requests of one connection. Its methods are those of `httptools.HttpRequestParser`."""
+    """Parses the requests of one connection, ignoring offers to switch to another protocol (h2c).
+
+    Its methods are those of `httptools.HttpRequestParser`.
+    """
 
     def __init__(self, listener: Connection) -> None:
         self._listener = listener
@@ -201,6 +216,8 @@ class PlainParser:
             except HttpParserUpgrade as offer:
                 if self.get_method() == b"CONNECT":  # not an offer: httptools stops at every CONNECT
                     raise HttpParserError("CONNECT requests are not supported: this server is not a proxy") from offer
+                # httptools stops behind a head with an offer. A new parser gets the same head without the offer, then
+                # the body.
                 rest = rest[offer.args[0] :]
                 head = self._build_plain_head()
                 self._parser = self._build_parser()
@@ -209,7 +226,7 @@ class PlainParser:
                     return
 
     def on_headers_complete(self) -> None:
-        """Report a head, except a head with an offer: such a head is parsed again without the offer."""
+        """Report a head. A head with an offer is not reported: it is parsed again without the offer."""
         if not self._parser.should_upgrade():
             self._listener.on_headers_complete()
 
@@ -219,7 +236,7 @@ class PlainParser:
             self._listener.on_message_complete()
 
     def should_upgrade(self) -> bool:
-        """Return False: the server accepts no offer."""
+        """Return False: the server never switches to an offered protocol."""
         return False
 
     def should_keep_alive(self) -> bool:
@@ -240,6 +257,7 @@ class PlainParser:
         return parser
 
     def _build_plain_head(self) -> bytes:
+        """Return the present head as bytes, without the headers of an upgrade offer."""
         lines = [b"%s %s HTTP/%s" % (self.get_method(), self._listener.url, self.get_http_version().encode())]
         for name, value in self._listener.headers:
             if name == b"connection":
@@ -258,7 +276,10 @@ _HEAD = b"HTTP/1.1 "
 
 
 class HeldHead:
-    """Wraps a connection's transport; all other attributes are the transport's own."""
+    """Wraps a connection's transport, and sends the head of a reply together with the first part of its body.
+
+    All other attributes are the transport's own.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop

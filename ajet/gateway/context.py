@@ -24,7 +24,7 @@ from ajet.tokens import Renderer
 
 @dataclass(frozen=True, slots=True)
 class GatewayContext:
-    """The parts of one gateway."""
+    """The objects that all sessions and routes of one gateway use."""
 
     engine: TokenEngine | ChatEngine
     renderer: Renderer | None

@@ -86,7 +86,12 @@ class RequestExchange:
         """True once the head of the answer was sent."""
 
     async def run(self, secret: str, grant: Grant[Session]) -> None:
-        """Answer a request that holds this key."""
+        """Answer a request whose key is valid.
+
+        Args:
+            secret: The key.
+            grant: The session, agent and target of the key.
+        """
         grant.session.requests += 1
         try:
             peer = self._scope["state"].get(PEER)
@@ -161,7 +166,7 @@ class RequestExchange:
         return self._dialect.parse(fields, caller)
 
     async def _deliver_replies(self, call: InflightCall, session: Session) -> None:
-        """Send the replies of a call that the client has joined."""
+        """Send the replies of a call that the client has joined, then leave the call."""
         state = self._scope["state"]
         abandon = partial(self._abandon_call, call, session)
         is_delivered = False
@@ -181,6 +186,7 @@ class RequestExchange:
             unwatch()
             call.listeners.remove(self._end_reply)
             try:
+                # The cancelled tasks must have recorded their tokens before the call is put aside for a retry.
                 if cancelled := call.leave():
                     await asyncio.wait(cancelled)
             finally:
@@ -189,10 +195,12 @@ class RequestExchange:
                 else:
                     abandon()
         if is_delivered:
+            # The client may still reset the connection without having read the reply. `abandon` then makes it available
+            # again.
             state[LOST] = abandon
 
     def _abandon_call(self, call: InflightCall, session: Session) -> None:
-        """Mark the replies as not received, after the client has left without them."""
+        """Mark the replies as not received, because the client left without them. A retry may still join the call."""
         call.deliveries -= self._is_counted
         self._is_counted = False
         session.inflight.abandon(call)
@@ -216,6 +224,7 @@ class RequestExchange:
         self._wake_up()
 
     def _add_news(self) -> None:
+        """Note new output of a reply, and wake the sender unless it is collecting tokens."""
         self._has_news = True
         if not self._is_collecting:
             self._wake_up()
@@ -246,6 +255,7 @@ class RequestExchange:
             self._pacing.add_lateness(max(0.0, loop.time() - due))
 
     async def _send_complete(self, call: InflightCall, session: Session) -> None:
+        """Wait until all replies are complete, and send them as one JSON answer."""
         loop = asyncio.get_running_loop()
         while not self._has_left and not call.is_settled:
             self._waiter = loop.create_future()
@@ -320,13 +330,13 @@ class RequestExchange:
                 reader.close()
 
     def _note_refusal(self, refused: Refused, call: InflightCall, session: Session) -> None:
-        """Record the refusal that answers the request, whichever of its replies ended last."""
+        """Record why the request failed as the episode's last refusal, also if another of its replies ended later."""
         call.refusal = refused
         session.note_refusal(refused, is_last=True)
 
 
 async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-    """Return the request's body; None if the client left meanwhile. Raises Refused."""
+    """Return the request's body, or None if the client left meanwhile. Raises Refused."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > MAX_BODY:
         raise _build_too_large()
@@ -393,7 +403,11 @@ def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
 
 
 def digest_request(*parts: bytes) -> bytes:
-    """Return a digest that is the same for equal requests."""
+    """Return a digest by which a retry of a request is recognised.
+
+    Args:
+        parts: Bytes that make a request equal to another: path, key, headers, body.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))

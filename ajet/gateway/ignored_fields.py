@@ -76,7 +76,7 @@ class IgnoredFieldLog:
 
 
 def list_hints(request: ParsedRequest) -> dict[str, Any]:
-    """Return the hints of a request with their values, and the fields that do not affect the reply."""
+    """Return the request's fields that have no effect here, with their values, for the record of the call."""
     hints = {name: value for name, value in request.engine_fields.items() if name in HINTS}
     return {**hints, **request.inert_fields}
 

@@ -62,7 +62,7 @@ NO_RETRY = RetryHint()
 
 
 class LostReply(NamedTuple):
-    """A reply not received by any client: the call, and the finish and error to record."""
+    """A reply that no client received: its call, and the finish reason and error to record."""
 
     call: Call
     finish: FinishReason
@@ -70,7 +70,10 @@ class LostReply(NamedTuple):
 
 
 class InflightCall:
-    """One request of a client, its replies and the clients waiting for them. `leave` follows each `join`."""
+    """One request for replies, with its replies and the clients waiting for them (the first one and its retries).
+
+    Each client calls `join` once, and later `leave`.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class InflightCall:
         digest: bytes = b"",
         hint: RetryHint = NO_RETRY,
     ) -> None:
-        """Prepare the replies; `join` starts them.
+        """Prepare the replies. `join` starts them.
 
         Args:
             request: The request.
@@ -113,13 +116,13 @@ class InflightCall:
 
     @property
     def is_settled(self) -> bool:
-        """True if all replies are complete, or one reply has failed."""
+        """True if the call has its outcome: all replies are complete, or one reply has failed."""
         if self.failure is not None or self._is_interrupted:
             return True
         return all([reply.message is not None for reply in self.replies])
 
     def find_refusal(self) -> Refused | None:
-        """Return the refusal that answers a settled call; `None` if all replies are complete.
+        """Return the refusal that answers a call with an outcome, or None if all replies are complete.
 
         Raises any other error of a reply.
         """
@@ -133,9 +136,10 @@ class InflightCall:
         return None
 
     def join(self) -> None:
-        """Add a client, and start or resume the replies without a task. Raises Refused above the limit of calls.
+        """Add a client, and start or resume every reply that no task is sampling.
 
-        Slots are reserved before the first await, so that two requests cannot take the same slot.
+        Raises Refused above the limit of calls. Slots are reserved before the first await, so that two requests cannot
+        take the same slot.
         """
         waiting = [reply for reply in self.replies if reply.needs_task]
         if waiting:
@@ -153,9 +157,9 @@ class InflightCall:
             reply.task.add_done_callback(partial(self._handle_task_end, reply))
 
     async def _make_later(self, reply: Reply) -> None:
-        """Make a reply after its prompt is checked and an earlier maker has ended.
+        """Make a reply after its prompt is checked and the earlier task for the reply has ended.
 
-        The earlier maker may have completed the reply.
+        The earlier task may have completed the reply. Then nothing is left to do.
         """
         if (earlier := reply.maker) is not None:
             if not earlier.done():
@@ -182,13 +186,14 @@ class InflightCall:
             listen()
 
     def leave(self) -> list[asyncio.Task[None]]:
-        """Remove a client. Return the tasks cancelled because no client waits for them."""
+        """Remove a client. If no client is left, cancel the sampling tasks and return them."""
         self.clients -= 1
         if self.clients:
             return []
         running = [reply for reply in self.replies if reply.task is not None and not reply.task.done()]
         for reply in running:
             assert reply.task is not None
+            # Before `cancel`: `_handle_task_end` takes a cancellation without this mark for the server's shutdown.
             reply.needs_task = True
             if reply.stream is None:  # a chat engine starts over: a returning client must not read the old beginning
                 reply.is_readable = False
@@ -196,7 +201,7 @@ class InflightCall:
         return [reply.task for reply in running if reply.task is not None]
 
     def list_lost(self, *, has_episode_ended: bool = False) -> list[LostReply]:
-        """Return the replies not received by any client.
+        """Return the replies that no client received, with the reason to record.
 
         Args:
             has_episode_ended: True if no client can come back for its replies.
@@ -214,13 +219,13 @@ class InflightCall:
 
 
 def _retrieve_error(task: asyncio.Future[Any]) -> None:
-    """Mark an error as retrieved, or asyncio would log it."""
+    """Read the exception of a task, because asyncio logs exceptions that were never read."""
     if not task.cancelled():
         task.exception()
 
 
 class InflightCalls:
-    """The calls of one session whose replies have not been received yet."""
+    """The calls of one session that a retry may still join, by the digest of their request."""
 
     def __init__(self) -> None:
         self._calls: dict[bytes, list[InflightCall]] = {}
@@ -229,7 +234,12 @@ class InflightCalls:
         self._lost: list[LostReply] = []
 
     def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
-        """Return the call that a request repeats; `None` for a new call."""
+        """Return the running or abandoned call that a request repeats, or None for a new call.
+
+        Args:
+            digest: Digest of the request.
+            hint: The retry headers of the request.
+        """
         found = [call for call in self._calls.get(digest, ()) if call.failure is None]
         if hint.idempotency_key is not None:
             same = [call for call in found if call.hint.idempotency_key == hint.idempotency_key]
@@ -258,7 +268,7 @@ class InflightCalls:
                 self._lost += call.list_lost()
 
     def abandon(self, call: InflightCall) -> None:
-        """Store a call whose client has left without its replies. Beyond the limit the oldest is removed."""
+        """Store a call whose client left without its replies, for a retry. Beyond the limit the oldest is removed."""
         if call not in self._calls.get(call.digest, ()):
             self.add(call)
         self._abandoned.append(call)

@@ -45,7 +45,10 @@ class Grant(Generic[S]):
 
 
 class Keys(Generic[S]):
-    """The valid keys of one gateway, whose sessions are `S`. Thread-safe."""
+    """The valid keys of one gateway with their grants. Thread-safe.
+
+    `S` is the type of a session.
+    """
 
     def __init__(self) -> None:
         self.grants: dict[str, Grant[S]] = {}
@@ -58,13 +61,13 @@ class Keys(Generic[S]):
         self._logged_clients: set[str] = set()
 
     def grant(self, grant: Grant[S]) -> str:
-        """Create and register a new random key."""
+        """Create a random key for a session, agent and target, and return the key."""
         secret = secrets.token_hex(16)
         self.admit(secret, grant)
         return secret
 
     def admit(self, secret: str, grant: Grant[S]) -> None:
-        """Register a key chosen by the caller; an earlier grant of the key is replaced."""
+        """Register a key chosen by the caller. An earlier grant of the same key is replaced."""
         with self._lock:
             self.grants[secret] = grant
 
@@ -89,7 +92,7 @@ class Keys(Generic[S]):
         return Refused("Incorrect API key provided.", status=401, code="invalid_api_key")
 
     def revoke(self, dead: Iterable[str]) -> None:
-        """Revoke keys; unknown keys are ignored."""
+        """Revoke keys. Unknown keys are ignored."""
         with self._lock:
             for secret in dead:
                 if self.grants.pop(secret, None) is not None:

@@ -80,7 +80,10 @@ class ServerCounters:
         self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def pause_after_guess(self, address: str) -> float:
-        """Count a wrong key. Return the delay of the answer in seconds."""
+        """Count a wrong key from an address, and return the seconds by which its answer is delayed.
+
+        The count falls by one per second. The first few wrong keys cause no delay.
+        """
         now = asyncio.get_running_loop().time()
         count, last = self._guesses.pop(address, (0.0, now))
         count = max(0.0, count - (now - last)) + 1
@@ -91,7 +94,10 @@ class ServerCounters:
 
 
 class BodyBytes:
-    """Counts the bytes of one body in transfer, as a context manager; the sum over all bodies is bounded."""
+    """Counts the bytes of one request body in transfer. The sum over all bodies of a server is bounded.
+
+    As a context manager it releases the bytes at the end of the block.
+    """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         peer = peer_of(scope)
@@ -124,7 +130,7 @@ class BodyBytes:
 
 
 def welcome(scope: Mapping[str, Any]) -> None:
-    """Note that a request has a valid key."""
+    """Tell the connection of a request that its client has shown a valid key."""
     peer = peer_of(scope)
     if peer is not None:
         peer.welcome()
@@ -141,13 +147,13 @@ async def after_wrong_key(scope: Mapping[str, Any]) -> None:
 
 
 def peer_of(scope: Mapping[str, Any]) -> ClientConnection | None:
-    """Return the connection of a request; None for the in-process transport."""
+    """Return the connection of a request, or None for the in-process transport."""
     peer: ClientConnection | None = scope.get("state", {}).get(PEER)
     return peer
 
 
 def admitting(app: ASGIApp) -> ASGIApp:
-    """Wrap an app to count keys: a status below 400 proves a valid key, a 401 is delayed."""
+    """Wrap an app that checks its own keys: a status below 400 proves a valid key, a 401 is delayed."""
 
     async def admits(scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:

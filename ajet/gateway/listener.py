@@ -56,7 +56,12 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
 
 
 def require_free(host: str | None, port: int, *, name: str, where: str) -> None:
-    """Raise UserError if `listen` would fail. Called before expensive loading."""
+    """Raise UserError if `listen` would fail. Called before a model is loaded.
+
+    Args:
+        name: Name of the server, for the error.
+        where: Keys that set host and port, for the error.
+    """
     listen(host or "127.0.0.1", port, name=name, where=where).close()
 
 
@@ -80,7 +85,7 @@ class Listener(uvicorn.Server):
     """Done once the server is to end; `None` before it serves."""
 
     def __init__(self, app: ASGIApp, limits: ServerLimits | None = None, **settings: Any) -> None:
-        """Configure uvicorn; `settings` are further arguments of `uvicorn.Config`."""
+        """Configure uvicorn. `settings` are further arguments of `uvicorn.Config`."""
         limits = limits or ServerLimits()
         super().__init__(
             uvicorn.Config(
@@ -123,7 +128,7 @@ class Listener(uvicorn.Server):
         self.started = True
 
     async def main_loop(self) -> None:
-        """Wait for the end with a sleeping loop; uvicorn's own loop wakes ten times a second."""
+        """Wait for the end with a sleeping loop. Uvicorn's own loop wakes ten times a second."""
         assert self._stopping is not None
         while not await self.on_tick(0):  # 0: the second's first tick, which sets the date
             await asyncio.wait([self._stopping], timeout=self.tick_seconds)
@@ -174,7 +179,8 @@ class Acceptor:
         """Do nothing: uvicorn awaits its servers with this method."""
 
     def forget_stranger(self, connection: Connection) -> None:
-        """Stop counting the connection as one without a valid key."""
+        """Stop counting the connection as a stranger, that is, as one that has shown no valid key yet."""
+        # The dict's values are None, so `self` stands for "not found": a second call changes nothing.
         if self._strangers.pop(connection, self) is None:
             same = self._of_address[connection.address]
             del same[connection]
@@ -187,6 +193,7 @@ class Acceptor:
         self._open.pop(connection, None)
 
     def _accept_clients(self) -> None:
+        """Accept waiting clients. At a limit, close strangers (connections without a valid key), or pause accepting."""
         for _ in range(_AT_ONCE):
             if len(self._open) >= self._limits.connections and not self._evict_oldest(self._strangers):
                 self._pause_accepting(f"the limit of {len(self._open)} open connections is reached")
@@ -199,6 +206,7 @@ class Acceptor:
                 if not self._make_room():
                     self._pause_accepting(str(error.strerror))
                 return
+            # The system assigns the lowest free descriptor, so a high number means that almost all are in use.
             scarce = client.fileno() >= self._find_first_reserved()
             if scarce and not self._make_room():
                 client.close()
@@ -218,6 +226,7 @@ class Acceptor:
                 return
 
     async def _open_connection(self, client: socket.socket, connection: Connection) -> None:
+        """Attach an accepted socket to its connection. Too many strangers of one address lose their oldest."""
         try:
             await self._loop.connect_accepted_socket(lambda: connection, client)
         except OSError:  # the client has left already
@@ -228,7 +237,14 @@ class Acceptor:
                 return
 
     def _evict_oldest(self, these: dict[Connection, None]) -> bool:
-        """Close the oldest of these connections without a reply in progress. Return False if all are busy."""
+        """Close the oldest of the connections without a reply in progress.
+
+        Args:
+            these: Connections in order of arrival.
+
+        Returns:
+            False if all are busy.
+        """
         for connection in self._list_idle(these):
             self.left(connection)
             connection.transport.abort()
@@ -236,7 +252,8 @@ class Acceptor:
         return False
 
     def _make_room(self) -> bool:
-        """Close several connections without a key. Return False if none could be closed."""
+        """Close several connections that have shown no valid key. Return False if none could be closed."""
+        # A list, not a generator: `any` would stop after the first closed connection.
         return any([self._evict_oldest(self._strangers) for _ in range(_MORE)])
 
     def _list_idle(self, these: dict[Connection, None]) -> Iterator[Connection]:

@@ -36,7 +36,7 @@ _THREADS = 2
 
 @dataclass(slots=True)
 class RenderedPrompt:
-    """The prompt of one reply."""
+    """The tokens of one reply's prompt, and how they relate to earlier calls."""
 
     rendered: Rendered
     match: Match
@@ -70,9 +70,9 @@ class RenderThreadPool:
 async def render_prompt(
     request: ParsedRequest, recorder: Recorder, renderer: Renderer, threads: RenderThreadPool
 ) -> RenderedPrompt:
-    """Render a request: an earlier call's ids with a suffix, or the complete prompt. Raises Refused.
+    """Return the prompt of a request: the ids of an earlier call plus a suffix, or all ids rendered anew.
 
-    Other tasks run meanwhile only if the prompt is long.
+    Raises Refused. Other tasks run meanwhile only if the prompt is long.
     """
     images: tuple[str, ...] = ()
     if request.images:
@@ -111,7 +111,7 @@ def measure_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] |
     """Return the cost of rendering and encoding messages, in characters.
 
     Args:
-        encoded: Number of first messages that are rendered only.
+        encoded: Number of first messages whose tokens are known, so that they are only rendered.
     """
     size = _MESSAGE_COST * len(messages) + _TOOL_COST * len(tools or ())
     for message in messages[encoded:] if encoded else messages:
@@ -126,7 +126,7 @@ def measure_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] |
 
 
 def _force_call(rendered: Rendered, request: ParsedRequest, renderer: Renderer) -> Rendered:
-    """Return the prompt with the beginning of the demanded tool call. Raises Refused."""
+    """Return the prompt, followed by the beginning of the tool call that the request demands. Raises Refused."""
     forced = renderer.force_call(rendered, request.named_tool)
     if forced is None:
         raise Refused(
@@ -154,7 +154,11 @@ def _list_images(request: ParsedRequest, renderer: Renderer) -> tuple[str, ...]:
 
 
 def _find_fork_reason(recorder: Recorder, extends: int, request: ParsedRequest) -> ForkReason:
-    """Return why a request cannot continue the ids of a call, although its messages do."""
+    """Return why a request forks (is rendered anew), although its messages continue those of a call.
+
+    Args:
+        extends: Index of the call.
+    """
     call = recorder.capture.calls[extends]
     if not len(call.response_ids):
         return "unknown"

@@ -1,8 +1,8 @@
 """Recorder: the calls of one episode, and the token ids and texts that later requests continue.
 
-Invariant: a call is added when its request arrives and settled exactly once, with all ids sampled by then. Prompts are
-chains: ids and text of a call are a beginning of its parent's plus its own suffix. Memory therefore grows with the
-number of distinct tokens. Only the gateway's thread uses the recorder.
+Invariant: a call is added when its request arrives and settled (its end recorded) exactly once, with all ids sampled by
+then. Prompts are chains: ids and text of a call are a beginning of its parent's plus its own suffix. Memory therefore
+grows with the number of distinct tokens. Only the gateway's thread uses the recorder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Capture:
 
 @dataclass(slots=True)
 class StoredCall:
-    """Data of a call needed for later requests, besides the record itself.
+    """Data of a call that later requests need, besides the record itself.
 
     It lives as long as the episode, not as the request.
     """
@@ -119,7 +119,11 @@ class Recorder:
         return Rendered(text, ids, stored.messages, stored.raw, stored.forced, stored.respelled)
 
     def restore_replies(self, messages: Sequence[dict[str, Any]], extends: int | None) -> list[dict[str, Any]]:
-        """Return `messages` with each quoted reply as the model gave it: its reasoning, its order of keys."""
+        """Return the request's messages, with each quoted reply as the model gave it: its reasoning, its order of keys.
+
+        Args:
+            extends: Index of the call that the messages extend. None: they quote no reply.
+        """
         restored = list(messages)
         while extends is not None:
             stored = self.stored[extends]
@@ -148,11 +152,14 @@ class Recorder:
         """Add a call whose request has arrived. Raises Refused if the episode has ended.
 
         Args:
-            prompt: `None` for a chat engine, whose ids are unknown.
+            trained: True if the agent's target is trained.
+            match: The earlier calls that the messages continue or resemble.
+            prompt: None for a chat engine, whose ids are unknown.
             parent: The call of `before`, or the call with a beginning shared by a raw prompt.
             before: The prompt of `parent` if the call extends it verbatim. Otherwise the call shares its common
-                beginning with the parent; for messages, the parent is then the call with the longest common beginning
+                beginning with the parent. For messages, the parent is then the call with the longest common beginning
                 of tools and messages.
+            fork: Why the call extends no earlier call, although its agent has one.
         """
         self.refuse_ended()
         calls = self.capture.calls
@@ -214,12 +221,13 @@ class Recorder:
         stopped: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Record the end of a call. Return False if the call was settled before.
+        """Record the end of a call, once. Return False if its end was recorded before.
 
         Args:
-            reply: The reply whose sampled tokens are stored; `None` for a chat engine's.
-            count: Number of sampled tokens that belong to the reply; `None` for all.
-            message: The reply; `None` if the call failed or was aborted.
+            finish: The finish reason to record.
+            reply: The reply whose sampled tokens are stored. None for a chat engine's.
+            count: Number of sampled tokens that belong to the reply. None for all.
+            message: The reply. None if the call failed or was aborted.
             reply_text: The text of the ids, special tokens included.
             stopped: The stop string that cut the reply.
             error: Why the call failed or was aborted.
@@ -249,17 +257,19 @@ class Recorder:
         return True
 
     def reopen(self, call: Call) -> None:
-        """Continue an aborted call after its client came back."""
+        """Undo the recorded end of an aborted call, because its client came back and sampling continues."""
         self.stored[call.index].is_settled, call.error = False, None
 
     def is_settled(self, call: Call) -> bool:
-        """True if the call has ended."""
+        """True if the end of the call is recorded."""
         return self.stored[call.index].is_settled
 
     def mark_lost(self, call: Call, finish: FinishReason, error: str) -> None:
-        """Record that no client received the reply of a call.
+        """Record that no client received the reply of a call, unless a later request continues the reply.
 
-        A reply continued by a later request was received.
+        Args:
+            finish: The finish reason to record.
+            error: The reason why no client received it.
         """
         if not call.is_delivered and call.error != CLIENT_LEFT:
             return
@@ -272,7 +282,7 @@ class Recorder:
         self.capture.checks += [name for name in names if name not in self.capture.checks]
 
     def find_tools(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
-        """Return the index of a list of tools; -1 for an unknown list, `None` for no tools."""
+        """Return the index of a list of tools in the record. -1 for an unknown list, None for no tools."""
         return None if not tools else self._tools.get(json.dumps(tools), -1)
 
     def _is_continued(self, later: Call, call: Call) -> bool:
@@ -284,14 +294,21 @@ class Recorder:
         return stored.extends == call.index or raw
 
     def _take_experts(self, call: Call, experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
-        """Return the rows of the call's own tokens: an engine repeats the prompt's, and the parent has those."""
+        """Return the routed experts of the call's own tokens.
+
+        The engine returns those of the whole prompt, of which the parent call has the first part already.
+        """
         parent = None if call.parent is None else self.capture.calls[call.parent]
         first = call.prefix - 1 if parent is not None and parent.routed_experts is not None else 0
         stop = call.prefix + len(call.suffix_ids) + len(call.response_ids) - 1
         return RoutedExperts(first, experts[first:stop].copy())
 
     def _find_shared(self, prompt: Rendered, parent: int) -> tuple[int | None, int, int]:
-        """Return (parent, shared ids, shared characters) of a prompt with a beginning in common with a call."""
+        """Return the call with which a prompt shares its first tokens, as (parent, shared ids, shared characters).
+
+        Args:
+            parent: Index of a call that probably shares them.
+        """
         text, ids = self._join_prompt(parent)
         prefix = common_start(prompt.ids, np.concatenate([ids, self.capture.calls[parent].response_ids]))
         if prefix == 0:

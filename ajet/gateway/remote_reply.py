@@ -53,7 +53,7 @@ class RemoteChoice:
 
 @dataclass(frozen=True, slots=True)
 class RemoteReply:
-    """The parsed reply of a server, or the problem with its body."""
+    """The parsed reply of another server, or a description of what is wrong with its body."""
 
     id: str = ""
     choices: Sequence[RemoteChoice] = ()
@@ -89,7 +89,7 @@ def parse_chat_choice(choice: Mapping[str, Any]) -> tuple[dict[str, Any], Finish
 
 
 def open_reasoning(items: Sequence[Any]) -> list[Any]:
-    """Return items of Responses without encrypted reasoning, which only its own server can read."""
+    """Return items of Responses without encrypted reasoning, which only the server that made it can read."""
     return [
         {name: value for name, value in item.items() if name != "encrypted_content"}
         if isinstance(item, dict) and item.get("type") == "reasoning"
@@ -195,7 +195,7 @@ def _describe_text(text: str) -> str:
 
 
 def _is_cut_json(text: str) -> bool:
-    """Return True if the text is the beginning of a JSON document."""
+    """Return True if the text is the beginning of a JSON document, so the body was cut off."""
     try:
         json.loads(text)
     except json.JSONDecodeError as problem:

@@ -22,7 +22,7 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 class StreamCollector(Protocol):
-    """Collects the events of one reply."""
+    """Collects the events of one streamed reply into the body of an unstreamed one."""
 
     has_ended: bool
 
@@ -30,7 +30,7 @@ class StreamCollector(Protocol):
         """Add an event. Raises one of MALFORMED for an event of another protocol."""
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return the body so far; `None` before the first part of a reply."""
+        """Return the body so far, or None before the first part of a reply."""
 
 
 class ChunkCollector:
@@ -73,6 +73,7 @@ class ChunkCollector:
         return {**self._head, "choices": [self._choices[index] for index in sorted(self._choices)]}
 
     def _add_delta(self, index: int, delta: Event) -> None:
+        """Append the texts and tool call parts of a delta to the message of a choice."""
         message = self._choices[index].setdefault("message", {"role": "assistant", "content": ""})
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
@@ -190,10 +191,11 @@ class RemoteStream:
                 self._read_data(line[5:].strip())
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return the body so far; `None` before the first part of a reply."""
+        """Return the body so far, or None before the first part of a reply."""
         return self._collector.build_body()
 
     def _read_data(self, data: bytes) -> None:
+        """Collect the event in the data of a server-sent event. Data that is no event of the protocol has no effect."""
         if data == b"[DONE]":
             self._collector.has_ended = True
             return
@@ -220,7 +222,7 @@ def _read_index(event: Event, name: str) -> int:
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a tool call; cut arguments are returned as text under `unfinished`."""
+    """Return the arguments of a tool call. Cut arguments are returned as text under `unfinished`."""
     try:
         arguments = load_json(text)
     except ValueError:

@@ -42,7 +42,11 @@ class ReplyChunk:
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """One reply to a request. A draw is one attempt to sample the reply; a rejected draw is followed by another."""
+    """One reply to a request.
+
+    A draw is one attempt to sample the reply. A draw that violates the request's format is rejected and followed by
+    another.
+    """
 
     request: ParsedRequest
     needs_task: bool = True
@@ -105,7 +109,7 @@ class Reply:
         self.notify()
 
     def notify(self) -> None:
-        """Notify the listeners of new output, once until the next read."""
+        """Call the listeners because of new output. Further calls do nothing until a reader has read."""
         if not self.has_news:
             self.has_news = True
             for listen in self.listeners:
@@ -116,7 +120,7 @@ class ReplyReader:
     """The position of one streaming client in a reply."""
 
     def __init__(self, reply: Reply, listen: Callable[[], None]) -> None:
-        """Start reading; `listen` is called on new output."""
+        """Start reading. `listen` is called on new output."""
         self.reply, self._listen = reply, listen
         self._deltas = self._ids = self._chunk_ends = 0
         reply.listeners.append(listen)
@@ -140,7 +144,13 @@ class ReplyReader:
         return chunks
 
     def _add_chunk(self, chunks: list[ReplyChunk], deltas: int, ids: int) -> None:
-        """Add the chunk between the reader's position and the given position, if not empty."""
+        """Add the output between the reader's position and the given position as a chunk, if there is any.
+
+        Args:
+            chunks: The list to extend.
+            deltas: Number of deltas up to the end of the chunk.
+            ids: Number of token ids up to the end of the chunk.
+        """
         first, known = self._deltas, self._ids
         if deltas <= first and ids <= known:
             return
@@ -188,7 +198,7 @@ _WINDOW = 64
 
 
 class StreamPacing:
-    """Counts the clients of one gateway and derives the interval between two events of a stream."""
+    """Counts the clients of one gateway, and derives how long a stream collects tokens before it sends an event."""
 
     def __init__(self) -> None:
         self.clients = 0
@@ -196,7 +206,7 @@ class StreamPacing:
         self._delay = 0.0
 
     def add_lateness(self, seconds: float) -> None:
-        """Record the lateness, in seconds, of a stream that collected tokens."""
+        """Record by how many seconds a stream that collected tokens woke up too late: the measure of a busy loop."""
         self._delay += (min(_LATENESS_FACTOR * seconds, _MAX_DELAY) - self._delay) / _WINDOW
 
     @property
@@ -206,5 +216,5 @@ class StreamPacing:
 
     @property
     def flush_interval(self) -> float:
-        """Seconds in which a stream collects tokens before sending; 0 for sending on arrival."""
+        """Seconds in which a stream collects tokens before sending, or 0 for sending on arrival."""
         return self.clients / _EVENTS + self._delay if self.clients > _FEW_CLIENTS else 0.0

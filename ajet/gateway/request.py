@@ -44,7 +44,11 @@ class Refused(AjetError):
         self.retry_after, self.final = retry_after, final
 
     def within(self, part: str) -> Refused:
-        """Return the same refusal, with the part of the request as prefix of the message."""
+        """Return the same refusal, with the name of a part of the request before the message.
+
+        Args:
+            part: The part, such as "prompt 0 of 2".
+        """
         return Refused(
             f"{part}: {self.message}",
             status=self.status,

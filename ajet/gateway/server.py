@@ -105,7 +105,7 @@ class Gateway:
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
-        """Decodes sampled ids to text, special tokens included; `None` if the engine returns no ids."""
+        """Function that decodes sampled ids to text, special tokens included. None if the engine returns no ids."""
         return self.context.renderer.decode if self.context.renderer is not None else None
 
     @property
@@ -115,7 +115,10 @@ class Gateway:
 
     @property
     def ambient(self) -> Endpoint:
-        """The address with the run's own key, for the environment. See `ajet.workflow.ambient`."""
+        """The gateway's address with the run's own key, set as environment variables for clients without an endpoint.
+
+        See `ajet.workflow.ambient`.
+        """
         return Endpoint(self._base_url, self.context.keys.untied)
 
     @property
@@ -132,7 +135,7 @@ class Gateway:
         return self
 
     def close(self) -> None:
-        """Stop serving; running calls are cancelled. Idempotent."""
+        """Stop serving. Running calls are cancelled. Idempotent."""
         thread = self._thread
         if thread is None or self._server is None:
             return
@@ -179,7 +182,7 @@ class Gateway:
         )
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
-        """Let a key chosen by the caller open `session`, instead of an earlier session. Thread-safe."""
+        """Let a key chosen by the caller open `session`, instead of the session that it opened before. Thread-safe."""
         self.context.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -193,7 +196,7 @@ class Gateway:
     def on_loop(self, function: Callable[[], None]) -> None:
         """Run a function on the gateway's thread, wait for the end, and raise its error.
 
-        If the thread is the current thread or has ended, the function runs at once.
+        In the gateway's own thread, or after the thread has ended, the function runs at once in the caller's thread.
         """
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -228,6 +231,9 @@ class Gateway:
         return GatewayTransport(self.app, self._shared_loop)
 
     def _run_server(self, listening: socket.socket, started: Callable[[], None]) -> None:
+        """Serve on the listening socket in this thread until the gateway closes. `started` is called by the
+        running loop.
+        """
         with closing(listening), closing(new_loop()) as loop:
             # Headers of proxies have no effect: clients are known by their keys.
             self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)

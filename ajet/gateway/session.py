@@ -1,8 +1,8 @@
 """Session: one episode at the gateway, with its keys, its calls and their records.
 
-Invariants: the run's sampling settings replace a client's for every trained call; a call is settled exactly once, by
-the first of: its end, its client's leaving, its engine's failure, its episode's end. All methods except `__call__`,
-`tool_used` and `close` run on the gateway's loop.
+Invariants: the run's sampling settings replace a client's for every trained call; a call is settled (its end recorded)
+exactly once, by the first of: its end, its client's leaving, its engine's failure, its episode's end. All methods
+except `__call__`, `tool_used` and `close` run on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_REFUSALS = 8
 
 
 class Session:
-    """One episode at the gateway; made by `Gateway.open`."""
+    """One episode at the gateway, created by `Gateway.open`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Session:
         return any(call.finish == "length" and length >= limit for call, length in ends)
 
     def watch_uses(self, on_use: Callable[[ToolUse], None]) -> None:
-        """Call `on_use` for each use of a tool, once stored."""
+        """Have `on_use` called for each use of a tool, once the use is stored."""
         self._on_use = on_use
 
     def tool_used(self, use: ToolUse) -> None:
@@ -157,7 +157,7 @@ class Session:
             )
 
     def note_refusal(self, refused: Refused, *, is_last: bool = False) -> None:
-        """Store why a request was refused; the first few distinct reasons of an episode are stored.
+        """Store why a request was refused. The first few distinct reasons of an episode are stored.
 
         Args:
             is_last: True for a request with calls: it counts as the last request even if a call ended after the
@@ -214,7 +214,7 @@ class Session:
         return self._recorder.capture
 
     async def _make_reply(self, reply: Reply) -> None:
-        """Make or resume a reply, and settle its call on every outcome. Raises Refused."""
+        """Sample or resume a reply, and record the end of its call on every outcome. Raises Refused."""
         capture, task = self._recorder.capture, asyncio.current_task()
         assert task is not None
         self._makers[task] = reply
@@ -263,6 +263,7 @@ class Session:
                 self._recorder.add_checks(reply.call, fired)
                 if self._terminate_on_inspect:
                     capture.terminated = fired[0]
+        # This request was answered, so earlier refusals are not the episode's end.
         capture.refused, capture.unanswered = None, ""
 
     async def _check_prompts(self, request: ParsedRequest) -> None:
@@ -294,8 +295,9 @@ class Session:
         return request, engine, trained
 
     def _find_adapter(self, request: ParsedRequest, target: str, trained: bool) -> str | None:
-        """Return the adapter for a request. Raises Refused for an unknown model, and for a trained agent without
-        adapter.
+        """Return the name of the adapter for a request, or None for the model itself.
+
+        Raises Refused for an unknown model, and for a trained agent without adapter.
         """
         if self.models:
             model = str(request.notes.get("model") or self.model_name)
@@ -320,15 +322,19 @@ class Session:
         return found
 
     def _note_failed(self, refused: Refused) -> None:
+        """Record a refusal as the outcome of the episode's last request."""
         self._recorder.capture.refused = refused.code
         self.note_refusal(refused)
 
     def _settle_call(self, reply: Reply, finish: FinishReason, error: str) -> bool:
-        """Record an interrupted call with the tokens sampled so far. Return False if the call was settled before."""
+        """Record the end of an interrupted call, with the tokens sampled so far.
+
+        Returns False if its end was recorded before.
+        """
         return reply.call is not None and self._recorder.settle(reply.call, finish, reply=reply, error=error)
 
     def _settle_all(self) -> None:
-        """Settle every call, once. Afterwards the capture belongs to the caller of `close`."""
+        """Record the end of every call, once. Afterwards the capture belongs to the caller of `close`."""
         if self._is_settled:
             return
         self._is_settled = True

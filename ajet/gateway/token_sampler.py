@@ -1,8 +1,9 @@
 """TokenSampler: replies sampled by a token engine, the only source of trained calls.
 
 Invariant: the ids of a reply are the engine's, recorded even if the client leaves; the run's sampling settings replace
-the client's for every trained call. A reply that violates a demand of its request is recorded as aborted with the
-reason, counted, and sampled offset; no client sees it, and it is not trained.
+the client's for every trained call. A draw (one attempt to sample a reply) that violates the format demanded by its
+request is recorded as aborted with the reason, counted, and followed by another draw with other random numbers; no
+client sees it, and it is not trained.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class TokenSampler:
         """Sample a reply, or the rest of a reply whose client came back.
 
         Args:
-            adapter: The adapter that samples; `None` for the model itself.
+            target: The agent's target, recorded with the call.
+            trained: True if the target is trained.
+            adapter: The adapter that samples. None for the model itself.
+
         Raises:
             Refused: The request cannot be answered.
             EngineFailure: The engine failed.
@@ -84,6 +88,7 @@ class TokenSampler:
             if request.json_schema is not None or request.tools:
                 is_constrained = reply.token_request.sampling.json_schema is not None
                 is_checked = needs_check(request, is_constrained=is_constrained)
+            # A streaming client gets nothing before the check, because a rejected draw must stay invisible.
             reply.is_readable = not is_checked
             if reply.engine_requests:  # the client came back
                 recorder.reopen(reply.call)
@@ -105,7 +110,7 @@ class TokenSampler:
         return len((await self._render_request(request)).rendered.ids)
 
     async def check(self, request: ParsedRequest, *, trained: bool) -> None:
-        """Raise Refused if `sample` would raise it before sampling. Records no call."""
+        """Raise the Refused that `sample` would raise before sampling, if any. Records no call."""
         refuse_unsupported(request)
         prompt = await self._render_request(request)
         self._resolve_sampling(request, trained, len(prompt.rendered.ids))
@@ -114,7 +119,7 @@ class TokenSampler:
         return await render_prompt(request, self._recorder, self._renderer, self._threads)
 
     async def _begin_draw(self, reply: Reply, target: str, trained: bool, adapter: str | None) -> None:
-        """Render the prompt, record the call and prepare the engine's request."""
+        """Render the prompt, record the call and prepare the engine's request, for one attempt to sample the reply."""
         request, recorder = reply.request, self._recorder
         prompt = await render_prompt(request, recorder, self._renderer, self._threads)
         rendered = prompt.rendered
@@ -198,7 +203,11 @@ class TokenSampler:
         return sampling, replaced
 
     async def _run_engine(self, reply: Reply, first: TokenRequest) -> None:
-        """Sample until the engine or the request ends the reply."""
+        """Sample into `reply` until the engine, a stop string or the end of a single tool call ends it.
+
+        Args:
+            first: The engine request of the draw's beginning.
+        """
         stream, request, pacing = reply.stream, reply.request, self._pacing
         assert stream is not None
         ends_early = bool(request.stop) or not request.parallel_tool_calls
@@ -213,6 +222,7 @@ class TokenSampler:
                     last = chunk.version if chunk.newest is None else chunk.newest
                     if chunk.version != oldest or last != newest:
                         oldest, newest = chunk.version, last
+                        # A run of equal versions is stored once, as (first token, oldest, newest version).
                         if not versions or versions[-1][1:] != (oldest, newest):
                             versions.append(VersionRun(len(ids), oldest, newest))
                     ids += chunk.ids
@@ -254,7 +264,7 @@ class TokenSampler:
         return message, finish
 
     def _complete_reply(self, reply: Reply, message: dict[str, Any], finish: FinishReason) -> None:
-        """Settle the call and complete the reply. Raises Refused if the episode has ended."""
+        """Record the end of the call and complete the reply. Raises Refused if the episode has ended."""
         stream, call, prompt = reply.stream, reply.call, reply.prompt
         assert stream is not None and call is not None and prompt is not None
         count = stream.id_count
@@ -263,6 +273,7 @@ class TokenSampler:
             call, finish, reply=reply, count=count, message=message, reply_text=text, stopped=stream.stopped
         ):
             raise build_ended_error()
+        # Tokens behind the stop string or the single tool call do not belong to the reply.
         for sampled in (reply.ids, reply.unit_logprobs, reply.top):
             del sampled[count:]
         call.stop, call.resumed = stream.stopped, max(0, reply.engine_requests - 1)
@@ -278,7 +289,10 @@ class TokenSampler:
         reply.prompt_tokens, reply.completion_tokens = prompt_tokens, count
 
     def _reject_draw(self, reply: Reply, violation: FormatViolation) -> None:
-        """Record a draw that violates the request. Raises Refused after the last try, and if the episode has ended."""
+        """Record a draw that violates the requested format, so that `sample` makes another one.
+
+        Raises Refused after the last try, and if the episode has ended.
+        """
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
         why = f"rejected, because the client requested another format: {violation.why}"
@@ -299,7 +313,7 @@ class TokenSampler:
 def _build_terms(
     request: ParsedRequest, sampling: Sampling, raw_prompt: RawPrompt | None, adapter: str | None
 ) -> Terms:
-    """Return the sampling terms of a call."""
+    """Return the terms under which a call was sampled, as credit and proof need them."""
     truncates = sampling.temperature > 0
     return Terms(
         constrained=sampling.json_schema is not None,
@@ -332,7 +346,7 @@ def _build_rest(first: TokenRequest, reply: Reply) -> TokenRequest:
 # Invariant: a reply that violates a demand is shown to no client. All dialects have the same two demands: JSON of a
 # schema (`response_format`), and arguments admitted by a strict tool's schema.
 class FormatViolation(NamedTuple):
-    """A demand violated by a reply."""
+    """A demand of the request on the reply's format, and how the reply violates it."""
 
     why: str
     demand: str
@@ -351,7 +365,7 @@ def needs_check(request: ParsedRequest, *, is_constrained: bool) -> bool:
 
 
 def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: FinishReason) -> FormatViolation | None:
-    """Return the first demand violated by a reply, or `None`.
+    """Return the first demand on the format that a reply violates, or None.
 
     The arguments of strict tools are always checked. The `response_format` schema is checked only for a complete reply
     without tool calls.

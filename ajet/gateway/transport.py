@@ -25,8 +25,9 @@ Message = MutableMapping[str, Any]
 
 
 class LoopCalls:
-    """Passes calls to one event loop, in the order and contexts of their posts, like `call_soon_threadsafe`.
-    Thread-safe.
+    """Passes function calls to one event loop, in the order and contexts of their posts, like `call_soon_threadsafe`.
+
+    Calls that are posted together wake the loop only once. Thread-safe.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

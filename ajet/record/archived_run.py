@@ -24,7 +24,7 @@ FILE = "aside.json"
 
 @dataclass(frozen=True, slots=True)
 class ArchivedRun:
-    """Paths of a run before and after the rename."""
+    """A run whose folders were renamed to EXPERIMENT.old-N: the paths before and after."""
 
     folder: Path
     """Original path (EXPERIMENT), now used by another run."""
@@ -69,7 +69,7 @@ class ArchivedRun:
 
     @classmethod
     def find_archived(cls, folder: Path) -> ArchivedRun | None:
-        """Return the archived run of `folder` if the run in `folder` has no result yet; else None."""
+        """Return the archived run of `folder` if the run in `folder` has no result yet, else None."""
         named = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
         marked = [
             path for path in folder.parent.glob("*.old-*") if named.fullmatch(path.name) and (path / FILE).exists()
@@ -84,17 +84,17 @@ class ArchivedRun:
         return None
 
     def archived_path(self, outside: Path) -> Path:
-        """The place of a folder of its checkpoints meanwhile."""
+        """Return the path to which a checkpoint folder outside the run folder is renamed."""
         return outside.with_name(self.old.name)
 
     @property
     def moves(self) -> list[tuple[Path, Path]]:
-        """Pairs of each folder's original path and current path."""
+        """(original path, present path) of each renamed folder."""
         return [(self.folder, self.old), *((each, self.archived_path(each)) for each in self.checkpoint_folders)]
 
     @property
     def is_restorable(self) -> bool:
-        """Whether nobody else has checkpoints in the run's own place."""
+        """True if no original checkpoint path is occupied again by other checkpoints."""
         return not any(each.exists() and self.archived_path(each).exists() for each in self.checkpoint_folders)
 
     @property
@@ -103,7 +103,7 @@ class ArchivedRun:
         return self.folder.with_name(f".{self.folder.name}.gone")
 
     def next_ended_path(self) -> Path:
-        """Return a free path for the folder of the start that ended early; the log may explain why."""
+        """Return a free path for the folder of the start that ended early. The log may explain why."""
         number = 1
         while (place := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1
@@ -113,7 +113,7 @@ class ArchivedRun:
         """Move the archived folders back to the original paths, checkpoints first.
 
         Args:
-            keep: new path for the folder of the unused start; None removes that folder.
+            keep: new path for the folder of the start that ended without a result. None removes that folder.
 
         Raises:
             OSError: another start has created the folder again.
@@ -131,6 +131,7 @@ class ArchivedRun:
         (self.folder / FILE).unlink(missing_ok=True)
 
     def _restore_folder(self) -> None:
+        """Rename the archived run folder back. If that fails, undo the renames of the checkpoint folders."""
         try:
             os.replace(self.old, self.folder)
         except OSError:  # the folder is another run's, and these are not its checkpoints

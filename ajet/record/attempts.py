@@ -87,7 +87,7 @@ def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list
 
 
 def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptRecord]:
-    """Read the attempts of one episode file, sorted by order and repeat; [] without a file.
+    """Read the attempts of one episode file, sorted by order and repeat, or [] without a file.
 
     Args:
         judge_inputs: read tool results and the last reply too; a judge gets both besides the workflow's output.
@@ -110,7 +110,14 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
 
 
 def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> AttemptRecord:
-    """Decode an episode's line. Raises KeyError, TypeError, ValueError or AttributeError for any other line."""
+    """Decode an episode's line.
+
+    Args:
+        judge_inputs: read tool results and the last reply too.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is no line of an episode.
+    """
     require_schema(row)
     calls = row["calls"]
     is_delivered = bool(calls) and calls[-1]["finish"] not in UNDELIVERED
@@ -152,7 +159,7 @@ def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> Attemp
 
 
 def has_success_verdicts(attempts: Iterable[AttemptRecord]) -> bool:
-    """True if success was judged; a reward alone does not decide success."""
+    """True if success was judged. A reward alone does not decide success."""
     counted = [attempt for attempt in attempts if not attempt.left_out]
     return any(attempt.judged and not attempt.failure for attempt in counted) or (
         bool(counted) and all(attempt.failure for attempt in counted)

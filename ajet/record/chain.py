@@ -1,9 +1,10 @@
-"""chain.jsonl: links of committed records; each link holds the digest of the previous link.
+"""chain.jsonl: links of committed records, each with the digest of the previous link.
 
-Invariant: links are only appended. The link of a step is written after its episodes and its metrics row are on disk,
-and before the checkpoint of the step; a resumed run never depends on unlinked data. Truncation at a resume, pruned
-checkpoints and removals by `ajet gc` are linked before any file is deleted. `ajet audit` compares links and files. With
-a key, only the owner of the key can write valid links.
+A link is one line of the chain: the digests of records written since the link before. To link a record is to write its
+digest there. Invariant: links are only appended. The link of a step is written after its episodes and its metrics row
+are on disk, and before the checkpoint of the step; a resumed run never depends on unlinked data. Truncation at a
+resume, pruned checkpoints and removals by `ajet gc` are linked before any file is deleted. `ajet audit` compares links
+and files. With a key, only the owner of the key can write valid links.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _OWN = b', "digest": "'
 
 
 class LinkedLine(NamedTuple):
-    """An episode's line in a link."""
+    """The digests and lengths of an episode's line and of its arrays, as a link stores them."""
 
     uuid: str
     task: str
@@ -50,7 +51,7 @@ class LinkedLine(NamedTuple):
 
 
 class LinkedLines(NamedTuple):
-    """Consecutive lines appended by one write."""
+    """Consecutive lines of one episode file that one write appended."""
 
     file: str  # below the run's folder
     first: int
@@ -67,7 +68,7 @@ class LinkedLines(NamedTuple):
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> LinkedLines:
-        """The lines out of a link. Raises KeyError, TypeError, ValueError."""
+        """Return the lines stored in a link. Raises KeyError, TypeError or ValueError for invalid values."""
         if _EPISODE_FILE.fullmatch(entry["file"]) is None:
             raise ValueError("it names a file without episodes")
         lines = [LinkedLine(*line) for line in entry["lines"]]
@@ -82,12 +83,17 @@ class LinkedLines(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of a line or of arrays."""
+    """Return the digest of an episode's line or of its arrays."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def linked_line(uuid: str, task: str, line: str, packed: bytes) -> LinkedLine:
-    """Build the link's entry for a line and the packed arrays. `line` has no newline."""
+    """Return the entry of a link for an episode.
+
+    Args:
+        line: The episode's JSON without a newline.
+        packed: The episode's arrays as written.
+    """
     data = line.encode() + b"\n"
     return LinkedLine(uuid, task, len(data), digest_of(data), len(packed), digest_of(packed))
 
@@ -117,6 +123,8 @@ def split_link(line: bytes) -> tuple[bytes, str]:
 
 @dataclass(slots=True)
 class ChainHead:
+    """The last link of a chain, which the next link refers to."""
+
     links: int = 0
     digest: str = GENESIS
     key: str = ""
@@ -127,7 +135,9 @@ class Chain:
     """The chain of one run. Only the lock holder appends. Thread-safe."""
 
     def __init__(self, folder: Path, *, key: bytes | None = None) -> None:
-        """Raises UserError where the chain is damaged at its end, or was made with another key."""
+        """Open the chain of the run in `folder`. Raises UserError if its end is damaged, or if it was made with another
+        key.
+        """
         self.path = folder / FILE
         self._key, self._name = key, key_name(key) if key else ""
         self._lock = threading.Lock()
@@ -154,17 +164,21 @@ class Chain:
         return self._head.links > 0
 
     def note_lines(self, lines: LinkedLines) -> None:
-        """Store appended lines for the next link."""
+        """Remember appended episode lines until the next link."""
         with self._lock:
             self._lines.append(lines)
 
     def note_row(self, line: str) -> None:
-        """Note a row of metrics.jsonl for the next link."""
+        """Remember the digest of a metrics row until the next link."""
         with self._lock:
             self._rows.append(digest_of(line.encode() + b"\n"))
 
     def commit(self, kind: str, step: int, **more: Any) -> None:
-        """Append a link with the stored lines and rows and `more`. The link is on disk on return.
+        """Append a link with all remembered lines and rows. The link is on disk on return.
+
+        Args:
+            kind: Kind of the event, such as "step" or "checkpoint".
+            more: Further JSON values of the link.
 
         Raises:
             UserError: the disk is full.
@@ -198,12 +212,12 @@ class Chain:
                 raise
 
     def commit_noted(self, step: int) -> None:
-        """A link of what was noted, if anything was."""
+        """Append a link with the remembered lines and rows, if there are any."""
         if self._lines or self._rows:
             self.commit("record", step)
 
     def commit_end(self, step: int, outcome: str) -> None:
-        """Link stored lines and rows, then link the end of the process."""
+        """Append a link with the remembered lines and rows, then a link for the end of the process."""
         self.commit_noted(step)
         if not self._lines and not self._rows:
             self.commit("end", step, outcome=outcome)
@@ -221,8 +235,10 @@ def has_saved_checkpoint(folder: Path) -> bool:
 
 
 def last_link(path: Path) -> ChainHead:
-    """Return the last link of the chain in `path`; an empty ChainHead without a chain. Raises UserError for a damaged
-    link."""
+    """Return the last link of the chain in `path`, or an empty ChainHead without a chain.
+
+    Raises UserError for a damaged link.
+    """
     try:
         opened = open_record_file(path)
     except FileNotFoundError:
@@ -250,8 +266,18 @@ def last_link(path: Path) -> ChainHead:
 
 
 def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> LinkedLines | None:
-    """Return the complete lines of an episode file from line `first` (byte `at`) up to a damaged line; None without
-    lines or arrays."""
+    """Return the complete lines of an episode file, from a given line up to the first damaged one.
+
+    Args:
+        folder: The run's folder.
+        file: Path of the episode file in the folder.
+        first: Number of the first line, from 1.
+        at: Byte offset of this line.
+        blob_at: Byte offset of its arrays in the `.bin` file.
+
+    Returns:
+        None without lines or arrays.
+    """
     path = folder / file
     lines: list[LinkedLine] = []
     if not has_record_file(path) or path.stat().st_size <= at or not has_record_file(path.with_suffix(".bin")):

@@ -35,10 +35,10 @@ PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
 def start_facts(
     folder: Path, run_id: str, experiment: Experiment, base: Checkpoint | None, checkpoints: Path
 ) -> dict[str, Any]:
-    """Return the facts of a process that has opened the run's folder.
+    """Return the facts of a process that has opened the run's folder, for the link of its start.
 
     Args:
-        base: checkpoint to continue from.
+        base: checkpoint to continue from. None: no checkpoint.
         checkpoints: checkpoint folder of the run.
     """
     me, settings = ProcessIdentity.of(os.getpid()), experiment.ajet
@@ -57,7 +57,10 @@ def start_facts(
 
 
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
-    """Return the facts of a run that resumes after `step`, before later records are removed."""
+    """Return the facts of a run that resumes after `step`, for the link written before later records are removed.
+
+    They name the lines and rows that a killed process wrote and did not link.
+    """
     facts: dict[str, Any] = {}
     with _open_digest_lookup(folder) as known:
         names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
@@ -82,15 +85,18 @@ def _package_versions() -> dict[str, str]:
 
 @contextmanager
 def _open_digest_lookup(folder: Path) -> Iterator[Callable[[str], bool]]:
-    """Yield a function that checks if a digest is in the chain."""
+    """Yield a function that returns True if a digest is in the chain's file."""
     with open_record_file(folder / FILE) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 
 
 def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
-    """Return the lines at the end of an episode file that no step's record names; None if there are none.
+    """Return the lines at the end of an episode file whose digests are in no link. None: no such line.
 
-    A crash between writing and recording leaves such lines. `known`: True for the digest of a recorded line.
+    A crash between writing and linking leaves such lines.
+
+    Args:
+        known: Returns True for the digest of a linked line.
     """
     data = _read_bytes(path)
     end = at = data.rfind(b"\n") + 1
@@ -113,6 +119,11 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str]:
+    """Return the digests of metrics rows up to `step` that are in no link.
+
+    Args:
+        known: Returns True for the digest of a linked row.
+    """
     if not has_record_file(path):
         return []
     with open_record_file(path) as file:

@@ -58,16 +58,16 @@ class Checkpoint:
 
     @property
     def judge(self) -> str:
-        """Judge of the measurement; "" if unknown."""
+        """Name of the judge whose rewards measured the checkpoint, or "" if unknown."""
         return self.measured.judge if self.measured is not None else ""
 
     def better_than(self, other: Checkpoint) -> bool:
-        """True if this measurement replaces the other one as the best."""
+        """True if this checkpoint's measurement replaces the other one's as the best."""
         assert self.measured is not None and other.measured is not None, "only what has a score is compared"
         return self.measured.beats(other.measured)
 
     def damage(self, *, tensors: bool = True) -> str:
-        """Describe the files that differ from the written digests; "" for a sound checkpoint.
+        """Return a text on files that differ from the digests written with the checkpoint. "" if none differs.
 
         Args:
             tensors: False skips weights and optimizer state.
@@ -79,7 +79,7 @@ class Checkpoint:
         return f"{', '.join(wrong)}: the content changed since ajet wrote it" if wrong else ""
 
     def find_extra_files(self) -> str:
-        """Describe files in the folder that were not written with the checkpoint; "" without any."""
+        """Describe files in the folder that were not written with the checkpoint, or "" without any."""
         there = {
             str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
         }
@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in `path`; None if missing or incomplete."""
+    """Return the checkpoint in `path`, or None if missing or incomplete."""
     found = inspect_checkpoint(path)
     return found if isinstance(found, Checkpoint) else None
 
@@ -123,7 +123,7 @@ def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
 
 
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
-    """Refuse to load from a damaged checkpoint; any other folder passes.
+    """Refuse to load from a damaged checkpoint. Any other folder passes.
 
     Args:
         tensors: True if weights will be loaded; False skips reading them.
@@ -140,7 +140,10 @@ def require_sound(folder: Path, *, tensors: bool = True) -> None:
 
 
 def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
-    """Return the error for a damaged checkpoint; verifies neighbouring checkpoints to name the sound ones."""
+    """Return the error for a damaged checkpoint.
+
+    Neighbouring checkpoints are verified, to name the undamaged ones in the error.
+    """
     others = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
     sound = [
         path.name for path in others if NAME.fullmatch(path.name) and isinstance(verify_checkpoint(path), Checkpoint)
@@ -156,7 +159,7 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
 
 
 def step_of(path: Path) -> int:
-    """Return N of a folder `step-N`; -1 for any other name."""
+    """Return N of a folder `step-N`, or -1 for any other name."""
     found = NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
@@ -168,7 +171,7 @@ def digest_state(content: dict[str, Any]) -> str:
 
 
 def submit_digests(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
-    """The digests of files that have just been written, being taken."""
+    """Start to compute the digest of each file in threads. Return the futures by name."""
     return {name: pool.submit(digest_file, folder / name) for name in names}
 
 
@@ -187,8 +190,14 @@ def _current_digest(path: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _cached_digest(path: Path, size: int, changed: int) -> str:
-    """Digest a file once per process: tokenizer, settings and weights are loaded from the same folder one after
-    another."""
+    """Return the digest of a file, computed once per process and version of the file.
+
+    Tokenizer, settings and weights are loaded from the same folder one after another.
+
+    Args:
+        size: Size in bytes, which with `changed` tells versions of the file apart.
+        changed: Time of the last change.
+    """
     return digest_file(path)
 
 
@@ -206,7 +215,7 @@ def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
 
 
 def _is_ajet_checkpoint(folder: Path) -> bool:
-    """True if a damaged `state.json` belongs to a checkpoint; other programs use the same file name."""
+    """True if a damaged `state.json` belongs to a checkpoint. Other programs use the same file name."""
     try:
         content = read_json(folder / STATE, LONGEST_LINE)
     except (OSError, ValueError):

@@ -2,8 +2,9 @@
 
 Invariant: a folder named `step-N` is complete. Files are written to a hidden folder and synced, `state.json` with size
 and digest of each file comes last, then the folder is renamed. An interrupted save leaves a hidden folder, removed by
-the next start. Old checkpoints are removed only after the new checkpoint is complete. A run continues from a sound
-checkpoint (`sound`, `at`); a reader (`require_whole`) gets an error for a damaged one.
+the next start. Old checkpoints are removed only after the new checkpoint is complete. A sound checkpoint is one whose
+files have these digests. A run continues from a sound checkpoint (`sound`, `at`); a reader (`require_whole`) gets an
+error for a damaged one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ from ajet.schema.errors import UserError
 
 
 def checkpoints_folder(run: Path, base: str | None) -> Path:
-    """Where the checkpoints of the run in `run` lie. `base`: its `trainer_common.checkpoint_base_dir`."""
+    """Return the folder of a run's checkpoints.
+
+    Args:
+        run: The run's folder.
+        base: Value of `trainer_common.checkpoint_base_dir`. None: the checkpoints are in the run's folder.
+    """
     if not base:
         return run / "checkpoints"
     home = base == "~" or base.startswith("~/")  # ~USER raises for an unknown user
@@ -75,18 +81,24 @@ class Checkpoints:
 
     @property
     def horizon(self) -> int:
-        """Step of the oldest checkpoint a run may fall back to if newer ones are damaged; -1 without checkpoints."""
+        """Step of the oldest checkpoint from which the run may continue if newer ones are damaged. -1 without
+        checkpoints.
+        """
         return next((checkpoint.step for checkpoint in self.all()[-self._keep :]), -1)
 
     def require_whole(self, *, above: int = -1) -> None:
-        """Refuse to skip an incomplete checkpoint of a step above `above`. Raises UserError."""
+        """Raise UserError if a checkpoint is incomplete, so that a reader does not skip it unnoticed.
+
+        Args:
+            above: Only checkpoints of later steps are checked.
+        """
         for path in self._step_folders():
             found = inspect_checkpoint(path) if step_of(path) > above else None
             if isinstance(found, str) and path.exists():  # a live run may remove old checkpoints meanwhile
                 raise damaged_checkpoint_error(path, found)
 
     def sound(self) -> Checkpoint | None:
-        """Return the latest checkpoint with matching digests; None without checkpoints.
+        """Return the latest checkpoint with matching digests, or None without checkpoints.
 
         Raises:
             UserError: every checkpoint is damaged.
@@ -101,7 +113,7 @@ class Checkpoints:
         return None
 
     def set_damaged_aside(self) -> None:
-        """Rename damaged checkpoints, so no reader takes them for checkpoints."""
+        """Rename damaged checkpoints, so that they are not used as checkpoints."""
         for path in self.damaged:
             number = 1
             while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
@@ -110,7 +122,7 @@ class Checkpoints:
         self.damaged.clear()
 
     def best(self) -> Checkpoint | None:
-        """Return the best measured checkpoint; None without a measurement.
+        """Return the best measured checkpoint, or None without a measurement.
 
         A later checkpoint replaces an earlier one only if the improvement exceeds noise. Only measurements of the last
         judge are compared.
@@ -227,6 +239,7 @@ class Checkpoints:
         return digest
 
     def _publish_checkpoint(self, partial: Path, step: int) -> Path:
+        """Rename the written folder to `step-N`, replacing an earlier checkpoint of the step."""
         path, replaced = self.folder / f"step-{step}", self.folder / f".step-{step}.replaced"
         if path.exists():
             os.replace(path, replaced)
@@ -236,7 +249,7 @@ class Checkpoints:
         return path
 
     def outlived(self) -> list[Checkpoint]:
-        """All checkpoints but the newest few and the best."""
+        """Return the checkpoints to remove: all but the newest few and the best."""
         best = self.best() if self._keep_best else None
         return [each for each in self.all()[: -self._keep] if best is None or each.step != best.step]
 
@@ -258,7 +271,7 @@ def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
 
 
 def checkpoints_of(folder: Path) -> Checkpoints:
-    """The checkpoints of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
+    """Return the checkpoints of the run in `folder`, also from the place that `checkpoint_base_dir` names."""
     from ajet.config import read_recorded_tree
 
     file = folder / "resolved.yaml"

@@ -33,7 +33,7 @@ def replace_control_characters(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without characters that cannot be seen, for the words of a model."""
+    """Return a model's text without characters that cannot be seen."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
@@ -44,7 +44,7 @@ def label(name: str) -> str:
 
 
 def leave_terminal() -> None:
-    """Write nowhere from now on, if the terminal is gone: a write to it would be an error."""
+    """Redirect output of a closed terminal to nowhere, because a write to the terminal would be an error."""
     with open(os.devnull, "r+b", buffering=0) as nowhere:
         for descriptor in (0, 1, 2):
             try:
@@ -87,7 +87,7 @@ class SafeConsole(Console):
                 yield Segment(replace_control_characters(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print like rich; with `soft_wrap` a terminal wraps lines between words."""
+        """Print like rich. With `soft_wrap` a terminal wraps lines between words."""
         soft = self.soft_wrap if soft_wrap is None else soft_wrap
         if soft and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
             first = objects[0]
@@ -108,6 +108,7 @@ def wrap_between_words(text: Text, width: int) -> Text:
 
 
 def _wrap_line(line: Text, width: int) -> Text:
+    """Return the line with breaks between words, and spaces before the continuation lines."""
     if line.cell_len <= width or _COMMAND.search(line.plain):
         return line
     column = _COLUMN.match(line.plain)
@@ -134,7 +135,7 @@ def print_line(text: str | Text, style: str | None = None) -> None:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return so many things: "1 call", "2 calls", "2 replies"."""
+    """Return a number with its noun in singular or plural, such as "1 call" or "2 replies"."""
     plural = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + "s"
     return f"{count} {thing if count == 1 else plural}"
 
@@ -156,7 +157,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_age(then: float | None) -> str:
-    """The time since then, in the largest unit that fits."""
+    """Return the time since `then` as text, in the largest unit that fits."""
     if not then:
         return "–"
     passed = max(0.0, time.time() - then)

@@ -36,7 +36,10 @@ def collect_points(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
 
 
 def smooth_points(series: Points) -> Points:
-    """Exponential mean over the steps, corrected for its start (Kingma & Ba 2015, section 3)."""
+    """Return the exponential mean of a series over the steps.
+
+    It is corrected for its start (Kingma & Ba 2015, section 3).
+    """
     smooth: Points = []
     weight = total = 0.0
     for index, (step, value) in enumerate(series):
@@ -77,7 +80,7 @@ def training_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
 
 
 def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
-    """The values of validations since the judge changed last, with their intervals."""
+    """Return the curve of the validations since the last change of the judge, with their intervals."""
     if any("validation/rows" in row for row in rows):
         return MetricCurve(collect_points(rows, "validation/loss"), "held-out loss")
     rows, since = _of_last_judge(rows)
@@ -93,14 +96,14 @@ def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
 
 
 def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """Return the rows since the last change of the judge, and a note; "" without a change."""
+    """Return the rows since the last change of the judge, and a note about the change ("" without one)."""
     found = rows_of_last_judge(rows)
     left_out = rows[: len(rows) - len(found)]
     return found, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Print the curve if enough points exist, and write `metrics.png`; False for fewer than two points."""
+    """Write `metrics.png`, and print the curve if it has enough points. Return False for fewer than two points."""
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
@@ -112,14 +115,14 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
 
 
 def _reward_is_success(row: Mapping[str, Any]) -> bool:
-    """Whether the rewards of a step add up to its successes."""
+    """True if the rewards of a step add up to its successes, so reward and success are the same number."""
     rate, counted = row.get("train/success_rate"), row.get("train/episodes", 0) - row.get("train/left_out", 0)
     rewards = (row.get("train/reward") or 0.0) * row.get("train/scored", 0)
     return rate is not None and abs(rewards - rate * counted) < 1e-6 * max(1, counted)
 
 
 def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """The distance of a validation's 95 % interval below and above its value."""
+    """Return how far a validation's 95 % interval extends below and above its value, or None without an interval."""
     if name == "validation/success_rate":
         low, high = row.get("validation/success_low"), row.get("validation/success_high")
         return None if low is None or high is None else (row[name] - low, high - row[name])
@@ -128,7 +131,7 @@ def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | 
 
 
 def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the minimum and maximum number of scored attempts; "" if unknown."""
+    """Describe the minimum and maximum number of scored attempts, or "" if unknown."""
     known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
     if not known:
         return ""
@@ -212,7 +215,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
 
 
 def _axis_label(*drawn: MetricCurve) -> str:
-    """The name of what the axis of values counts."""
+    """Return the label of the value axis, such as the success rate or the reward."""
     if any("loss" in each.label for each in drawn if each.points):
         return "loss"
     rates = {"success" in each.label for each in drawn if each.points}
@@ -225,7 +228,7 @@ Show = Callable[[str], None]
 
 
 def notebook_cell() -> Show | None:
-    """Return a function that replaces the HTML of the running notebook cell; None outside a notebook."""
+    """Return a function that replaces the HTML of the running notebook cell, or None outside a notebook."""
     import sys
 
     if "IPython" not in sys.modules:
@@ -251,13 +254,17 @@ class NotebookCurve:
         self.draw()
 
     def add(self, row: Mapping[str, float], line: str) -> None:
-        """Add a row of a step or validation; `line` is the printed summary."""
+        """Add a row of a step or validation. `line` is the printed summary."""
         self._rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
         self._line = line
         self.draw()
 
     def draw(self, under_way: str = "") -> None:
-        """Draw the curve; `under_way` describes the current work."""
+        """Draw the curve into the notebook cell.
+
+        Args:
+            under_way: Text on the present work.
+        """
         last = max((int(row["step"]) for row in self._rows), default=0)
         of = f"step {last}" + (f" of {self._steps}" if self._steps else "")
         words = " · ".join(html.escape(text) for text in (self._title, of, under_way) if text)
@@ -266,7 +273,10 @@ class NotebookCurve:
 
 
 def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
-    """Draw the smoothed training curve as a line and validations as dots with intervals; "" without points."""
+    """Return an SVG with the smoothed training curve as a line and validations as dots with intervals.
+
+    "" without points.
+    """
     line, dots = smooth_points(training.points), held_out.points
     everything = line + dots
     if not everything:

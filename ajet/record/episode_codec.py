@@ -53,7 +53,7 @@ DAY_S = 24 * 3600
 
 
 class _ArrayWriter:
-    """Collects int and float arrays; `ints` and `floats` return the stored range."""
+    """Collects int and float arrays. `ints` and `floats` return the stored range."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {"ints": [], "floats": []}
@@ -102,7 +102,7 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
 
 
 def decode(row: dict[str, Any], blob: bytes) -> Episode:
-    """The episode of a line and its blob. Raises UserError for a line of another schema."""
+    """Return the episode of a line and its blob. Raises UserError for a line of another schema."""
     require_schema(row)
     counts = row["arrays"]
     ints = _ArrayReader(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
@@ -153,7 +153,7 @@ _OUTCOME = tuple(each.name for each in fields(Outcome) if each.name not in OUTCO
 
 
 class _ArrayReader:
-    """An array with non-overlapping fields, as the encoder writes them."""
+    """Reads fields from an array. Fields must not overlap, as the encoder never writes such."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array, self._left = array, len(array)
@@ -176,8 +176,7 @@ _KINDS: dict[str, Any] = {
 
 
 def _check_fields(row: dict[str, Any]) -> None:
-    """Refuse wrong field types, calls that continue later calls, and references to missing messages. Raises
-    ValueError."""
+    """Raise ValueError for wrong field types, calls that continue later calls, and references to missing messages."""
     for name, kind in _KINDS.items():
         if name in row and not isinstance(row[name], kind):
             raise ValueError(f"its field {name} is a {type(row[name]).__name__}")
@@ -196,8 +195,7 @@ def _check_fields(row: dict[str, Any]) -> None:
 
 
 def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
-    """Refuse calls that share more tokens than the parent has, and timelines with too many tokens. Raises
-    ValueError."""
+    """Raise ValueError for calls that share more tokens than the parent has, and for timelines with too many tokens."""
     lengths: list[int] = []
     depths: list[int] = []
     for at, call in enumerate(calls):
@@ -232,7 +230,7 @@ def _check_total(walked: int, tokens: int) -> None:
 
 
 def leaf_calls(calls: Sequence[Call]) -> list[int]:
-    """Return the last call of each branch that has tokens."""
+    """Return the calls that no other call continues and that have tokens, by index."""
     inner = {call.parent for call in calls if call.parent is not None and call.fork is None}
     return [at for at, call in enumerate(calls) if at not in inner and len(call.suffix_ids) + call.prefix]
 
@@ -283,6 +281,7 @@ def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _ArrayWr
 
 
 def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _ArrayReader, floats: _ArrayReader) -> Timeline:
+    """Return a timeline, from its own arrays if the line has them, otherwise rebuilt from the calls."""
     spans = tuple(SampledSpan(*span) for span in row["spans"])
     if "ids" not in row:
         return rebuild(calls, row["leaf"], row["agent"], row["target"], spans)
@@ -301,7 +300,13 @@ def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _ArrayRea
 
 
 def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Sequence[SampledSpan]) -> Timeline:
-    """Rebuild the timeline that ends in call `leaf`: ids from all calls, the rest from the calls named by the spans."""
+    """Return the timeline that ends in call `leaf`.
+
+    Its ids come from the leaf and its ancestors, and logprobs and versions from the calls that the spans name.
+
+    Args:
+        spans: The sampled parts of the timeline.
+    """
     ids = full_ids(calls, leaf)
     mask = np.zeros(len(ids), dtype=np.bool_)
     logprobs = np.zeros(len(ids), dtype=np.float32)

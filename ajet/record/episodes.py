@@ -48,7 +48,7 @@ class EpisodeFiles:
         """Per line file: size after the last write, end of the blob, number of lines."""
 
     def path(self, step: int, split: str = "train") -> Path:
-        """Return the line file of a step; the blob has the suffix `.bin`."""
+        """Return the line file of a step. The blob has the suffix `.bin`."""
         return self.folder / (f"step-{step}.jsonl" if split == "train" else f"step-{step}.{split}.jsonl")
 
     def write(
@@ -127,11 +127,11 @@ class EpisodeFiles:
         return lines, end
 
     def read(self, step: int, split: str = "train") -> list[Episode]:
-        """Return the episodes of a step in written order; [] without any. Raises UserError for damage."""
+        """Return the episodes of a step in written order, or [] without any. Raises UserError for damage."""
         return [episode for episode, _ in self.recorded(step, split)]
 
     def recorded(self, step: int, split: str = "train") -> list[tuple[Episode, Outcome]]:
-        """The recorded episodes of a step, each with its outcome."""
+        """Return the episodes of a step, each with what a training step did with it."""
         return list(read_recorded(self.path(step, split)))
 
     def steps(self, split: str = "train") -> list[int]:
@@ -140,11 +140,11 @@ class EpisodeFiles:
         return sorted(int(match[1]) for match in found if match and (match[2] or "train") == split)
 
     def whole_steps(self) -> list[int]:
-        """Return the training steps with arrays; arrays may be removed before lines."""
+        """Return the training steps whose arrays still exist. Retention may remove arrays before lines."""
         return [step for step in self.steps() if has_record_file(self.path(step).with_suffix(".bin"))]
 
     def truncate(self, after_step: int) -> None:
-        """Forget the episodes of later steps: a resumed run plays them again."""
+        """Remove the episodes of steps after `after_step`, because a resumed run plays them again."""
         for name in list_record_folder(self.folder):
             match = NAME.fullmatch(name)
             if match and int(match[1]) > after_step:
@@ -164,7 +164,7 @@ def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
 
 
 def open_arrays(path: Path) -> BinaryIO:
-    """The file of the arrays of a line file, opened. Raises UserError where it is gone."""
+    """Open the blob file of a line file. Raises UserError if it is gone."""
     try:
         return open_record_file(path.with_suffix(".bin"))
     except FileNotFoundError as error:
@@ -188,8 +188,16 @@ def decode_recorded(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[E
 
 
 def matches_digest(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> bool:
-    """True if a line with notes and its arrays in `blobs` are as they were written. Raises ValueError and kin if the
-    arrays cannot be read."""
+    """True if a line with notes and its arrays have the digest written with them.
+
+    Args:
+        row: The parsed line.
+        line: The line as bytes.
+        blobs: The open blob file.
+
+    Raises:
+        ValueError: The arrays cannot be read. Other errors of damaged values are possible, too.
+    """
     body, _, rest = line.removesuffix(b"\n").rpartition(_DIGEST.encode())
     start, length = row["blob"]["offset"], row["blob"]["length"]
     arrays = read_record_part(blobs, start, length)
@@ -223,11 +231,13 @@ def _explain_damage(where: str) -> Iterator[None]:
 
 
 def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
+    """Return the bytes of an episode's arrays, after checking checksum and size."""
     place, counts = row["blob"], row["arrays"]
     numbers = counts["ints"] + counts["floats"]
     if min(counts["ints"], counts["floats"], place["offset"], place["length"]) < 0 or numbers > MOST_NUMBERS:
         raise ValueError(f"its arrays claim to contain {numbers} numbers")
     size = 4 * numbers
+    # The length comes from the line, which may be damaged: it must not decide how much memory is used.
     length = min(place["length"], size + (size >> 10) + 64)  # zlib never makes it longer
     blobs.seek(place["offset"])
     packed = blobs.read(length)
@@ -266,7 +276,7 @@ class EpisodeWriter:
         self._queue.put(episode)
 
     def close(self) -> None:
-        """Returns when all is on the disk. Raises UserError or OSError. Idempotent."""
+        """Return when all episodes are on the disk. Raises UserError or OSError. Idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()

@@ -24,7 +24,7 @@ FILE = "evaluation.json"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """A folder `NAME/eval/…` and the content of `evaluation.json`."""
+    """A recorded evaluation: its folder `NAME/eval/…` and the content of `evaluation.json`."""
 
     folder: Path
     label: str
@@ -34,7 +34,7 @@ class EvaluationRecord:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The model's part of the identity."""
+        """The part of the evaluation's identity that names the model."""
         found = self.identity.get("model")
         return found if isinstance(found, dict) else {}
 

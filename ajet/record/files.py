@@ -73,7 +73,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def cut_partial_line(path: Path) -> int:
-    """Cut off a last line without a newline; return the number of removed bytes."""
+    """Cut off a last line without a newline. Return the number of removed bytes."""
     try:
         opened = open_record_file(path, "rb+")
     except FileNotFoundError:
@@ -106,13 +106,13 @@ def read_last_lines(stream: BinaryIO, size: int) -> list[bytes]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON-lines file, an unfinished last line left out. Raises UserError at a damaged one."""
+    """Yield the rows of a JSON-lines file, without an unfinished last line. Raises UserError for a damaged row."""
     for row, _ in read_lines(path):
         yield row
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The rows of a file, each with its line."""
+    """Yield the rows of a JSON-lines file, each with its line as bytes."""
     try:
         opened = open_record_file(path)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrite a JSON-lines file with the rows accepted by `keep`; return the number of removed rows."""
+    """Rewrite a JSON-lines file with the rows for which `keep` returns True. Return the number of removed rows."""
     cut_partial_line(path)
     rows = list(read_rows(path))
     selected = [keep(row) for row in rows]
@@ -171,7 +171,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The value, if it is an object. Raises ValueError."""
+    """Return the JSON object in a text. Raises ValueError for any other text."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError(f"found a {type(value).__name__}, expected a JSON object")
@@ -179,12 +179,14 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """The object that a file holds. Raises OSError, ValueError."""
+    """Return the JSON object in a file. Raises OSError, and ValueError for any other content."""
     return parse_object(read_record_file(path, most))
 
 
 def next_line(stream: BinaryIO) -> bytes:
-    """Return the next line with the newline; an incomplete last line has none, and b"" means the end of the file.
+    """Return the next line of a file with its newline.
+
+    An incomplete last line has no newline, and b"" means the end of the file.
 
     Raises:
         ValueError: the line is longer than LONGEST_LINE.
@@ -201,7 +203,7 @@ def next_line(stream: BinaryIO) -> bytes:
 # option is checked before expensive work where possible; existing files are not overwritten unless the caller
 # allows it.
 class CannotWriteError(UserError):
-    """The run's folder cannot be written at present; nothing was written."""
+    """The run's folder cannot be written at present. Nothing was written."""
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -233,15 +235,15 @@ def explain_write_errors(
     other_folder: str | None = None,
     then: str = "",
 ) -> Iterator[None]:
-    """Raise CannotWriteError if the disk below `folder` refuses the writes of the block.
+    """Raise CannotWriteError if the disk below `folder` refuses a write within the block.
 
     Args:
-        what: data that could not be written.
-        intact: data that is safe.
-        room: required free space.
-        other_folder: advice for another folder; "" for none, None for --exp-dir (not for a full disk, where the run
+        what: data that could not be written, for the message.
+        intact: data that is safe, for the message.
+        room: required free space, for the message.
+        other_folder: advice for another folder. "" for none, None for --exp-dir (not for a full disk, where the run
             would begin anew).
-        then: effect of the same command after a restart.
+        then: effect of starting the same command again.
     """
     try:
         yield
@@ -276,7 +278,7 @@ def explain_write_errors(
 
 
 def find_refusal(error: BaseException, folder: Path) -> int | None:
-    """Return the error number in REFUSALS that explains a failed write below `folder`; None for other errors.
+    """Return the error number by which the disk refused a write below `folder`, or None for other errors.
 
     A missing file in an existing folder, or outside `folder`, is no refusal.
     """
@@ -291,7 +293,7 @@ def find_refusal(error: BaseException, folder: Path) -> int | None:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """True if `error` or its cause means a full disk; libraries wrap operating system errors."""
+    """True if `error` or its cause means a full disk. Libraries wrap operating system errors."""
     if _error_matches(error, NUMBERS, WORDS):
         return True
     return isinstance(error, Exception) and _free_bytes(folder) < NEARLY_NOTHING
@@ -320,12 +322,18 @@ def _free_bytes(folder: Path) -> int:
 
 
 def require_place(file: Path, option: str, *, new: bool = True) -> None:
-    """Refuse a path that cannot be written: missing folder, no permission, a folder, or an existing file (`new`)."""
+    """Raise UserError if `file` cannot be written: missing folder, no permission, or a folder of this name.
+
+    Args:
+        option: The command-line option that names the file.
+        new: True to refuse an existing file, too.
+    """
     with convert_os_errors(file, option):  # the name may be too long, or the folder unreadable
         _require_place(file, option, new)
 
 
 def _require_place(file: Path, option: str, new: bool) -> None:
+    """Raise UserError if `file` cannot be written, as `require_place` describes."""
     if new and (file.exists() or file.is_symlink()):
         raise UserError(f"{file} exists already.", where=option, do=f"choose another file with {option}, or delete it")
     if file.is_dir():
@@ -354,7 +362,11 @@ def require_folder(folder: Path, option: str) -> None:
 
 @contextmanager
 def convert_os_errors(file: Path, option: str) -> Iterator[None]:
-    """Within the block, what the system refuses becomes a UserError."""
+    """Within the block, turn an OSError about the file into a UserError.
+
+    Args:
+        option: The command-line option that names the file.
+    """
     try:
         yield
     except UserError:  # the content is wrong, not the place

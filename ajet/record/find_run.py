@@ -18,7 +18,14 @@ from ajet.schema.errors import UserError
 
 
 def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
-    """Return the newest folder with `holding` among the run `named` and its debug runs, else among its evaluations.
+    """Return the newest folder that has a certain file, among the run `named` and its debug runs.
+
+    Without one there, its evaluations are searched.
+
+    Args:
+        named: Name of the run.
+        root: Folder of all runs.
+        holding: Name of the file or folder that must exist.
 
     Returns:
         None without such a folder, or if `named` is a path.
@@ -39,8 +46,12 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
 
 
 def run_folder(named: str, root: Path, *, holding: str) -> Path:
-    """Return the run `named` below `root` if it has `holding`, else the folder `named` if it has, else an existing
-    folder of either."""
+    """Return the folder of the run `named`, or the folder of this path.
+
+    Args:
+        root: Folder of all runs.
+        holding: Name of a file or folder. A folder that has it is preferred.
+    """
     if not _is_path(named) and (root / named / holding).exists():
         return root / named
     if Path(named, holding).exists():
@@ -49,8 +60,13 @@ def run_folder(named: str, root: Path, *, holding: str) -> Path:
 
 
 def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
-    """Return the folder of the run `named`. Raises UserError if `holding` is missing. `expected`: text for the
-    error."""
+    """Return the folder of the run `named`. Raises UserError if it lacks `holding`.
+
+    Args:
+        root: Folder of all runs.
+        holding: Name of the file or folder that must exist.
+        expected: What the error says was expected.
+    """
     folder = run_folder(named, root, holding=holding)
     if (folder / holding).exists():
         return folder
@@ -102,7 +118,7 @@ def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
 
 
 def _say_which(debug: Path, run: Path) -> None:
-    """On standard error: there may be JSON on the other."""
+    """Print on standard error that the debug run is shown, because standard output may be JSON."""
     notice = f"using the debug run {debug.name}, which is newer than the training run {run}"
     SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {notice}", markup=False)
 

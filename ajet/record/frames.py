@@ -33,18 +33,20 @@ class RecordedRun:
         return f"RecordedRun({str(self.path)!r})"
 
     def metrics(self) -> DataFrame:
-        """A row an event, as in `metrics.jsonl`: a training step, or a validation (`validation/…` columns). Raises
-        UserError."""
+        """Return a row per training step and per validation (`validation/…` columns), as in `metrics.jsonl`.
+
+        Raises UserError.
+        """
         return _make_frame(list(read_rows(self.path / "metrics.jsonl")))
 
     def episodes(self, split: str | None = None) -> DataFrame:
-        """Return a row per episode: task, status, reward, tokens, and the training step; a row per step for episodes
-        trained several times.
+        """Return a row per episode: task, status, reward, tokens, and the training step.
 
-        Columns `workflow.…` are numbers logged by the workflow, `judge.…` and `scorer.…` come from the verdict.
+        An episode that several steps trained has a row per step. Columns `workflow.…` are numbers logged by the
+        workflow, `judge.…` and `scorer.…` come from the verdict.
 
         Args:
-            split: "train", "validation" or "debug"; None for all.
+            split: "train", "validation" or "debug". None for all.
 
         Raises:
             UserError: the record is damaged.
@@ -53,18 +55,21 @@ class RecordedRun:
         return _make_frame([row for episode, outcome in found for row in _episode_rows(episode, outcome)])
 
     def calls(self, split: str | None = None) -> DataFrame:
-        """Return a row per model call; `episode` is the uuid, times are seconds since the epoch. Raises UserError."""
+        """Return a row per model call. `episode` is the uuid, times are seconds since the epoch. Raises UserError."""
         return self._collect_rows(split, _call_rows)
 
     def tool_uses(self, split: str | None = None) -> DataFrame:
-        """Return a row per tool use; `episode` is the uuid. Raises UserError."""
+        """Return a row per tool use. `episode` is the uuid. Raises UserError."""
         return self._collect_rows(split, _tool_use_rows)
 
     def tokens(self, episode: str) -> DataFrame:
-        """Return a row per token of the timelines of one episode, named by its uuid or a prefix of the uuid.
+        """Return a row per token of the timelines of one episode.
 
         Columns: `id`; `trained`: sampled and trained in this timeline; `logprob` under the sampling distribution;
         `logprob_unit` at temperature 1; the policy `version`.
+
+        Args:
+            episode: The episode's uuid, or a prefix of the uuid.
 
         Raises:
             UserError: no such episode, or the record is damaged.
@@ -98,7 +103,11 @@ class RecordedRun:
 
 
 def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
-    """Open the run of this name below `root` (newest of the run and its debug runs), or the run in this folder.
+    """Open the newest of a run and its debug runs, or the run in a folder.
+
+    Args:
+        run: Name of the run, or a folder.
+        root: Folder of all runs.
 
     Raises:
         UserError: no such run.

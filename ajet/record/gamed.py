@@ -40,7 +40,7 @@ _EXPECTED = ("answer", "target", "solution", "label", "expected", "gold")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """An episode in a few words."""
+    """The facts of an episode that the detection compares."""
 
     uuid: str
     step: int
@@ -60,7 +60,7 @@ class EpisodeSummary:
 
     @classmethod
     def of(cls, episode: Episode, step: int) -> EpisodeSummary | None:
-        """Summarize an episode; None without a score."""
+        """Summarize an episode, or None without a score."""
         if not episode.scored or episode.reward is None:
             return None
         answer = _last_answer(episode)
@@ -89,12 +89,12 @@ class GamingAlarm:
 
     @property
     def text(self) -> str:
-        """The alarm in a sentence."""
+        """The alarm as a sentence for the log."""
         return f"the reward rises, but {'; '.join(self.signs)}"
 
 
 def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeSummary]) -> GamingAlarm | None:
-    """Return an alarm if the run's rewards look gamed; else None.
+    """Return an alarm if the run's rewards look gamed, else None.
 
     Args:
         rows: all metrics rows.
@@ -129,7 +129,7 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
 
 
 def _reward_rise(rewards: Sequence[float]) -> float | None:
-    """Return the rise from the first to the last steps; None for a small rise, or one within noise."""
+    """Return the rise from the first to the last steps, or None for a small rise, or one within noise."""
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
     rise = fmean(last) - fmean(first)
     noise = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / WINDOW)
@@ -138,7 +138,13 @@ def _reward_rise(rewards: Sequence[float]) -> float | None:
 
 
 def _flat_validation_sign(rows: Sequence[Mapping[str, Any]], rise: float) -> str | None:
-    """Held out, where even the upper end of what was measured last lies below half of the rise."""
+    """Return a sign if the held-out reward did not follow the training reward.
+
+    That is the case if the upper end of its last interval lies below half of the rise.
+
+    Args:
+        rise: Rise of the training reward.
+    """
     measured = [row for row in rows if isinstance(row.get("validation/reward"), int | float)]
     since = [row for row in measured if isinstance(row.get("validation/reward_error"), int | float)]
     if len(measured) < 3 or not since:
@@ -153,7 +159,12 @@ def _flat_validation_sign(rows: Sequence[Mapping[str, Any]], rise: float) -> str
 def _length_drift_signs(
     steps: Sequence[Mapping[str, Any]], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
-    """Return signs of growing or shrinking replies; valid only if held-out numbers do not rise."""
+    """Return a sign if replies became much longer or shorter. Only meaningful if held-out numbers do not rise.
+
+    Args:
+        steps: Metrics rows of training steps.
+        rewarded: Late episodes with more than the early mean reward.
+    """
     lengths = [row["train/reply_tokens"] for row in steps if isinstance(row.get("train/reply_tokens"), int | float)]
     if len(lengths) < 2 * WINDOW or not rewarded:
         return []
@@ -168,7 +179,12 @@ def _length_drift_signs(
 def _common_answer_signs(
     before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
-    """Return a sign if one answer, rare at first and not the right answer, dominates most tasks."""
+    """Return a sign if one answer, rare at first and not the right answer, dominates most tasks.
+
+    Args:
+        before: Episodes of the first steps.
+        rewarded: Late episodes with more than the early mean reward.
+    """
     open_ = [each for each in rewarded if each.answer]
     if len({each.task for each in open_}) < TASKS:
         return []
@@ -209,7 +225,7 @@ def _refusal_signs(
 
 
 def _first_of_each_task(order: Iterable[EpisodeSummary]) -> list[EpisodeSummary]:
-    """The first of each task."""
+    """Return the first summary of each task, at most NAMED."""
     seen: dict[str, EpisodeSummary] = {}
     for each in order:
         seen.setdefault(each.task, each)
@@ -217,7 +233,7 @@ def _first_of_each_task(order: Iterable[EpisodeSummary]) -> list[EpisodeSummary]
 
 
 def _last_answer(episode: Episode) -> str:
-    """The text of the episode's last reply."""
+    """Return the text of the episode's last delivered reply, in lower case and shortened, for comparisons."""
     for call in reversed(episode.calls):
         if call.reply is not None and call.is_delivered:
             message = episode.messages[call.reply]

@@ -25,8 +25,13 @@ class HeldFolder:
     """A temporary folder locked by its creator. `remove` may be called from any thread."""
 
     def __init__(self, kind: str, place: str | None = None, *, mode: int = 0o700) -> None:
-        """Create and lock the folder. `kind`: prefix of the name; `place`: parent folder, default the system's. Raises
-        OSError."""
+        """Create and lock the folder. Raises OSError.
+
+        Args:
+            kind: Prefix of the folder's name.
+            place: Parent folder. None: the system's folder for temporary files.
+            mode: Permissions of the folder.
+        """
         place = place or tempfile.gettempdir()
         remove_abandoned_folders(kind, place)
         self.path = Path(tempfile.mkdtemp(prefix=kind, dir=place))
@@ -60,7 +65,7 @@ def make_workdir(root: Path, name: str, uid: int | None) -> Path:
 
 @lru_cache(maxsize=64)
 def remove_abandoned_folders(kind: str, place: str) -> None:
-    """Remove folders of killed creators; once per process."""
+    """Remove folders of this kind whose creators were killed. Further calls in this process do nothing."""
     for folder in Path(place).glob(f"{kind}*"):
         try:
             number = open_record_descriptor(folder / LOCK, os.O_RDWR)

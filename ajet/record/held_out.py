@@ -39,27 +39,32 @@ class Measurement:
 
     @property
     def score(self) -> float | None:
-        """Mean over tasks, counting a failed attempt as 0 or the lowest reward, whichever is less; None if not
-        comparable."""
+        """Mean reward over tasks, or None if the measurement is not comparable.
+
+        A failed attempt counts as 0 or as the lowest reward, whichever is less.
+        """
         lowest = self._lowest_reward()
         if lowest is None or not self.is_comparable:
             return None
         return fmean(self._task_means(min(0.0, lowest)).values())
 
     def beats(self, other: Measurement) -> bool:
-        """True if the task-by-task improvement exceeds the noise of both; False without shared tasks."""
+        """True if this measurement is better, task by task, by more than the noise of both.
+
+        False without shared tasks.
+        """
         lowest = [low for each in (self, other) if (low := each._lowest_reward()) is not None]
         own, theirs = (each._task_means(min([0.0, *lowest])) for each in (self, other))
         return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
 
     def as_json(self) -> dict[str, Any]:
-        """The measurement as JSON values."""
+        """Return the measurement as JSON values."""
         attempts = {task: list(rewards) for task, rewards in self.attempts.items()}
         return {"attempts": attempts, "left_out": self.left_out, "judge": self.judge}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
-        """Rebuild a measurement from `as_json`; None for None."""
+        """Return the measurement stored by `as_json`. None stays None."""
         if value is None:
             return None
         attempts = {task: tuple(rewards) for task, rewards in value["attempts"].items()}
@@ -76,7 +81,7 @@ class Measurement:
 
 
 def rows_of_last_judge(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the metrics rows since the last change of the judge; all rows without a change."""
+    """Return the metrics rows since the last change of the judge, or all rows without a change."""
     judge, first = next((row["judge"] for row in reversed(rows) if row.get("judge")), None), 0
     for index, row in enumerate(rows):
         if row.get("judge") and row["judge"] != judge:
@@ -115,7 +120,7 @@ FEWEST_TASKS = 5
 
 
 def format_short_validation(numbers: Mapping[str, Any]) -> str | None:
-    """Format reward, half interval and scored count for a table column; None without a measurement."""
+    """Format reward, half interval and scored count for a table column, or None without a measurement."""
     if numbers.get("validation/tasks") is None:
         return None
     if numbers.get("validation/scored") == 0:
@@ -148,7 +153,7 @@ def scored_count_metrics(prefix: str) -> tuple[str, ...]:
 
 
 def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
-    """Format how many episodes a mean covers; "" if the row does not record the count."""
+    """Format how many episodes a mean covers, or "" if the row does not record the count."""
     scored, episodes = numbers.get(f"{prefix}/scored"), numbers.get(f"{prefix}/episodes")
     if scored is None or episodes is None:
         return ""
@@ -157,7 +162,7 @@ def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
 
 
 def format_unscored(numbers: Mapping[str, Any], prefix: str) -> str:
-    """Format the number of episodes without a reward by failure boundary; "" without any."""
+    """Format the number of episodes without a reward by failure boundary, or "" without any."""
     count = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
     undecided = int(numbers.get(f"{prefix}/no_score") or 0)
     by = {name: int(numbers.get(f"{prefix}/failed/{name}") or 0) for name in BOUNDARIES}

@@ -24,8 +24,13 @@ _T = (
 
 
 def t_quantile(freedom: int) -> float:
-    """Return Student's 97.5 % quantile to 3 decimals; above 30 by Abramowitz & Stegun 26.7.5. Raises ValueError below
-    1."""
+    """Return Student's 97.5 % quantile to 3 decimals. Raises ValueError below 1.
+
+    Above 30 degrees of freedom, Abramowitz & Stegun 26.7.5 is used.
+
+    Args:
+        freedom: Degrees of freedom.
+    """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
     if freedom <= len(_T):
@@ -34,7 +39,10 @@ def t_quantile(freedom: int) -> float:
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:
-    """The 95 % score interval of a rate over `count` tasks (Wilson, JASA 22, 1927). Raises ValueError for none."""
+    """Return the 95 % score interval of a rate over `count` tasks (Wilson, JASA 22, 1927).
+
+    Raises ValueError for no tasks.
+    """
     if count < 1:
         raise ValueError("a rate over no task has no interval")
     share = Z * Z / count
@@ -55,7 +63,7 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def plus_minus(error: float | None, form: str) -> str:
-    """Return " ± ERROR" in this format, with one digit if the format would print zeros; "" without an error."""
+    """Return " ± ERROR" in this format, with one digit if the format would print zeros, or "" without an error."""
     if not error:
         return ""
     shown = f"{error:{form}}"
@@ -89,13 +97,23 @@ DRAWS = 4000
 
 
 def cells_of(pairs: Iterable[tuple[bool, bool]]) -> Cells:
-    """The table of (label, verdict)."""
+    """Return the numbers of pairs with (both yes, only label yes, only verdict yes, both no).
+
+    Args:
+        pairs: (label, verdict) of each example.
+    """
     observed = list(pairs)
     return tuple(observed.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
 
 
 def kappa(cells: Sequence[float]) -> float | None:
-    """Cohen's kappa (Educational and Psychological Measurement 20, 1960); None if chance alone gives full agreement."""
+    """Return Cohen's kappa (Educational and Psychological Measurement 20, 1960).
+
+    None if chance alone gives full agreement.
+
+    Args:
+        cells: As returned by `cells_of`.
+    """
     both, missed, wrongly, neither = cells
     total = sum(cells)
     by_chance = ((both + missed) * (both + wrongly) + (neither + missed) * (neither + wrongly)) / total**2
@@ -103,8 +121,11 @@ def kappa(cells: Sequence[float]) -> float | None:
 
 
 def kappa_interval(cells: Sequence[int]) -> tuple[float, float]:
-    """95 %: the middle of kappa over tables drawn from the posterior of the four shares, with half an example more in
-    each (Jeffreys' prior), so that full agreement on a few proves little."""
+    """Return the central 95 % of kappa over tables drawn from the posterior of the four shares.
+
+    The prior adds half an example to each cell (Jeffreys' prior), so that full agreement on a few examples proves
+    little.
+    """
     draw = random.Random(0)
     found = sorted(
         value

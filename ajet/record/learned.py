@@ -19,7 +19,7 @@ LEARNED_NOTHING = "learned_nothing"
 
 
 def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Explain why a run learned nothing; None if the run learned something or made no step."""
+    """Explain why a run learned nothing, or None if the run learned something or made no step."""
     steps = [row for row in rows if "tasks" in row]
     if not steps or not all(is_idle(row) for row in steps):
         return None
@@ -38,7 +38,10 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """True if training steps scored attempts and none succeeded; without a success rate, if none had a reward."""
+    """True if training steps scored attempts and none succeeded.
+
+    Without a success rate, True if no attempt had a reward.
+    """
     steps = [row for row in rows if "tasks" in row and row.get("train/reward") is not None]
     return bool(steps) and all(
         row["train/success_rate"] == 0 if "train/success_rate" in row else row["train/reward"] <= 0 for row in steps
@@ -46,7 +49,7 @@ def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def advise_given_answers(settings: AjetConfig) -> str:
-    """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
+    """Return advice for a run without any right attempt: train on given answers first, then the other ways."""
     learn = format_command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
     return (
         "no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  "

@@ -1,9 +1,8 @@
-"""What is drawn again and again on a terminal, and a line that tells what is going on now.
+"""Output that a terminal redraws repeatedly, and a line that shows the present work.
 
-Invariant: standard output and error are the program's own again when the drawing is over, also where Ctrl-C came as it
-began: rich gives them back after an error of its own alone. A `LiveLine` is never silent for longer than `EVERY_S`; a
-log file or a pipe gets complete lines without control characters. While a debugger's prompt (pdb) waits, nothing is
-drawn over it.
+Invariant: standard output and error are the program's own again when the drawing is over, also if Ctrl-C came at its
+begin: rich restores them only after an error of its own. A `LiveLine` is never silent for longer than `EVERY_S`. A log
+file or a pipe gets complete lines without control characters. Nothing is drawn over a waiting debugger's prompt (pdb).
 """
 
 from __future__ import annotations
@@ -26,7 +25,12 @@ from ajet.record.console import printable
 
 @contextmanager
 def live_screen(first: RenderableType, console: Console, **how: Any) -> Iterator[Live]:
-    """A screen that its user draws again by `update(…, refresh=True)`. how: see rich."""
+    """Yield a screen that the caller redraws by `update(…, refresh=True)`.
+
+    Args:
+        first: The first content.
+        how: Further arguments of rich's `Live`.
+    """
     live = Live(first, console=console, auto_refresh=False, **how)
     begin(lambda: live.start(refresh=True), live.stop)
     try:
@@ -36,7 +40,7 @@ def live_screen(first: RenderableType, console: Console, **how: Any) -> Iterator
 
 
 def begin(start: Callable[[], None], stop: Callable[[], None]) -> None:
-    """`start`, and `stop` where that is cut short."""
+    """Call `start`. If it raises, as at Ctrl-C, call `stop` before the exception goes on."""
     try:
         start()
     except BaseException:
@@ -50,7 +54,10 @@ REDRAW_S = 0.25
 
 
 class LiveLine:
-    """A context manager; a thread of its own asks `lines` what to show, the most important line first."""
+    """Shows lines that change, redrawn by a thread while the context is open.
+
+    The function `lines` returns the present lines, the most important one first.
+    """
 
     def __init__(
         self, lines: Callable[[], Sequence[str]], console: Console | None = None, *, every_s: float = EVERY_S
@@ -76,7 +83,7 @@ class LiveLine:
         self.close()
 
     def close(self) -> None:
-        """Take it off the screen. Idempotent."""
+        """Remove the lines from the screen. Idempotent."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -106,7 +113,7 @@ class LiveLine:
 
 
 def is_prompting() -> bool:
-    """Whether a thread of this process waits at a debugger's prompt."""
+    """True if a thread of this process waits at a debugger's prompt."""
     if "cmd" not in sys.modules:
         return False
     frame: FrameType | None

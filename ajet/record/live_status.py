@@ -28,7 +28,7 @@ EPISODES = 4096
 
 @dataclass(slots=True)
 class LiveStatus:
-    """Now. Ages and durations in seconds; None: not known."""
+    """The present state of a run. Ages and durations are in seconds, and None means unknown."""
 
     run: str
     state: str
@@ -69,8 +69,11 @@ class LiveStatus:
 
 
 def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
-    """Read the status of the run in `folder`. `checkpoints`: avoids a search on repeated calls. Raises UserError for
-    damage."""
+    """Return the status of the run in `folder`. Raises UserError for damage.
+
+    Args:
+        checkpoints: The run's checkpoints, to avoid a search on repeated calls.
+    """
     status, now = read_status(folder) or {}, time.time()
     rows = _last_rows(folder / "metrics.jsonl")
     saved = (checkpoints or checkpoints_of(folder)).latest()
@@ -105,7 +108,7 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
 
 
 def format_prometheus(found: LiveStatus) -> str:
-    """The status in the text format Prometheus scrapes (a node exporter's textfile collector takes it as a file)."""
+    """Return the status in the text format of Prometheus, for example for a node exporter's textfile collector."""
     values: dict[str, tuple[str, dict[str, float]]] = {
         "ajet_running": ("1 if the run is in progress, else 0", {"": float(found.state == "running")}),
         "ajet_step": ("present training step", {"": found.step}),
@@ -165,7 +168,7 @@ def _escape_label(text: str) -> str:
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of the last training steps."""
+    """Return the metrics rows of the last few training steps."""
     try:
         opened = open_record_file(path)
     except FileNotFoundError:
@@ -182,6 +185,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _add_rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
+    """Add rates and shares of time, computed over these rows, to the status."""
     seconds = [row.get("seconds/step") for row in rows]
     total = sum(each for each in seconds if each)
     if not total:
@@ -196,7 +200,10 @@ def _add_rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
 
 
 def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
-    """Describe the waiting side. Colocated sides wait in turns; remote samplers continue while positions are free."""
+    """Return a text on which side waits for the other, trainer or samplers, and for what share of the time.
+
+    Colocated sides wait in turns. Remote samplers continue while positions are free.
+    """
     played, trained = found.shares.get("rollout"), found.shares.get("update")
     if played is None or trained is None:
         return ""
@@ -209,7 +216,10 @@ def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
 
 
 def _count_staleness(path: Path) -> dict[int, int]:
-    """Sampled tokens by staleness, counted as `train/staleness` does: from the weights the step was trained from."""
+    """Return the number of trained episodes of a step by staleness, in policy versions.
+
+    It is counted from the version that the step's update started from, as for `train/staleness`.
+    """
     counts: Counter[int] = Counter()
     if NAME.fullmatch(path.name) is None:
         return {}

@@ -1,11 +1,11 @@
-"""Locks on files: of a run directory (which process writes here), and for what one of several processes makes.
+"""Locks: on a run directory (which process writes there), and on files that several processes would make.
 
-Invariant: at most one live process holds a folder, one thread of one process a file (`alone`). The kernel keeps the
-lock (`flock` on `.lock`, taken by filelock) for the life of the holder and of no other process: no program inherits its
-descriptor, and a forked copy closes it at once. So it ends with its process, however that ends, and is seen across
-containers. `lock.json` says who the holder is; it decides alone where the file system has no such locks, and for a
-holder that another kernel's lock may hide. Whoever waits for a file is told for whom and for what after SAY_S seconds,
-and then every AGAIN_S.
+The holder is the process that has the lock. Invariant: at most one live process holds a folder, and one thread of one
+process a file (`alone`). The kernel keeps the lock (`flock` on `.lock`, taken by filelock) for the life of the holder
+and of no other process: no program inherits its descriptor, and a forked copy closes it at once. So the lock ends with
+its process, however that ends, and is seen across containers. `lock.json` names the holder. The file decides alone
+where the file system has no such locks, and for a holder that another kernel's lock may hide. A process that waits for
+a file logs the holder and its work after SAY_S seconds, and then every AGAIN_S.
 """
 
 from __future__ import annotations
@@ -32,14 +32,22 @@ UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def open_lock(path: Path, permissions: int = 0o644) -> FileLock:
-    """Make the file and return its lock, not yet held. Raises OSError, and RecordFileError for a link or a pipe."""
+    """Create the file and return its lock, not yet taken. Raises OSError, and RecordFileError for a link or a pipe."""
     os.close(open_record_descriptor(path, os.O_RDWR | os.O_CREAT, permissions))
     # The soft lock of filelock outlives a killed process, so a file system without locks is an error here.
     return FileLock(path, fallback_to_soft=False, thread_local=False)
 
 
 def acquire_lock(lock: FileLock, seconds: float = 0.0) -> str | None:
-    """Take the lock; return why the file system has none, else None. Raises Timeout if another holds it; OSError."""
+    """Take the lock. Return None, or the reason why the file system supports no locks.
+
+    Args:
+        seconds: Seconds to wait for another holder.
+
+    Raises:
+        Timeout: Another process holds the lock.
+        OSError: The lock cannot be taken for another reason.
+    """
     try:
         lock.acquire(timeout=seconds)
     except Timeout:  # an OSError without a number
@@ -53,7 +61,7 @@ def acquire_lock(lock: FileLock, seconds: float = 0.0) -> str | None:
 
 
 def release_lock(lock: FileLock) -> None:
-    """Give the lock back if this process holds it. Idempotent; nothing happens in a forked copy."""
+    """Release the lock if this process holds it. Idempotent. Nothing happens in a forked copy."""
     _held.discard(lock)
     lock.release()
 
@@ -68,19 +76,19 @@ GUARD = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds a folder."""
+    """The process that has the lock of a folder."""
 
     process: ProcessIdentity
     kernel: bool
     """Whether the kernel keeps the lock for it."""
 
     def written(self) -> str:
-        """The holder as `lock.json` has it."""
+        """Return the content of `lock.json` for this process."""
         return json.dumps({**asdict(self.process), "kernel": self.kernel}) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """The holder in a `lock.json`; None without a readable one."""
+        """Return the process named in a `lock.json`, or None without a readable file."""
         try:
             content = read_json(path)
             return cls(ProcessIdentity.recorded(content), bool(content["kernel"]))
@@ -88,7 +96,12 @@ class Holder:
             return None
 
     def alive(self, *, unlocked: bool) -> bool:
-        """Whether it may still write; `unlocked`: the kernel has just given us the lock of its folder."""
+        """True if the process may still write to the folder.
+
+        Args:
+            unlocked: True if this process has just got the kernel's lock of the folder.
+        """
+        # The kernel of the same boot would still refuse the lock if the process were alive, whatever its pid says.
         if unlocked and self.kernel and self.process.boot is not None and self.process.boot == boot_id():
             return False
         return self.process.alive()
@@ -98,7 +111,7 @@ class Holder:
 
 
 class RunLock:
-    """The lock of one folder. `take` answers None on success, else who holds it."""
+    """The lock of one run folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,12 +120,14 @@ class RunLock:
 
     @property
     def path(self) -> Path:
-        """The file that names the holder."""
+        """The file `lock.json`, which names the process that has the lock."""
         return self.folder / FILE
 
     def take(self) -> Holder | str | None:
-        """Take the lock, or answer its live holder (in words, where nothing names it). The folder is made when it is
-        missing. Raises OSError."""
+        """Take the lock and return None. If a live process holds it, return that process, or a text if it is unknown.
+
+        A missing folder is created. Raises OSError.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         refuse_links(self.folder)
         guard = open_lock(self.folder / GUARD)
@@ -141,11 +156,11 @@ class RunLock:
         return None
 
     def moved(self, folder: Path) -> None:
-        """The folder has another name by now; the lock is on it all the same."""
+        """Note that the folder was renamed to `folder`. The lock is on it all the same."""
         self.folder = folder
 
     def release(self) -> None:
-        """Give the lock back if it is still ours. Idempotent."""
+        """Release the lock if it is still this process's. Idempotent."""
         mine, self._mine = self._mine, None
         if mine is not None and mine.process.pid == os.getpid() and Holder.read(self.path) == mine:
             try:
@@ -172,11 +187,18 @@ def alone(
     at_most: float | None = None,
     do: str = "give this user permission to write to the folder",
 ) -> Iterator[None]:
-    """While nobody else is in such a block for this file, which is made with its folder.
+    """Run the block while no other process or thread runs such a block for this file.
 
-    `does`: what the block does, as "makes the model tiny", for those who wait. `say` is told what there is to say.
-    `at_most`: seconds to wait; None: as long as it takes. `do`: the way out where the file cannot be written. Raises
-    UserError there, and where the time is over."""
+    Args:
+        path: The lock file, which is created with its folder.
+        does: What the block does, such as "makes the model tiny", shown to waiting processes.
+        say: Called with messages for the user.
+        at_most: Seconds to wait. None: no limit.
+        do: Advice if the file cannot be written.
+
+    Raises:
+        UserError: The file cannot be written, or the waiting time is over.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(path)
@@ -206,7 +228,12 @@ def alone(
 def _wait_for_lock(
     lock: FileLock, path: Path, does: str, say: Callable[[str], None], at_most: float | None
 ) -> str | None:
-    """Return as `acquire_lock` does. Raises UserError after `at_most` seconds; OSError."""
+    """Take the lock, and log who holds it while waiting. Returns as `acquire_lock` does.
+
+    Raises:
+        UserError: `at_most` seconds are over.
+        OSError: The lock cannot be taken.
+    """
     began, pause = time.monotonic(), SAY_S
     while True:
         left = pause if at_most is None else min(pause, began + at_most - time.monotonic())

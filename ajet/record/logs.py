@@ -34,7 +34,7 @@ def log_name(run: Path, role: str, rank: int | str = 0) -> str:
 
 
 def main_log(run: Path) -> Path:
-    """Return the newest log of a leading process; the trainer's path without any."""
+    """Return the newest log of a run's leading process, or the trainer's path if there is no log."""
     ends = tuple(f"_{role}_0.log" for role in LEADING)
     named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
     return max(
@@ -88,7 +88,7 @@ _sinks: list[LogSink] = []
 
 
 class LogSink:
-    """A log sink of ajet's, from now until `close`."""
+    """A loguru sink of ajet, which receives log lines until `close`."""
 
     def __init__(self, write: Callable[[Any], None], *, level: str, format: str) -> None:
         # diagnose would write the values of local variables, keys among them, into tracebacks
@@ -112,7 +112,7 @@ _remove_from_logger: Callable[..., None] = logger.remove
 
 
 def remove_first_sink() -> bool:
-    """Remove loguru's default sink; False if already removed."""
+    """Remove loguru's default sink. Return False if it was removed before."""
     try:
         _remove_from_logger(_first)
     except ValueError:
@@ -127,7 +127,7 @@ def restore_first_sink() -> None:
 
 
 def _remove_others(handler_id: int | None = None) -> None:
-    """Replacement of `logger.remove` for all other code."""
+    """Replace `logger.remove` for all other code, so that it does not remove ajet's sinks."""
     with _lock:
         if handler_id is None:
             _remove_from_logger()
@@ -145,7 +145,7 @@ COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
 def show_logs(level: str) -> LogSink:
-    """Show log lines from `level` on until the sink is closed; warnings and errors get a label.
+    """Show log lines from `level` on until the sink is closed. Warnings and errors get a label.
 
     Lines go through the shared console, so progress bars and lines do not overwrite each other.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """Metrics with one meaning. `about` is Markdown with links relative to docs/reference."""
+    """The unit and meaning of one or several metrics. `about` is Markdown with links relative to docs/reference."""
 
     names: tuple[str, ...]
     unit: str

@@ -30,7 +30,14 @@ class Metrics:
     def __init__(
         self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = (), *, every: int = 1
     ) -> None:
-        """`every`: the trackers get the numbers and episodes of steps of multiples of it only, and every validation."""
+        """Open the file and use the trackers.
+
+        Args:
+            path: The file `metrics.jsonl`.
+            redact: Removes secrets from rows.
+            trackers: Further outputs, such as W&B.
+            every: The trackers get only steps that are multiples of this number, and every validation.
+        """
         self.path = path
         self.trackers = Trackers(trackers)
         self._redact = redact or Redactor({})
@@ -42,7 +49,11 @@ class Metrics:
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
-        """Record one row. `more` (tasks=[…]) goes to the file only; trackers get the finite numbers."""
+        """Record one row of numbers.
+
+        Args:
+            more: Further JSON values for the file only, such as the tasks. Trackers get the finite numbers.
+        """
         if self.judge:
             more = {"judge": self.judge, **more}
         numbers = {name: _finite_or_none(value) for name, value in values.items()}
@@ -58,11 +69,11 @@ class Metrics:
                 self.trackers.metrics(step, finite)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows in logged order; each has `step` and `time`."""
+        """Return all rows in logged order. Each has `step` and `time`."""
         return list(read_rows(self.path))
 
     def truncate(self, after_step: int) -> int:
-        """Remove the rows of later steps; return their number."""
+        """Remove the rows of later steps. Return their number."""
         return keep_rows(self.path, lambda row: row.get("step", -1) <= after_step)
 
     def close(self, outcome: str = "finished") -> None:

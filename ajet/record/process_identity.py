@@ -25,7 +25,7 @@ Whereabouts = Literal["here", "ended", "elsewhere"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of a process. None: unknown."""
+    """The pid of a process with what tells it from other processes of the same pid. None: unknown."""
 
     pid: int
     started: float
@@ -58,7 +58,7 @@ class ProcessIdentity:
 
     @property
     def place(self) -> Whereabouts:
-        """Where the process can be looked for."""
+        """Where the process is: "here", "elsewhere" (not visible from here), or "ended" with an earlier boot."""
         if self.boot is None or boot_id() is None:
             return "here" if self.host == socket.gethostname() else "elsewhere"
         if self.boot == boot_id():
@@ -66,7 +66,7 @@ class ProcessIdentity:
         return "ended" if self.host == socket.gethostname() else "elsewhere"
 
     def process(self) -> psutil.Process | None:
-        """Return the process if visible and alive; else None."""
+        """Return the process if it can be seen from here and is alive, else None."""
         if self.place != "here":
             return None
         try:
@@ -80,7 +80,7 @@ class ProcessIdentity:
             return None
 
     def alive(self) -> bool:
-        """True while the process runs; an invisible process counts as alive."""
+        """True while the process runs. A process that cannot be seen from here counts as alive."""
         return self.place == "elsewhere" or self.process() is not None
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def pid_space() -> str | None:
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Return the start of a process in kernel ticks since boot; None without the process or without /proc."""
+    """Return the start of a process in kernel ticks since boot, or None without the process or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

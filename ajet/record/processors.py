@@ -18,14 +18,14 @@ ROOT = Path("/")
 
 
 def usable_cpus() -> int | None:
-    """Return the number of usable logical processors, at least 1; None if unknown."""
+    """Return the number of usable logical processors, at least 1, or None if unknown."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota()
     return allowed if quota is None else min(allowed or quota, quota)
 
 
 def cpu_quota() -> int | None:
-    """Return the complete processors granted by control groups, at least 1; None without a quota."""
+    """Return the number of whole processors that control groups grant, at least 1. None without a quota."""
     found = [quota / period for quota, period in _list_quotas() if quota > 0 and period > 0]
     return max(1, math.floor(min(found))) if found else None
 
@@ -66,7 +66,7 @@ def count_cores() -> int:
 
 
 def count_allowed_cores() -> int:
-    """Return the number of physical cores within the affinity; a quota may grant the time of fewer."""
+    """Return the number of physical cores within the affinity. A quota may grant the time of fewer."""
     logical = os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical

@@ -20,7 +20,7 @@ LINE_EVERY_S = 15.0
 
 
 class Progress:
-    """A set of progress bars; a context manager."""
+    """A set of progress bars, used as a context manager."""
 
     def __init__(self, console: Console | None = None, *, line_every_s: float = LINE_EVERY_S) -> None:
         self.console = console or shared_console
@@ -60,7 +60,7 @@ class Progress:
 
 
 class ProgressBar:
-    """A count towards a total."""
+    """A bar that counts towards a total."""
 
     def __init__(self, progress: Progress, title: str, total: int | None, unit: str, done: int) -> None:
         self.progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done
@@ -72,7 +72,7 @@ class ProgressBar:
             self._id = progress._bars.add_task(title, total=total, completed=done, unit=unit, note="")
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Advance by `count`; `note` is shown next to the bar until replaced."""
+        """Advance by `count`. `note` is shown next to the bar until replaced."""
         self.done += count
         self._note = self._note if note is None else note
         bars = self.progress._bars

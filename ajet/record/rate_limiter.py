@@ -22,7 +22,7 @@ class RateLimiter:
         _limiters.add(self)
 
     def is_due(self, name: Hashable = None) -> bool:
-        """True if the name is due; the call then counts as logged."""
+        """Return True if the line of this name may be logged now. The call then counts as the line."""
         now = time.monotonic()
         with self._lock:
             self._last_times = {each: at for each, at in self._last_times.items() if now - at < self._every}

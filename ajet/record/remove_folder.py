@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def remove_folder(folder: str | Path) -> None:
-    """Remove a folder and its content; undeletable entries stay without an error."""
+    """Remove a folder and its content. Undeletable entries stay without an error."""
     with suppress(OSError):
         with _open_folder(folder, None) as top:
             _empty_folder(top)

@@ -61,7 +61,7 @@ class RunIdentity:
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
-        """Read the identity of the run in `folder`; None if no run ever started. Raises UserError for damage."""
+        """Read the identity of the run in `folder`, or None if no run ever started. Raises UserError for damage."""
         try:
             content = read_json(folder / FILE)
             training, given = dict(content["training"]), list(content["given"])
@@ -83,9 +83,9 @@ class RunIdentity:
             ) from error
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Return (key, then, now) of every difference.
+        """Return (key, value then, value now) for every setting that differs.
 
-        Keys of ajet's own sections known to only one side are skipped; they come from another ajet version.
+        Keys of ajet's own sections known to only one side are skipped, because they come from another ajet version.
         """
         rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
         for key in sorted({*self.training, *now}):
@@ -97,8 +97,9 @@ class RunIdentity:
         return rows
 
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
-        """Return the old defaults of differing keys that were never set; the run keeps them although ajet's defaults
-        changed.
+        """Return the earlier defaults of differing keys that neither start has set.
+
+        The run keeps these values although ajet's defaults have changed.
 
         Args:
             given: keys set now.
@@ -111,7 +112,10 @@ class RunIdentity:
         return list_changed_files(self.code, now)
 
     def is_of_other_yaml(self, now: str | None, folder: Path) -> bool:
-        """True if a YAML in another folder than `now` began it, and not because all was copied or moved together."""
+        """True if a YAML in another folder than `now` began the run.
+
+        False if run and YAML were copied or moved together.
+        """
         if self.yaml is None or now is None or Path(self.yaml).parent.resolve() == Path(now).parent.resolve():
             return False
         if Path(self.place) == folder:
@@ -120,7 +124,7 @@ class RunIdentity:
 
 
 def last_judge_change(folder: Path) -> int | None:
-    """Return the last step scored by an earlier judge; None if the judge never changed."""
+    """Return the last step scored by an earlier judge, or None if the judge never changed."""
     try:
         identity = RunIdentity.read(folder)
     except (UserError, OSError):
@@ -130,14 +134,17 @@ def last_judge_change(folder: Path) -> int | None:
 
 
 def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
-    """Return the absolute path of the YAML; None without a file, or if the YAML is the run's own record."""
+    """Return the absolute path of the YAML.
+
+    None without a file, or if the YAML is the run's own record.
+    """
     path = experiment.yaml_path
     own = path.parent.resolve() == folder.resolve()
     return None if own or not path.is_file() else str(path.absolute())
 
 
 def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
-    """The error for a folder whose run belongs to a YAML of another project."""
+    """Return the error for a folder whose run belongs to a YAML of another project."""
     return UserError(
         f'Two projects use the run name "{folder.name}": the run in {shorten_path(folder)} belongs to '
         f"{shorten_path(then)}, but you started {shorten_path(now)}.",
@@ -173,7 +180,12 @@ def _describe_fresh(folder: Path) -> str:
 
 
 def _matches_redacted(then: Any, now: Any) -> bool:
-    """Whether the values may be the same, one written with a secret blotted out and the other not."""
+    """True if a value with redacted secrets may be the same as the present value.
+
+    Args:
+        then: The recorded value, in which secrets are replaced.
+        now: The present value.
+    """
     if not (isinstance(then, str) and isinstance(now, str)):
         return False
     parts = re.split(r"\[redacted [\w.-]+\]", then)
@@ -199,7 +211,10 @@ def _shorten_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryCounts:
-    """The positions of the training order that were skipped, doubled, failed or forked, over all epochs."""
+    """The numbers of positions of the training order that are trained, unfinished, skipped, doubled or given up.
+
+    They cover all epochs. A consumed position was trained or discarded by a step.
+    """
 
     consumed: int
     under_way: int
@@ -214,13 +229,13 @@ class RecoveryCounts:
     def of(
         cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int, dead: Iterable[int] = ()
     ) -> RecoveryCounts:
-        """Count positions.
+        """Count positions for a run that resumes at a checkpoint.
 
         Args:
             rows: metrics rows.
-            begun: positions in flight.
+            begun: positions that are started and unfinished according to the store.
             step: step of the checkpoint.
-            dead: dead letters.
+            dead: positions that the store leases no more after failures.
         """
         taken: Counter[int] = Counter()
         lost = {*dead}

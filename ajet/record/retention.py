@@ -28,7 +28,7 @@ LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.da
 
 @dataclass(frozen=True, slots=True)
 class RetentionBounds:
-    """Maximum number of steps to keep, per kind; None keeps all."""
+    """Maximum number of steps to keep, per kind. None keeps all."""
 
     episodes: int | None
     """Training steps with stored episodes."""
@@ -54,10 +54,10 @@ class FilesToRemove:
 def find_files_to_remove(
     folder: Path, checkpoints: Checkpoints, bounds: RetentionBounds, *, by_hand: bool = False
 ) -> FilesToRemove:
-    """Find removable files of the run in `folder`.
+    """Return the files of the run in `folder` that retention may remove.
 
     Args:
-        by_hand: include checkpoints beyond the retention limits, and leftovers.
+        by_hand: True to include checkpoints beyond the retention limits, and leftovers, as for `ajet gc`.
     """
     found = FilesToRemove()
     outlived = checkpoints.outlived() if by_hand else []
@@ -91,7 +91,10 @@ def remove_files(folder: Path, chain: Chain, found: FilesToRemove, *, step: int,
 
 
 def _is_to_come_back(path: Path) -> bool:
-    """True for a replaced checkpoint without a successor (its process was killed); the next run restores its name."""
+    """True for a replaced checkpoint whose successor is missing, because its process was killed.
+
+    The next run gives it its name back.
+    """
     name = path.name[1:].removesuffix(".replaced")
     return path.name == f".{name}.replaced" and not path.with_name(name).exists()
 

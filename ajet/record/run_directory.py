@@ -94,6 +94,7 @@ class RunDirectory:
             raise
 
     def _open_files(self, experiment: Experiment, place: RunPlace, kind: Kind) -> None:
+        """Open the files of the run's record, and write the link for the start of this process."""
         redact, trainer = self.redact, experiment.ajet.trainer_common
         self.status = StatusFile(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
@@ -165,8 +166,11 @@ class RunDirectory:
                 raise
 
     def take_up(self) -> None:
-        """Remove records of steps after the resumed step, once the checkpoint is loaded and before a step is
-        recorded."""
+        """Remove records of steps after the resumed step.
+
+        Called once the checkpoint is loaded and before a step is recorded. A start that fails earlier thus removes
+        nothing.
+        """
         if self._taken_up:
             return
         self._taken_up = True
@@ -198,13 +202,14 @@ class RunDirectory:
             remove_files(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
 
     def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
-        """Describe consumed, in-flight, skipped, doubled and given-up positions of a resumed run; "" without metrics
-        rows.
+        """Return a text on the positions of a resumed run: consumed, unfinished, skipped, doubled and given up.
+
+        "" without metrics rows.
 
         Args:
-            begun: positions in flight in the store at the checkpoint.
-            left: finished positions without a row.
-            dead: dead letters.
+            begun: positions that are started and unfinished according to the store at the checkpoint.
+            left: finished positions without a metrics row.
+            dead: positions that the store leases no more after failures.
         """
         assert self.resumed is not None, "it goes on from something"
         own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
@@ -225,9 +230,9 @@ class RunDirectory:
             self._lock.release()
 
     def _commit_end_link(self, outcome: str) -> None:
-        """Link records after the last row, such as a server's, and the end of the process.
+        """Link records after the last metrics row, such as a server's, and the end of the process, in the chain.
 
-        A start that did not load its run links no end; unlinked data of a killed process may still be present.
+        A start that did not load its run links no end, because unlinked data of a killed process may still be present.
         """
         if self.chain is None or not self._taken_up:
             return
@@ -237,9 +242,9 @@ class RunDirectory:
             logger.warning("{}", error)
 
     def discard(self) -> None:
-        """Remove the folder of a failed start.
+        """Close and remove the folder of a failed start, unless it holds results.
 
-        Folders of debug, eval and serve are removed without episodes; a training folder is removed if the run was not
+        Folders of debug, eval and serve are removed without episodes. A training folder is removed if the run was not
         loaded and the folder holds only start files. An archived earlier run is restored.
         """
         self.close("failed")
@@ -288,7 +293,7 @@ def redactor_of(experiment: Experiment) -> Redactor:
 
 
 def _format_command(arguments: Sequence[str]) -> str:
-    """The command without values of secret options: Ray starts its workers with --redis-password."""
+    """Return the command line without values of secret options, such as Ray's --redis-password."""
     shown = []
     for each in arguments:
         name, equals, _ = each.partition("=")
@@ -321,8 +326,9 @@ def environment(*folders: Path) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of the repository around `folder`, with "+changes" for a modified tree; None outside a
-    repository."""
+    """Return the commit of the repository around `folder`, with "+changes" for a modified tree, or None outside a
+    repository.
+    """
     head = _run_git(folder, "rev-parse", "HEAD")
     if head is None:
         return None
@@ -343,8 +349,9 @@ def _installed_packages() -> dict[str, str]:
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
-    """Read name and version from the head of a package's metadata; parsing all metadata takes longer than a debug
-    run."""
+    """Read name and version from the head of a package's metadata. Parsing all metadata takes longer than a debug
+    run.
+    """
     head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
     name, version = (re.search(rf"^{field}: *(\S+)", head, re.MULTILINE) for field in ("Name", "Version"))
     return (name[1], version[1]) if name and version else None

@@ -50,7 +50,7 @@ OTHER_RUN_FOLDERS = {"debug", "eval", "serve"}
 
 
 class RunPlace:
-    """A folder being chosen and locked, and the checkpoint to continue from."""
+    """The choice of a run's folder, the folder's lock, and the checkpoint to continue from."""
 
     def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
         self.folder, self.name, self.lock = folder, name, lock
@@ -72,7 +72,7 @@ class RunPlace:
 
     @classmethod
     def create_folder(cls, root: Path, name: str, kind: str) -> RunPlace:
-        """A folder of its own below EXPERIMENT/debug, eval or serve, named by the time."""
+        """Create a folder below EXPERIMENT/debug, eval or serve, named by the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         number = 1
         while True:
@@ -126,8 +126,13 @@ class RunPlace:
             number += 1
 
     def prepare_run(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
-        """Continue or archive the run in the folder, as `resume` requests. Returns the experiment with the run's old
-        defaults."""
+        """Continue or archive the run in the folder, as `resume` requests.
+
+        Returns the experiment, with the defaults that the run started with.
+
+        Args:
+            resume: "auto", "never", or the folder of a checkpoint or run.
+        """
         backbone, given = experiment.ajet.backbone, experiment.list_set_keys()
         training = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
@@ -218,7 +223,7 @@ class RunPlace:
         return [*earlier.changes, {"step": step, "files": changed, "settings": settings, "judge": rejudged}]
 
     def _require_own_project(self, earlier: RunIdentity, yaml: str | None) -> None:
-        """Refuse a run of a YAML in another project; a moved project is accepted. Raises UserError."""
+        """Refuse a run of a YAML in another project. A moved project is accepted. Raises UserError."""
         if yaml is None or earlier.yaml is None or not earlier.is_of_other_yaml(yaml, self.folder):
             return
         if Path(earlier.yaml).exists():
@@ -242,11 +247,11 @@ class RunPlace:
         return found
 
     def _is_unused(self) -> bool:
-        """Whether the starts that the folder knows ended before anything was played, scored or stored."""
+        """True if no start in this folder has played, scored or stored anything."""
         return self._holds_only(START_FILES | OTHER_RUN_FOLDERS) and not self.checkpoints.all()
 
     def _holds_only(self, names: Collection[str]) -> bool:
-        """True if the folder holds no other names."""
+        """True if the folder is missing or contains no entries other than `names`."""
         return not self.folder.exists() or {path.name for path in self.folder.iterdir()} <= {*names}
 
     def _apply_old_defaults(self, experiment: Experiment, old_defaults: Mapping[str, Any]) -> Experiment:
@@ -267,8 +272,11 @@ class RunPlace:
             ) from error
 
     def _read_earlier_run(self, *, anew: bool) -> RunIdentity | None:
-        """Return the identity of the run in the folder; for a damaged identity an empty one if a new run is
-        requested."""
+        """Return the identity of the run in the folder, or None without a run.
+
+        Args:
+            anew: True if a new run is requested: a damaged identity is then returned empty instead of raised.
+        """
         try:
             return RunIdentity.read(self.folder)
         except UserError:
@@ -277,7 +285,7 @@ class RunPlace:
             return RunIdentity("", "", {})
 
     def release_lock(self) -> None:
-        """Release the lock; a folder created only for the lock is removed."""
+        """Release the lock. A folder created only for the lock is removed."""
         if self.lock is not None:
             self.lock.release()
 
@@ -314,7 +322,7 @@ class RunPlace:
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
-        """Archive the folder; return `chosen` at the new path."""
+        """Archive the folder. Return `chosen` at the new path."""
         path = chosen.path.resolve()
         real = {each: each.resolve() for each in (self.folder, *self._checkpoint_folders())}
         for was, now in self._archive_run().moves:
@@ -382,7 +390,7 @@ class RunPlace:
         )
 
     def confirm_start(self) -> None:
-        """Confirm that the run has a result: an archived run keeps its new name."""
+        """Note that the run has a result, so an archived earlier run keeps its new name."""
         if self._archived is not None:
             self._archived.remove_mark()
 
@@ -421,10 +429,11 @@ class RunPlace:
             lock.release()
 
     def restore_archived_run(self) -> str | None:
-        """Restore the archived run if this run has no result; returns its archived name.
+        """Restore the run archived by this start if this run has no result. Return the archived name.
 
         Returns:
-            None if another process holds the folder, or the folder has files of another command.
+            None if nothing is restored: without an archived run, with further files in the folder, or if another
+                process holds the folder.
         """
         archived = self._archived
         if (

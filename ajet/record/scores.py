@@ -22,9 +22,18 @@ from ajet.record.intervals import Z, half_width, plus_minus, wilson
 
 
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
-    """The probability that one of k attempts succeeds, from n of which c did: 1 - C(n - c, k) / C(n, k), the unbiased
-    estimator of Chen et al., "Evaluating Large Language Models Trained on Code", 2021, equation 1. Raises ValueError
-    for k beyond n."""
+    """Return the probability that one of k attempts succeeds, given n attempts with c successes.
+
+    1 - C(n - c, k) / C(n, k) is the unbiased estimator of Chen et al., "Evaluating Large Language Models Trained on
+    Code", 2021, equation 1.
+
+    Args:
+        attempts: n.
+        successes: c.
+
+    Raises:
+        ValueError: k is larger than n.
+    """
     if not 1 <= k <= attempts:
         raise ValueError(f"pass@{k} needs {k} attempts, and there are {attempts}")
     return 1.0 - comb(attempts - successes, k) / comb(attempts, k)
@@ -71,7 +80,7 @@ class Scores:
 
     @property
     def unscored(self) -> int:
-        """Attempts that ended well and have no reward: the judge did not decide."""
+        """Number of attempts that ended well but have no reward, because the judge did not decide."""
         return sum(not attempt.failure and attempt.reward is None and not attempt.left_out for attempt in self.attempts)
 
     @property
@@ -95,7 +104,7 @@ class Scores:
 
     @cached_property
     def rewards(self) -> dict[str, float]:
-        """Mean reward by task; a failed attempt counts `lowest`."""
+        """Mean reward by task. A failed attempt counts as `lowest`."""
         return {task: fmean(self.reward_or_lowest(a) for a in attempts) for task, attempts in self.by_task.items()}
 
     def reward_or_lowest(self, attempt: AttemptRecord) -> float:
@@ -103,7 +112,7 @@ class Scores:
         return self.lowest if attempt.reward is None else attempt.reward
 
     def pass_rate(self, k: int) -> TaskRate | None:
-        """Return pass@k over tasks with at least k counted attempts; None without success verdicts or such tasks."""
+        """Return pass@k over tasks with at least k counted attempts, or None without success verdicts or such tasks."""
         if not self.has_success_verdicts:
             return None
         rates = [
@@ -123,16 +132,16 @@ class Scores:
 
     @property
     def reward(self) -> float | None:
-        """Mean over tasks; None without a scored attempt."""
+        """Mean reward over tasks, or None without a scored attempt."""
         return fmean(self.rewards.values()) if self.scored else None
 
     @property
     def reward_error(self) -> float | None:
-        """Half of the mean's 95 % interval; None for fewer than two tasks."""
+        """Half of the 95 % interval of the mean reward, or None for fewer than two tasks."""
         return half_width(list(self.rewards.values())) if self.scored else None
 
     def group_by_tag(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
-        """Return the scores by tag; a task with several tags counts for each."""
+        """Return the scores by tag. A task with several tags counts for each."""
         parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             for tag in attempt.tags(keys):
@@ -140,7 +149,7 @@ class Scores:
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
     def group_by_scorer(self) -> dict[str, Scores]:
-        """Return the scores by chosen scorers, as stages and rows choose them; unscored failures are left out."""
+        """Return the scores by chosen scorers, as stages and rows choose them. Unscored failures are left out."""
         parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if attempt.scorer:
@@ -173,7 +182,7 @@ EXCHANGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The difference of `after` to `before` over the tasks that both have."""
+    """The difference of the scores `after` and `before`, over the tasks that both have."""
 
     quantity: str
     """success, or reward where success was not judged."""
@@ -194,7 +203,7 @@ class Comparison:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether chance is no likely reason: p below 0.05."""
+        """True if the difference is unlikely to be chance (p below 0.05)."""
         return self.p < 0.05
 
     def describe_difference(self) -> str:
@@ -214,7 +223,7 @@ class Comparison:
 
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
-    """Compare two models over shared tasks; None without shared tasks."""
+    """Compare two models over shared tasks, or None without shared tasks."""
     judged = before.has_success_verdicts and after.has_success_verdicts
     was, now = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
     shared = [task for task in was if task in now]

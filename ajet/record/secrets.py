@@ -72,11 +72,13 @@ class Redactor:
         return line if not self._has_secret(line) else dumps(self._redact_value(json.loads(line)))
 
     def tree(self, value: Any) -> Any:
-        """`value` (dicts, lists, plain values) with string values without secrets."""
+        """Return a value of dicts, lists and plain values with redacted strings."""
         return self._redact_value(value)
 
     def interpolated(self, text: str) -> str:
-        """Replace secrets of the environment by `${oc.env:NAME}`; the configuration still loads."""
+        """Return the text with secrets of the environment replaced by `${oc.env:NAME}`, so that a configuration still
+        loads.
+        """
         for secret in self._longest_first:
             if secret in text:
                 text = text.replace(secret, self._interpolations.get(secret, self._replacements[secret]))

@@ -81,7 +81,7 @@ class StatusFile:
             self.set(processes=[*processes, _process_entry(found, role)])
 
     def get(self, name: str) -> Any:
-        """Return the current value of a field; None if never set."""
+        """Return the current value of a field, or None if never set."""
         return self._content.get(name)
 
 
@@ -90,7 +90,7 @@ def _process_entry(process: ProcessIdentity, role: str) -> dict[str, Any]:
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """Return the status of the run in `folder`; None without one. Raises OSError; UserError for damage."""
+    """Return the status of the run in `folder`, or None without one. Raises OSError; UserError for damage."""
     path = folder / "status.json"
     try:
         return read_json(path)
@@ -106,7 +106,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 
 def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, str]]:
-    """Return the processes of a status with their roles; invalid entries are skipped."""
+    """Return the processes of a status with their roles. Invalid entries are skipped."""
     found = []
     place = {name: status.get(name) for name in ("host", "boot", "space")}
     entries = status.get("processes")

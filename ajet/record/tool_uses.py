@@ -39,7 +39,7 @@ def canonical_json(arguments: Mapping[str, Any]) -> str:
 
 
 def bound_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as plain JSON that is not too long, a copy."""
+    """Return a copy of the arguments as plain JSON, shortened if too long."""
     text = canonical_json(arguments)
     if len(text) > ARGUMENTS:
         return {CUT: text[: ARGUMENTS // 4], "digest": compute_digest(text)}
@@ -83,7 +83,7 @@ def chain_digest(before: str, use: ToolUse) -> str:
 
 
 def size_of(use: ToolUse) -> int:
-    """Return the characters of a use that count towards `IN_ALL`."""
+    """Return the characters of a use that count towards `IN_ALL`, the limit for an episode."""
     return len(use.result) + len(strict_json(use.arguments))
 
 
@@ -103,6 +103,7 @@ def decode_uses(rows: Any) -> list[ToolUse]:
 
 
 def _decode_use(row: Any) -> ToolUse:
+    """Return the tool use of a row. Raises ValueError or TypeError for invalid values."""
     if not isinstance(row, dict):
         raise ValueError("a tool use is not a JSON object")
     use = ToolUse(**{each.name: row[each.name] for each in fields(ToolUse) if each.name in row})
@@ -123,7 +124,7 @@ _ALWAYS = object()
 
 
 def _replace_surrogates(value: Any) -> Any:
-    """Without halves of surrogate pairs, which no file can hold."""
+    """Return the value without halves of surrogate pairs, which no file can hold."""
     if isinstance(value, dict):
         return {_replace_surrogates(key): _replace_surrogates(each) for key, each in value.items()}
     if isinstance(value, list):

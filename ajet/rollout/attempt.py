@@ -44,7 +44,7 @@ NAMESPACE = uuid.UUID("6f1f2d3c-8a35-5b0e-9c47-1f7a5c0e7d11")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Names the place of one episode in a run."""
+    """Names one episode of a run by split, step, task, position in the training order, and repeat."""
 
     run: str
     split: Split
@@ -57,7 +57,10 @@ class Identity:
 
     @property
     def uuid(self) -> str:
-        """The episode's id: the same for the same repeat of the same run."""
+        """The episode's id, a hash of run, split, step, position and repeat.
+
+        A resumed run that plays the same episode again therefore gets the same id.
+        """
         return uuid.uuid5(NAMESPACE, f"{self._group_path()}/{self.repeat}").hex
 
     @property
@@ -69,7 +72,7 @@ class Identity:
         return f"{self.run}/{self.split}/{self.step}/{self.order}"
 
     def make_task(self) -> WorkflowTask:
-        """Build the task as `execute` and the judge receive the task."""
+        """Build the `WorkflowTask` that `execute` and the judge receive."""
         return WorkflowTask(
             task=self.task,
             episode_uuid=self.uuid,
@@ -106,7 +109,7 @@ class AttemptResult:
 
     @classmethod
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
-        """Return the result of an attempt played by an external agent."""
+        """Return the result of an attempt played by an external agent, from the agent's output or failure."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
 
 
@@ -139,7 +142,10 @@ def open_session(
 
 
 async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
-    """Call a function on the gateway's own loop. A blocking wait for the gateway would delay all episodes."""
+    """Call a function on the gateway's event loop and await the result.
+
+    A blocking wait for the gateway would delay all episodes of the calling loop.
+    """
 
     async def call() -> T:
         return function()
@@ -156,8 +162,9 @@ class AttemptBase(ABC):
         """Prepare the attempt.
 
         Args:
-            replay: Recorded tool uses that answer instead of the tools.
-            pin: Pins the answers of tools for the run.
+            replay: Recorded tool uses that answer instead of the tools. None: the tools are called.
+            pin: Checks that the offered tools are those of the run's first attempt, and returns them in that attempt's
+                order.
         """
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.replay, self.pin = replay, pin
@@ -199,7 +206,14 @@ class LocalAttempt(AttemptBase):
         replay: ReplayWalk | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """Prepare the attempt. Without `pin`, tools are pinned for this attempt only."""
+        """Prepare the attempt.
+
+        Args:
+            open_session: Opens the gateway session for the given trainable targets.
+            replay: Recorded tool uses that answer instead of the tools. None: the tools are called.
+            pin: Checks the offered tools against those of the run's first attempt. None: against this attempt's own
+                only.
+        """
         super().__init__(workflow_class, task, config, replay, pin if pin is not None else ToolPins())
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
@@ -276,6 +290,7 @@ def _make_workflow(attempt: AttemptBase) -> tuple[Any, Collection[str] | None]:
 
 
 def _make_tuner(attempt: AttemptBase, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
+    """Return the `ModelTuner` that `execute` gets, with the attempt's endpoints, tools and time limits."""
     from ajet.workflow.tuner import ModelTuner
 
     limits = attempt.config.ajet.rollout
@@ -294,6 +309,7 @@ def _make_tuner(attempt: AttemptBase, endpoints: Endpoints, trainable: Collectio
 
 
 def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
+    """Return the output of `execute`. Raises EpisodeError for a value that is no WorkflowOutput."""
     if isinstance(output, WorkflowOutput):
         return output
     name, expected = f"{type(workflow).__name__}.execute", "a WorkflowOutput"
@@ -317,7 +333,10 @@ async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
 
 @contextmanager
 def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
-    """Raise EnvironmentFailure if the environment was lost, no matter how user code ends."""
+    """Raise EnvironmentFailure after the block if the environment was lost meanwhile.
+
+    It replaces an exception of the block, which user code may have raised because of the loss.
+    """
     env = task.gym_env
     try:
         yield

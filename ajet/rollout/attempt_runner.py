@@ -61,6 +61,10 @@ class AttemptRunner:
     ) -> None:
         """Open environments and the isolation. If opening fails, everything opened before is closed.
 
+        Args:
+            loop: The rollout's event loop.
+            pins: Checks that each attempt is offered the tools of the run's first attempt.
+
         Raises:
             ConfigError: The isolation or a check refuses the experiment.
             UserError: The environment is not available.
@@ -81,11 +85,15 @@ class AttemptRunner:
 
     @property
     def abandoned_count(self) -> int:
-        """The number of workflows still running although stopped."""
+        """The number of workflows whose code still runs although their attempt was stopped."""
         return self.isolation.abandoned_count
 
     async def play(self, identity: Identity, sampling: Sampling, stopped: asyncio.Future[str]) -> AttemptResult:
-        """Play one attempt. The caller must `release` the environment once the attempt is judged."""
+        """Play one attempt and return its result. The caller must `release` the environment once the attempt is judged.
+
+        Args:
+            stopped: Done, with the reason, when the attempt is to be aborted.
+        """
         played = AttemptResult(started=time.time())
         played.task = identity.make_task()
         await self._environments.enter(played, stopped)
@@ -118,6 +126,8 @@ class AttemptRunner:
     def _make_attempt(
         self, identity: Identity, sampling: Sampling, played: AttemptResult, task: WorkflowTask
     ) -> LocalAttempt:
+        """Build the attempt, with a function that opens the gateway session once the workflow instance exists."""
+
         def open_own_session(trainable: Collection[str] | None) -> Session:
             return open_session(
                 self._gateway, self._settings, self._inspect, identity,
@@ -162,7 +172,7 @@ class AttemptRunner:
         return None if ended else line
 
     def release(self, task: WorkflowTask | None) -> None:
-        """Release the environment instance of an attempt."""
+        """Release the environment instance of an attempt. `task` is None if no workflow was started."""
         self._environments.release(task)
 
     def stop(self) -> None:
@@ -179,8 +189,9 @@ class AttemptRunner:
         self._loop.call_soon_threadsafe(self._close_hanging)
 
     def _close_hanging(self, *some: Resources) -> None:
-        """Close the given resources, or the resources of all stopped attempts, unless the attempts did so."""
+        """Close resources that the code of stopped attempts has not closed. Without arguments, close all of them."""
         for resources in some or tuple(self._hanging):
+            # ValueError: another call has closed these resources and removed them from the list.
             with contextlib.suppress(ValueError):
                 self._hanging.remove(resources)
                 resources.close_in_thread()
@@ -205,7 +216,12 @@ class EnvironmentInstances:
     """
 
     def __init__(self, chosen: ChosenEnvironment | None, timeout: float | None) -> None:
-        """`timeout` is an episode's, in seconds."""
+        """Prepare without instances.
+
+        Args:
+            chosen: The environment's service and parameters. None: the experiment has no environment.
+            timeout: Seconds that an episode may take. None: no limit.
+        """
         self._chosen, self._timeout = chosen, timeout
         self._releasing: set[threading.Thread] = set()
         self._has_warned = False
@@ -216,8 +232,9 @@ class EnvironmentInstances:
         return cls(choose_environment(experiment), experiment.ajet.rollout.episode_timeout)
 
     async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:
-        """Create an instance and put the instance and the first messages into `played.task`, or set failure or
-        aborted.
+        """Create an instance for the attempt and put it into `played.task`, with the environment's first messages.
+
+        If this fails or is stopped, `played.failure` or `played.aborted` is set instead.
         """
         task = played.task
         if self._chosen is None or task is None:
@@ -227,6 +244,7 @@ class EnvironmentInstances:
         opening = asyncio.ensure_future(in_thread(env.create, None, params))
         await wait_first(opening, stopped, timeout=self._timeout)
         if not opening.done():
+            # The creating thread cannot be interrupted. An instance that it creates too late is released at once.
             opening.add_done_callback(lambda _: self._start_release(env))
             if stopped.done():
                 played.aborted = stopped.result()

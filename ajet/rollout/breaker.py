@@ -30,12 +30,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 
 def is_lost(failure: Failure | None) -> bool:
-    """True if an attempt ended by a retryable failure outside of the model."""
+    """True if an attempt ended by a retryable failure outside of the model, as during an outage."""
     return failure is not None and failure.retryable and failure.boundary in OUTSIDE_BOUNDARIES
 
 
 class Breaker:
-    """Pauses new attempts of one rollout or server during an outage."""
+    """Pauses new attempts of one rollout or server during an outage.
+
+    A probe is a single attempt that starts during the pause, to test whether the outage is over. A doubt is a lost
+    attempt whose cause is not known yet.
+    """
 
     def __init__(self, settings: BreakerConfig, *, on: bool = True) -> None:
         self._share, self._window, self._patience = settings.share, settings.window, settings.patience
@@ -57,12 +61,12 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True if no attempt but a probe may begin."""
+        """True during an outage: only a probe may begin then."""
         return self._opened is not None
 
     @property
     def why(self) -> str:
-        """The reason for the last opening of the breaker."""
+        """The reason why the breaker opened last, as text for the log."""
         return self._why
 
     def open_turn(self) -> BreakerTurn:
@@ -72,7 +76,7 @@ class Breaker:
         return turn
 
     def may_probe(self) -> bool:
-        """True if the next attempt may begin as the probe although the breaker is open."""
+        """Return True and reserve the probe if no other probe runs and the pause is over."""
         if self._probing or time.monotonic() < self.next_probe:
             return False
         self._probing = True
@@ -90,7 +94,14 @@ class Breaker:
         return False
 
     def report_end(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
-        """Count the end of an attempt. Aborted attempts are not counted."""
+        """Count the end of an attempt. Aborted attempts are not counted.
+
+        A doubt is decided as "no outage" once `window` further attempts have ended while the breaker stayed closed.
+
+        Args:
+            failure: The attempt's failure. None if the attempt succeeded.
+            probe: True if the attempt was the probe.
+        """
         if aborted:
             if probe:
                 self._probing = False
@@ -109,6 +120,9 @@ class Breaker:
                 doubt.set_result(False)
 
     async def _find_outage(self, turn: BreakerTurn, stopped: asyncio.Future[str]) -> bool:
+        """Return True if an outage caused the loss of the turn's attempt. Wait for other attempts if that is not known
+        yet.
+        """
         if self._share is None or stopped.done():
             return False
         if self.is_open:
@@ -117,6 +131,8 @@ class Breaker:
             return False
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.doubtful.append((doubt, self._ended))
+        # A waiting episode produces no end that could decide the doubt. When all episodes wait here, the last `leave`
+        # decides all doubts as "no outage".
         turn.leave()
         await wait_first(doubt, stopped)
         self._under_way.add(turn)
@@ -128,12 +144,14 @@ class Breaker:
             self._settle_doubts(False)
 
     def _settle_doubts(self, outage: bool) -> None:
+        """Decide for all lost attempts of unknown cause whether an outage was the cause."""
         for doubt, _ in self.doubtful:
             if not doubt.done():
                 doubt.set_result(outage)
         self.doubtful.clear()
 
     def open_if_many_lost(self) -> None:
+        """Open the breaker if more than `share` of the last `window` ended attempts were lost."""
         if self._share is None or len(self.recent) < self._window:
             return
         boundaries = Counter(boundary for boundary in self.recent if boundary)
@@ -154,6 +172,7 @@ class Breaker:
         self._notify_waiting()
 
     def _take_probe(self, was_lost: bool) -> None:
+        """Close the breaker if the probe was not lost or `patience` is over. Otherwise double the pause."""
         self._probing = False
         if self._opened is None:
             return
@@ -165,6 +184,7 @@ class Breaker:
             logger.error(
                 "ajet starts attempts again although they keep failing: the time rollout.breaker.patience is over"
             )
+            # From now on the breaker never opens again: lost attempts are failed episodes.
             self._share = None
             self.close_breaker()
         else:
@@ -183,12 +203,16 @@ class Breaker:
         self._notify_waiting()
 
     def _notify_waiting(self) -> None:
+        # Each change has its own event, so all present waiters wake once and no waiter has to clear a flag.
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class BreakerTurn:
-    """One episode's turn at the breaker. Leaving before a probe's end is reported allows another probe."""
+    """The turn of one episode at the breaker, over all attempts of the episode.
+
+    If the turn is left before a probe's end is reported, another attempt may become the probe.
+    """
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker, self._is_probe = breaker, False
@@ -215,11 +239,11 @@ class BreakerTurn:
         return is_lost(failure) and await self._breaker._find_outage(self, stopped)
 
     def rejoin(self) -> None:
-        """Continue the turn after a wait for other attempts."""
+        """Count the episode as under way again, after its attempt waited to be compared with other attempts."""
         self._breaker._under_way.add(self)
 
     def leave(self) -> None:
-        """End the turn, or interrupt the turn during a wait for other attempts. Idempotent."""
+        """Stop counting the episode as under way: it has ended, or waits for other attempts. Idempotent."""
         if self._is_probe:
             self.report_end(None, aborted=True)
         self._breaker._discard_turn(self)

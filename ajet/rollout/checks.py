@@ -57,7 +57,7 @@ def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[s
 
 
 def find_nonsense(message: dict[str, Any]) -> list[str]:
-    """Return the rules of `nonsense` broken by an assistant message."""
+    """Return the names of the `nonsense` rules that an assistant message breaks: `loop`, `special_token`."""
     texts = _list_texts(message)
     rules = []
     if any(find_loop(text) is not None for text in texts):
@@ -68,7 +68,7 @@ def find_nonsense(message: dict[str, Any]) -> list[str]:
 
 
 def find_loop(text: str) -> tuple[str, int] | None:
-    """Return a piece repeated too often to be meant, and the number of repeats in a row."""
+    """Return a piece of the text that repeats too often in a row, and the number of repeats. None: no such piece."""
     longest = len(text) // LETTERS_TIMES
     place = 0
     while place + KEY < len(text):
@@ -97,7 +97,7 @@ def _is_excessive(piece: str, times: int) -> bool:
 
 
 def find_wrong_toolcall(message: dict[str, Any]) -> list[str]:
-    """Return the rules of `wrong_toolcall` broken by an assistant message."""
+    """Return the names of the `wrong_toolcall` rules that an assistant message breaks."""
     rules = []
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
     if any(not _is_json_object(call.get("arguments")) for call in calls):

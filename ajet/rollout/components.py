@@ -88,7 +88,7 @@ def choose_sampling(settings: AjetConfig, split: Split) -> Sampling:
 
 
 def choose_repeats(settings: AjetConfig, split: Split) -> int:
-    """Return how often a split's tasks are played, or the number of recorded replies to each."""
+    """Return the attempts per task of a split, or the recorded replies per task for `ajet sft`."""
     if settings.sft.objective is not None and split == "train":
         return settings.sft.replies_per_prompt
     return settings.validation_repeats if split == "validation" else settings.rollout.num_repeat

@@ -118,7 +118,7 @@ class EpisodeBuilder:
     async def build(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> Episode:
-        """Build the episode of an attempt. `stopped` ends the choice of turns."""
+        """Build the episode of an attempt with its verdict. `stopped` aborts the choice of turns."""
         episode = build_episode(identity, played, verdict, self._settings)
         if self._turns is None or not episode.scored or played.capture is None:
             return episode
@@ -235,7 +235,7 @@ def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Tim
 
 
 def warn_of_near_names(output: WorkflowOutput) -> None:
-    """Warn of a field with a name close to a known field's name, at most once in ten minutes per name."""
+    """Warn of a field whose name is close to a known field's, at most once in ten minutes per name."""
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
         if near and warned_names.is_due(name):

@@ -49,9 +49,12 @@ class EpisodePlayer:
         sampling: Sampling,
         on_end: Callable[[Episode], None] | None = None,
     ) -> None:
-        """Play one episode.
+        """Play one episode and add it to the group.
 
         Args:
+            batch: Counts the episode and gets its event.
+            slots: Limits the episodes that run at the same time.
+            sampling: Sampling settings of all attempts.
             on_end: Gets the ended episode. None: the batch's event queue gets the episode.
         """
         turn = self._breaker.open_turn()
@@ -76,7 +79,7 @@ class EpisodePlayer:
         sampling: Sampling,
         turn: BreakerTurn,
     ) -> Episode:
-        """Play attempts in a slot and judge the last one. Repeat attempts lost to an outage."""
+        """Play attempts in a slot until one is not lost to an outage, judge it, and build the episode."""
         number = 0
         while True:
             slot = slots.request()
@@ -88,6 +91,7 @@ class EpisodePlayer:
                     group.note_start()
                     played = await self._play_attempts(batch, group, identity, sampling, turn, number)
             finally:
+                # Before the judge: while an attempt is judged, another episode may play.
                 slots.release(slot)
             verdict, is_reported = await self._judge_attempt(group, identity, played, turn)
             if self._teacher_scorer is not None:
@@ -108,9 +112,9 @@ class EpisodePlayer:
         turn: BreakerTurn,
         before: int,
     ) -> AttemptResult:
-        """Play attempts until one succeeds or fails without a retry. Report the other attempts to the breaker.
+        """Play attempts until one succeeds or fails without a retry. Report all earlier attempts to the breaker.
 
-        All attempts sample with the same key.
+        All attempts sample with the same key (seed, position, repeat), so with the same random numbers.
 
         Args:
             before: The number of this episode's attempts lost to an outage.

@@ -80,7 +80,7 @@ Culprit = Literal["start", "engine", "tool", "agent"]
 
 
 class EpisodeError(AjetError):
-    """Carries a failure classified already, by this process or by a worker."""
+    """Carries a failure that this process or a worker has already classified."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -94,9 +94,10 @@ def make_error(
     boundary: Literal["agent", "engine", "ajet"] = "agent",
     ended: BaseException | None = None,
 ) -> EpisodeError:
-    """Return an exception for a failure without an exception class.
+    """Return an exception for a failure that ajet found without catching an exception.
 
     Args:
+        kind: Short name of the failure, such as "wrong_type".
         ended: The exception that ended user code. Its lines become the traceback.
     """
     text = "" if ended is None else "".join(traceback.format_exception(ended))
@@ -107,7 +108,7 @@ def make_error(
 
 
 def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
-    """Return the first `most` characters, with the number of characters cut."""
+    """Return the first `most` characters, followed by the number of characters cut."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters were cut)"
 
 
@@ -134,9 +135,10 @@ def read_message(problem: BaseException) -> str:
 
 
 def classify_exception(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
-    """Return the failure for an exception.
+    """Return the failure for an exception, with the boundary at fault.
 
     Args:
+        stage: The work that raised the exception, such as "execute" or "judge".
         task: The attempt's task, if known.
     """
     if isinstance(problem, EpisodeError):
@@ -219,7 +221,10 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
 
 
 def _add_refusal(failure: Failure, capture: Capture) -> Failure:
-    """Add the refusal of the last call. Code without a status check raises later, at a missing field."""
+    """Add to a failure the reason why the gateway refused the last request.
+
+    An agent that does not check the HTTP status raises only later, at a field missing from the reply.
+    """
     if failure.boundary != "agent" or not capture.unanswered:
         return failure
     if capture.unanswered in failure.message:
@@ -229,9 +234,9 @@ def _add_refusal(failure: Failure, capture: Capture) -> Failure:
 
 
 def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
-    """Return the failure of a tool that failed from outside without a successful answer afterwards.
+    """Return the failure of a tool that failed from outside and never answered successfully afterwards.
 
-    Such an attempt's outcome does not measure the model, whatever the agent did afterwards.
+    The attempt's reward then does not measure the model, whatever the agent did afterwards.
     """
     answered: set[str] = set()
     for use in reversed(uses):
@@ -269,11 +274,14 @@ def classify_timeout(
 ) -> Failure:
     """Return the failure of an attempt that exceeded `seconds`.
 
-    The place at the end is to blame if the place is the engine or a tool, else the place with the longest time.
+    The place at the end of the attempt (see `measure_places`) is to blame if it is the engine or a tool. Otherwise the
+    place with the longest time is to blame.
 
     Args:
+        seconds: The time limit.
+        began: Start of the attempt, in seconds since the epoch, like `ended`.
         shared_loop: True if episodes may delay each other. An episode is then not to blame for the time.
-        stood: The line of user code at the timeout.
+        stood: The line of user code at the timeout, as file:line.
     """
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
     message += f"; it was last at {stood}" if stood else ""
@@ -294,7 +302,7 @@ def classify_timeout(
 def measure_places(
     calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], began: float, ended: float
 ) -> tuple[dict[Culprit, float], Culprit]:
-    """Return the seconds spent in each place, and the place at the end.
+    """Return the seconds spent in each place (such as engine or tool), and the place at the end.
 
     Times are from the record, by the system clock. The start lasts until the first call. After a reply with tool calls
     the place is the tool until the agent sends the next request. Other time between calls belongs to the agent's own
@@ -377,7 +385,7 @@ def _close_unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, s
 
 
 def _find_assignment(file: str, name: str, before: int) -> int:
-    """Return the last line up to `before` that assigns to the name, or 0 without source code."""
+    """Return the last line up to `before` that assigns to the variable `name`, or 0 without source code."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

@@ -1,11 +1,12 @@
 """Groups in play: the episodes allowed to run, the closing of a group, and the selection of groups.
 
-Invariants: a group closes once, with every repeat accounted for: played to the end, or recorded as aborted. A group
-closes early only at the deadline with at least `min_group` scored episodes, or when the batch has enough groups. Every
-task ends once: as `ClosedGroup` (played to the end, selected or not) or as `ReturnedTask` (cut short because enough
-groups had closed, and due to be played again). With oversampling the first groups with a learning signal are selected.
-Other groups fill the batch only if too few have a signal. Everything runs on the rollout's loop, except that the
-caller's thread reads `InflightBatch.events`.
+A group is all repeats of one task, and closes when no further episode will be added. Invariants: a group closes once,
+with every repeat accounted for: played to the end, or recorded as aborted. A group closes early only at the deadline
+with at least `min_group` scored episodes, or when the batch has enough groups. Every task ends once: as `ClosedGroup`
+(played to the end, selected or not) or as `ReturnedTask` (cut short because enough groups had closed, and due to be
+played again). With oversampling the first groups with a learning signal are selected. Other groups fill the batch only
+if too few have a signal. Everything runs on the rollout's loop, except that the caller's thread reads
+`InflightBatch.events`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ClosedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ReturnedTask:
-    """A task whose group was cut short."""
+    """A task whose group was aborted before all repeats ended. The task is to be played again."""
 
     order: int
     why: str
@@ -45,7 +46,7 @@ class ReturnedTask:
 
 @dataclass(slots=True)
 class PlayTally:
-    """The counts of one play. `Rollout.tally` has the counts of the last play."""
+    """The counts of one call to `Rollout.stream`. `Rollout.tally` has the counts of the last call."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     """The number of episodes by status."""
@@ -61,7 +62,7 @@ class PlayTally:
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """The rule for selecting groups of a play, if not all groups are selected."""
+    """Selects the first `count` groups from which the algorithm can learn."""
 
     count: int
     learns_from: Callable[[Group], bool]
@@ -71,12 +72,18 @@ class KeepRule:
 class Slots:
     """Lets at most `limit` episodes run at the same time, first come first served.
 
-    Invariant: `live`, the number of episodes in a slot or about to take a free slot, never drops while others wait. A
-    deterministic rollout forms rounds of requests by `live`.
+    Invariant: `live`, the number of episodes in a slot or about to take a free slot, never drops while others wait.
+    `RoundEngine` waits for a request of each live episode before it starts a round.
     """
 
     def __init__(self, limit: int, total: int, on_live: Callable[[int], None] | None = None) -> None:
-        """`total` is the number of the play's episodes. `on_live` gets each new `live`."""
+        """Start with all slots free.
+
+        Args:
+            limit: The number of slots.
+            total: The number of episodes that will request a slot.
+            on_live: Called with each new value of `live`.
+        """
         self._free = self._limit = limit
         self._remaining = total
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -99,7 +106,7 @@ class Slots:
         return slot
 
     def release(self, slot: asyncio.Future[None]) -> None:
-        """Return the slot of an episode after the end, or after a cancelled wait."""
+        """Return a slot after the episode's end, or after a cancelled wait for the slot."""
         self._remaining -= 1
         if slot.done() and not slot.cancelled():
             self._free += 1
@@ -137,8 +144,11 @@ class InflightGroup:
         """Prepare a group of `repeats` episodes.
 
         Args:
-            index: The task's place within the play.
+            order: Position of the task in the training order.
+            index: Number of the task within this play.
             deadline: Seconds after the first episode's start. None: no deadline.
+            min_group: Scored episodes that suffice to close the group at the deadline.
+            on_close: Called when the last episode was added.
         """
         self.task, self.order, self.index, self.repeats = task, order, index, repeats
         self.episodes: list[Episode] = []
@@ -153,7 +163,7 @@ class InflightGroup:
 
     @property
     def is_closed(self) -> bool:
-        """True if every repeat is accounted for."""
+        """True if each repeat has an ended episode, aborted ones included."""
         return len(self.episodes) == self.repeats
 
     @property
@@ -179,12 +189,12 @@ class InflightGroup:
             self.pass_deadline()
 
     def note_arrival(self) -> None:
-        """Note that an attempt waits for the comparison."""
+        """Check an overdue group again, because another attempt now waits for the comparison."""
         if self._is_overdue:
             self.pass_deadline()
 
     def stop(self, reason: str) -> None:
-        """Abort the running episodes of the group."""
+        """Abort the running episodes of the group. Only the first `reason` counts."""
         if not self.stopped.done():
             self.stopped.set_result(reason)
 
@@ -193,6 +203,7 @@ class InflightGroup:
         return Group(self.task, self.order, self.episodes)
 
     def pass_deadline(self) -> None:
+        """Abort the running episodes if enough are scored. Otherwise each later end repeats this check."""
         self._is_overdue = True
         waiting = self.ranker.waiting if self.ranker is not None else 0
         if should_close_late(self.episodes, min_group=self._min_group, repeats=self.repeats, waiting=waiting):
@@ -200,16 +211,20 @@ class InflightGroup:
 
 
 def should_close_late(episodes: Iterable[Episode], *, min_group: int, repeats: int, waiting: int = 0) -> bool:
-    """True if an overdue group closes with the episodes ended so far.
+    """True if a group past its deadline closes with the episodes ended so far.
 
-    At least `min_group` attempts then have a reward, or are `waiting` for a comparison. Groups of a server close by the
-    same rule.
+    At least `min_group` attempts then have a reward, or wait for a comparison. Groups of a server close by the same
+    rule.
+
+    Args:
+        repeats: Planned attempts of the group.
+        waiting: Attempts that wait to be compared, so have no reward yet.
     """
     return sum(episode.scored for episode in episodes) + waiting >= min(min_group, repeats)
 
 
 class InflightBatch:
-    """All groups of one call to `Rollout.stream`, and the events of the groups' ends."""
+    """All groups of one call to `Rollout.stream`, and the events that its caller iterates over."""
 
     def __init__(self, keep_rule: KeepRule | None, *, in_order: bool) -> None:
         """Prepare the batch.
@@ -234,7 +249,7 @@ class InflightBatch:
         return self._keep_rule is not None and len(self._selected_indexes) >= self._keep_rule.count
 
     def take_closed(self, group: InflightGroup) -> None:
-        """Offer a closed group, in the order of the tasks if `in_order`."""
+        """Offer a closed group for selection. With `in_order`, wait until all earlier tasks have closed."""
         self._closed[group.index] = group
         if not self._in_order:
             self._offer_group(group)
@@ -250,7 +265,10 @@ class InflightBatch:
                 group.stop(reason)
 
     def finish(self) -> None:
-        """Report the remaining groups, scored groups first, and end the events. Call once all groups are closed."""
+        """Report the groups not selected so far, and end the events. Call once all groups are closed.
+
+        If too few groups are selected, these fill the batch, scored groups first.
+        """
         left = [group for group in self._closed.values() if group.index not in self._selected_indexes]
         left.sort(key=lambda group: (not group.build_group().scored, group.index))
         for group in left:
@@ -265,11 +283,13 @@ class InflightBatch:
         self.events.put(None)
 
     def _offer_group(self, group: InflightGroup) -> None:
+        """Select the group if it is needed and the algorithm can learn from it."""
         if self._keep_rule is None:
             if not group.is_cut_short:
                 self._keep_group(group)
         elif not self.has_enough and not group.is_cut_short and self._keep_rule.learns_from(group.build_group()):
             self._keep_group(group)
+            # With `in_order` the other groups play on, because an abort would depend on timing.
             if self.has_enough and not self._in_order:
                 self.stop("enough_groups")
 

@@ -43,7 +43,12 @@ class AttemptRanker:
     """Ranks the attempts of one group, on the rollout's loop."""
 
     def __init__(self, repeats: int, compare: CompareAttempts, on_arrival: Callable[[], None]) -> None:
-        """Wait for `repeats` attempts. `on_arrival` is called when another attempt waits."""
+        """Wait for `repeats` attempts.
+
+        Args:
+            compare: Returns a verdict on each of the given attempts, by repeat.
+            on_arrival: Called when another attempt waits.
+        """
         self._repeats, self._compare_attempts, self._on_arrival = repeats, compare, on_arrival
         self._waiting: dict[int, tuple[JudgeInput, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
         self._ended: set[int] = set()
@@ -55,7 +60,12 @@ class AttemptRanker:
         return len(self._waiting)
 
     def add(self, repeat: int, attempt: JudgeInput, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
-        """Add an attempt. Return the future verdict."""
+        """Add an attempt and return a future of its verdict, or of the judge's failure.
+
+        Args:
+            repeat: The attempt's number in the group.
+            turn: The episode's turn at the breaker. It is left while the attempt waits.
+        """
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
         self._waiting[repeat] = (attempt, verdict, turn)
         self._on_arrival()
@@ -65,7 +75,7 @@ class AttemptRanker:
         return verdict
 
     def note_end(self, repeat: int) -> None:
-        """Note the end of an attempt, with a verdict or without."""
+        """Note that the attempt of a repeat has ended for good, with a verdict or without."""
         self._ended.add(repeat)
         self._waiting.pop(repeat, None)
         self._start_if_complete()
@@ -77,6 +87,7 @@ class AttemptRanker:
                 turn.rejoin()
 
     async def _rank_waiting(self) -> None:
+        """Compare all waiting attempts and set their verdicts. If the judge fails, all get the same failure."""
         waiting = dict(self._waiting)
         try:
             results: Mapping[int, Verdict | Failure] = await self._compare_attempts(
@@ -246,7 +257,7 @@ class JudgeCaller:
         return await asyncio.wrap_future(self.loop.submit(self._judge.compare(attempts, key)))
 
     async def find_outage(self) -> Failure | None:
-        """Return the failure for which a comparing judge is not available now, or None."""
+        """Return the failure of a comparing judge that is not available now, or None if it is available."""
         try:
             await asyncio.wrap_future(self.loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data

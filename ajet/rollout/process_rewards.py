@@ -1,4 +1,4 @@
-"""Ties rewards for parts of an attempt to the tokens of the parts.
+"""Maps process rewards (rewards for parts of an attempt) to the sampled tokens of the parts.
 
 Invariant: a part's reward has at least one sampled token of a trained call, or the attempt gets no verdict. A missing
 part is an error of the scorer and is never ignored. A list of rewards has one reward per call or one per agent. Of a
@@ -31,7 +31,7 @@ MAX_PARTS = 4096
 
 
 def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
-    """Return the verdict, with tokens for each process reward.
+    """Return the verdict, with the token spans of each process reward.
 
     Args:
         decode: Turns sampled ids into text. None: the attempt is not trained.
@@ -53,6 +53,7 @@ def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None
 
 
 def _split_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[ProcessReward]:
+    """Return process rewards for a list with one reward per call or per agent, [] for another length."""
     agents = list(dict.fromkeys(call.target for call in calls))
     if len(rewards) == len(calls):
         return [ProcessReward(reward=reward, step=step) for step, reward in enumerate(rewards)]
@@ -77,6 +78,13 @@ def _tie_part(
     messages: Sequence[dict[str, object]],
     decode: Decode,
 ) -> ProcessReward:
+    """Return the process reward with the token spans of its part (agent, tool use, text or call).
+
+    Args:
+        calls: Trained calls.
+        all_calls: All calls of the attempt.
+        messages: Messages of the attempt, to which calls refer by index.
+    """
     if part.agent:
         spans = [_make_reply_span(call) for call in calls if call.target == part.agent]
         if not spans:
@@ -99,6 +107,7 @@ def _tie_part(
 
 
 def _get_part(things: Sequence[T], number: int, what: str) -> T:
+    """Return the numbered part of the attempt. Raises JudgeFailure, naming `what`, if there are fewer parts."""
     if not 0 <= number < len(things):
         raise JudgeFailure(
             f"the judge returned a process reward for {what} number {number} (counted from 0), but the attempt "
@@ -114,7 +123,10 @@ def _make_reply_span(call: Call) -> ReplySpan:
 def _find_requesting_call(
     use: ToolUse, calls: Sequence[Call], all_calls: Sequence[Call], messages: Sequence[dict[str, object]]
 ) -> Call:
-    """Return the call whose reply requested a tool use, by the use's id, or else the last call before the use."""
+    """Return the call whose reply requested a tool use.
+
+    The call is found by the use's id. Without one it is the last call before the use.
+    """
     for call in all_calls if use.call_id else ():
         requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
         if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):

@@ -105,11 +105,11 @@ class Rollout:
 
     @property
     def abandoned_count(self) -> int:
-        """The number of workflows still running although stopped."""
+        """The number of workflows whose code still runs although their attempt was stopped."""
         return self.attempts.abandoned_count
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
-        """Yield the selected groups of `stream`, for callers without use for returned tasks."""
+        """Yield the groups that `stream` selects, for callers that ignore returned tasks. Arguments: as in `stream`."""
         with contextlib.closing(self.stream(tasks, **options)) as ends:
             for end in ends:
                 if isinstance(end, ClosedGroup) and end.is_selected:
@@ -126,16 +126,17 @@ class Rollout:
         keep: int | None = None,
         over: Collection[tuple[int, int]] = (),
     ) -> Generator[ClosedGroup | ReturnedTask, None, None]:
-        """Play every (order, task) `repeats` times and yield each end when it comes.
+        """Play each task `repeats` times, and yield each closed group or returned task when it ends.
 
         Leaving the iteration early, also by an exception, aborts the running episodes.
 
         Args:
+            tasks: (position in the training order, task) pairs.
             repeats: Attempts per task. Default: the setting of the split.
             sampling: Default: the setting of the split.
             keep: Stop after this number of groups with a learning signal. None selects all groups, or, with
                 `rollout.enable_oversample` in training, `data.train_batch_size` groups.
-            over: Attempts of earlier plays, as (order, repeat). The groups are played without these attempts. A task
+            over: (position, repeat) of attempts that earlier plays have finished, so are not played again. A task
                 without any remaining attempt has no group.
         """
         if self._closed:
@@ -192,7 +193,8 @@ class Rollout:
         All groups of this method share `max_env_worker`. `on_episode` and `tally` do not cover such groups.
 
         Args:
-            over: Attempts of earlier plays. The group is played without these attempts.
+            order: Position of the task in the training order.
+            over: Repeats that earlier plays have finished, so are not played again.
             on_end: Called with each ended episode, before the group closes, on the rollout's loop. Must not block.
             sampling: Default: the sampling of the split.
         """
@@ -211,7 +213,10 @@ class Rollout:
     def stop_group(self, played: Future[Group]) -> None:
         """Abort the running episodes of a group of `play_group`. The group closes with the ended episodes.
 
-        A closed group is not changed.
+        A group that is closed already is not changed.
+
+        Args:
+            played: The future returned by `play_group`.
         """
         groups = self._single_groups.get(played)
         if groups is not None:  # on the second turn of the loop, when a just requested group has been created
@@ -290,6 +295,7 @@ class Rollout:
         options: PlayOptions,
         on_close: Callable[[InflightGroup], None],
     ) -> InflightGroup:
+        """Return the group of a task, with a ranker if the judge compares its attempts."""
         rollout = self._settings.rollout
         deadline, min_group = rollout.group_deadline, rollout.min_group
         group = InflightGroup(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
@@ -308,6 +314,7 @@ class Rollout:
         options: PlayOptions,
         on_end: Callable[[Episode], None] | None = None,
     ) -> list[asyncio.Task[None]]:
+        """Start one asyncio task per repeat of the group's task, and return the asyncio tasks."""
         runs = []
         for repeat in repeats:
             identity = Identity(self._run_id, options.split, options.step, group.task, group.order, group.index, repeat)
@@ -328,13 +335,13 @@ async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
 def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Return each task with the repeats not over. Tasks without a remaining repeat are omitted."""
+    """Return each task with its repeats that are not in `over`. Tasks without a remaining repeat are omitted."""
     remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
     return [each for each in remaining if each[2]]
 
 
 def _end_events(batch: InflightBatch, future: Future[None]) -> None:
-    """End the events of a batch after a cancellation or an exception."""
+    """End the events of a batch whose play was cancelled or failed. Their reader would wait for ever otherwise."""
     problem = None if future.cancelled() else future.exception()
     if problem is not None:
         batch.events.put(problem)

@@ -21,6 +21,8 @@ from ajet.schema.errors import EngineFailure
 
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
+    """A request that waits for the next round."""
+
     request: TokenRequest
     loop: asyncio.AbstractEventLoop
     admitted: asyncio.Future[None]
@@ -52,15 +54,17 @@ class RoundEngine(EngineWrapper):
     def begin(self) -> None:
         """Start a play: empty the inner engine's cache. Blocks until no forward pass runs.
 
-        A resumed run has an empty cache. A prompt computed only in part would differ in the last bits.
+        A resumed run starts with an empty cache, too. A prompt of which the cache holds a part would differ in the last
+        bits.
         """
         paused: Callable[[], AbstractContextManager[object]] | None = getattr(self._engine, "paused", None)
         if paused is not None:
+            # An engine releases its cached prefixes when it pauses, so the block itself is empty.
             with paused():
                 pass
 
     def expect(self, live: int) -> None:
-        """Set the number of live episodes. Thread-safe."""
+        """Set the number of live episodes, each of which a round waits for. Thread-safe."""
         with self._lock:
             if live and not self._live:
                 self.rounds.clear()
@@ -97,6 +101,7 @@ class RoundEngine(EngineWrapper):
             one.loop.call_soon_threadsafe(one.refuse)
 
     def _open_if_complete(self) -> None:
+        """Admit all waiting requests in order if each live episode has one. The caller holds the lock."""
         episodes = {waiting.episode for waiting in self._waiting}
         if not episodes or len(episodes) < self._live:
             return
@@ -115,9 +120,10 @@ class RoundEngine(EngineWrapper):
 
 
 class _RoundArrival:
-    """Holds the engine until every request of a round has arrived."""
+    """Holds back the engine's forward passes until every request of a round has reached the engine."""
 
     def __init__(self, engine: TokenEngine, loops: int) -> None:
+        """Start to hold the engine. `loops` is the number of event loops whose requests are awaited."""
         self._left = loops
         self._lock = threading.Lock()
         self._hold = ExitStack()

@@ -61,7 +61,7 @@ class LoopThread:
     def stop(self, timeout: float) -> None:
         """End the loop and wait up to `timeout` seconds for the thread. Idempotent.
 
-        Work blocking the loop for longer ends with this process.
+        If code blocks the loop for longer, the thread ends only with this process.
         """
         if self.thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -92,7 +92,10 @@ async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """The executor of `asyncio.to_thread` in user code: a daemon thread per call, to never delay the exit."""
+    """The executor of `asyncio.to_thread` in user code: one daemon thread per call.
+
+    A daemon thread never delays the exit of the program.
+    """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run the function in a new thread."""
@@ -155,8 +158,9 @@ class UserLoop:
         return task.get_loop() is self.loop
 
     def locate_task(self, task: asyncio.Task[Any]) -> str:
-        """Return the current line of user code of a task of this loop. For the running task, read the thread's
-        frame.
+        """Return the current line of user code of a task of this loop, as file:line.
+
+        For the running task, the frame of the loop's thread is read.
         """
         is_running = asyncio.current_task(self.loop) is task
         return locate_code(self.thread.ident if is_running else None, task)

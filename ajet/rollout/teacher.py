@@ -31,11 +31,14 @@ class TeacherModel(Protocol):
     """A model for log-probabilities of tokens. The token ids are the policy's."""
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
-        """Return an array [T] per line, at temperature 1. Only masked positions are used. Raises TeacherFailure."""
+        """Return the log-probabilities of each timeline's tokens at temperature 1, an array [T] per timeline.
+
+        Only positions in the timeline's mask are used. Raises TeacherFailure.
+        """
         ...
 
     async def leave(self) -> None:
-        """Close the connections of the calling loop, which is about to end."""
+        """Close the connections of the calling event loop, which is about to end."""
         ...
 
     def close(self) -> None:
@@ -52,7 +55,11 @@ class TeacherScorer:
     async def score_attempt(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> None:
-        """Store log-probabilities in the calls of `played.capture`, or set `played.failure` or `played.aborted`."""
+        """Store the teacher's log-probabilities in the calls of `played.capture`.
+
+        If that fails or is stopped, `played.failure` or `played.aborted` is set. Only attempts of the training split
+        with a reward are scored.
+        """
         capture = played.capture
         if identity.split != "train" or capture is None or played.aborted:
             return

@@ -1,10 +1,10 @@
 """The interface of a store, tested for every implementation by tests/contract/test_stores.py.
 
 A position is a task's place in the training order. The parameter `order` is a position's number, `orders` are several.
-A use is a training step's update on the group at a position. Invariant: a position is either free, leased, closed or
-over (used for the last time, or discarded). Uses count only as of a checkpoint: a store opened at a checkpoint undoes
-later uses and keeps the episodes of these uses. A put episode is on disk exactly once. A stale lease is refused. No
-step uses a position twice.
+To put an episode is to store it under a leased position. A use is a training step's update on the group at a position.
+Invariant: a position is either free, leased, closed (its group is complete) or over (used for the last time, or
+discarded). Uses count only as of a checkpoint: a store opened at a checkpoint undoes later uses and keeps the episodes
+of these uses. A put episode is on disk exactly once. A stale lease is refused. No step uses a position twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.schema.errors import AjetError, RunFailed, ServiceUnreachableError, Us
 
 
 class StoreUnavailableError(UserError):
-    """The store cannot answer or write at present, or refuses this process; the operation had no effect."""
+    """The store cannot answer or write at present, or refuses this process. The operation had no effect."""
 
 
 class StoreDownError(RunFailed, StoreUnavailableError):
@@ -62,27 +62,31 @@ class LeaseLostError(AjetError):
 
 
 class Store(Protocol):
+    """The registry of positions: leases them, stores their episodes, and records their use by training steps."""
+
     def lease(self, count: int) -> list[Lease]:
-        """Lease the next positions in order: first positions that were leased before and are free, then new ones."""
+        """Lease the next `count` positions: first free positions that were leased before, then new ones."""
         ...
 
     def bring(self) -> Lease:
         """Lease a new position for a client's own task, outside the training order.
 
-        A returned or lost position of this kind is leased again only if it has put episodes.
+        If it is returned or its lease is lost, such a position is leased again only if it has stored episodes.
         """
         ...
 
     def lease_kept(self) -> list[Lease]:
-        """Lease all free, open positions with put episodes."""
+        """Lease all free positions that have stored episodes and no complete group."""
         ...
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Put episodes, all or none; a repeated put has no effect. They are on disk on return.
+        """Store episodes under a leased position, all or none. They are on disk on return.
+
+        A repeated put has no effect.
 
         Raises:
             LeaseLostError: the lease is stale.
-            TRANSIENT_ERRORS: no episode was stored; the put may be repeated.
+            TRANSIENT_ERRORS: no episode was stored, and the put may be repeated.
         """
         ...
 
@@ -95,17 +99,19 @@ class Store(Protocol):
         ...
 
     def begun(self) -> list[int]:
-        """Return the positions of the training order that were leased and never used or discarded."""
+        """Return the positions of the training order that were leased, but never used or discarded."""
         ...
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
-        """Record the use of leased or closed positions by the update of this step.
+        """Record that the update of a step used these leased or closed positions.
 
         Args:
-            again: closed positions with episodes that stay closed for a later step.
+            orders: Numbers of the positions.
+            step: Number of the training step.
+            again: closed positions with episodes that stay closed, so that a later step may use them, too.
 
         Raises:
-            LeaseLostError: a position is in another state, or this step or a later one has used a position; then none
+            LeaseLostError: a position is in another state, or this step or a later one has used a position. Then none
                 is used.
         """
         ...
@@ -114,21 +120,25 @@ class Store(Protocol):
         """End positions without an update, or after their last use. Raises as `use`.
 
         Args:
+            orders: Numbers of the positions.
+            step: Training step that records the discard.
             reason: why no update, or no further update, trains on the groups.
         """
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """Return unfinished leases; put episodes stay stored. Raises LeaseLostError."""
+        """Return leases of incomplete groups, so that the positions are free. Stored episodes stay. Raises
+        LeaseLostError.
+        """
         ...
 
     def commit(self) -> dict[str, Any]:
-        """Return the state for the next checkpoint as JSON values, with all uses so far.
+        """Return the store's state for the next checkpoint as JSON values, with all uses so far.
 
         A resumed run opens the store `at` this state.
         """
         ...
 
     def forget(self, step: int) -> None:
-        """Drop data used up to the oldest checkpoint `step`; no older checkpoint will be loaded."""
+        """Drop the data of groups used up to `step`, the oldest checkpoint that a run may still load."""
         ...

@@ -1,8 +1,9 @@
 """Dead letters: positions that a store leases no more, and their log lines.
 
-A position is a task's place in the training order. Invariant: each training process logs a dead letter once with the
-reasons, and every count of positions includes dead letters, neither as trained nor as skipped. A store of one process
-refuses to open with changed episodes and has no dead letters.
+A position is a task's place in the training order. It becomes a dead letter after too many failed attempts, or if its
+group cannot be trained on. Invariant: each training process logs a dead letter once with the reasons, and every count
+of positions includes dead letters, neither as trained nor as skipped. A store of one process refuses to open with
+changed episodes and has no dead letters.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TaskNamer(Protocol):
 
 
 def list_dead_letters(store: Store) -> list[DeadLetter]:
-    """Return the store's dead letters in order; [] for a store without support."""
+    """Return the dead letters of the store in order of position, or [] for a store without dead letters."""
     read = getattr(store, "dead", None)
     return list(read()) if read is not None else []
 
@@ -45,7 +46,7 @@ class DeadLetterLog:
 
     @property
     def count(self) -> int:
-        """The number of positions given up, as of the last `log_new`."""
+        """The number of dead letters, as of the last `log_new`."""
         return len(self._logged)
 
     @property
@@ -54,7 +55,7 @@ class DeadLetterLog:
         return Counter(self._kinds)
 
     def read_dead_letters(self) -> dict[int, tuple[str, ...]]:
-        """Read the dead letters. Return the reasons of each, by position."""
+        """Return the reasons of each dead letter in the store, by position."""
         dead = {each.order: each.reasons for each in list_dead_letters(self._store)}
         self._kinds = Counter(kind for reasons in dead.values() if (kind := _kind_of_letter(reasons)))
         return dead
@@ -82,6 +83,6 @@ class DeadLetterLog:
 
 
 def _kind_of_letter(reasons: Sequence[str]) -> str:
-    """Return the kind of refusal of a dead letter's group, or "" if the attempts failed instead."""
+    """Return the kind of refusal (`RefusalKind`) of a dead letter's group, or "" if its attempts failed instead."""
     last = reasons[-1] if reasons else ""
     return UNREADABLE if last.startswith(ALTERED) else kind_of(last)

@@ -41,9 +41,12 @@ def digest_episode(order: int, uuid: str, alone: bool, ended_by: str, line: byte
 
 @contextmanager
 def explain_alteration(order: int | None, uuid: str, store: str, sampler: object = "") -> Iterator[None]:
-    """Within the block, name the episode in the error of an altered or unreadable episode.
+    """Within the block, name episode, position, sampler and store in the error of an altered or unreadable episode.
 
-    The error's message names position, sampler and store, too.
+    Args:
+        order: Position of the episode. None: unknown.
+        store: Name of the store for the error.
+        sampler: Name of the sampler that played the episode. "": unknown.
 
     Raises:
         AlteredEpisodeError: the episode was altered or cannot be read.

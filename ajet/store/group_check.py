@@ -61,7 +61,7 @@ class GroupTerms:
 
 
 def kind_of(reason: str) -> str:
-    """Return the refusal kind of a stored reason; "" for other reasons."""
+    """Return the refusal kind in the reason of a quarantined group, or "" for any other reason."""
     first, _, rest = reason.partition(": ")
     return rest.partition(":")[0] if first == QUARANTINED else ""
 
@@ -70,11 +70,13 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
     """Check the episodes of a closed position.
 
     Args:
-        task_id: task of the position.
+        lease: The position with its episodes.
+        task_id: Id of the task at the position.
         version: newest policy version known to the trainer.
+        terms: The trainer's requirements.
 
     Raises:
-        GroupRefusedError: the group cannot be trained on; the message names attempt and sampler.
+        GroupRefusedError: the group cannot be trained on. The message names attempt and sampler.
     """
     for one in lease.attempts:
         try:
@@ -203,6 +205,7 @@ def _check_plain(episode: Episode) -> None:
 
 
 def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
+    """Check that rewards, success and metrics of a verdict have valid types, and that reward spans lie in calls."""
     if verdict.reward is not None:
         _require_valid(
             _is_finite(verdict.reward), "number", f"its reward {quote(verdict.reward)} is not a finite number"
@@ -301,6 +304,7 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
 
     Args:
         at: number of the timeline in the episode.
+        calls: All calls of the episode.
     """
     size = len(timeline.ids)
     sizes = {len(each) for each in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
@@ -337,6 +341,12 @@ def _begins_with(values: np.ndarray, part: np.ndarray) -> bool:
 
 
 def _require_numbers(named: Iterable[tuple[str, object]], what: str) -> None:
+    """Raise GroupRefusedError unless every value is a finite number.
+
+    Args:
+        named: (name, value) pairs.
+        what: Kind of the values, for the message.
+    """
     for name, value in named:
         _require_valid(_is_finite(value), "number", f"{what} {quote(name)} is {quote(value)}, expected a finite number")
 

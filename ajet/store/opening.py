@@ -46,8 +46,9 @@ class Address:
         """Parse an address. Raises ConfigError.
 
         Args:
-            base: folder of relative paths.
-            run: default name of the database.
+            text: The address, such as `sqlite:PATH`, a path, or a URL.
+            base: folder of relative paths. None: the working directory.
+            run: Name of the run, the default name of a server's database.
         """
         kind, colon, rest = text.partition(":")
         if not colon or kind == "sqlite" or (base or Path()).joinpath(text).exists():
@@ -80,12 +81,12 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """Scheme of the address; `sqlite` for a path."""
+        """Scheme of the address, or `sqlite` for a path."""
         return "sqlite" if self.path is not None else urlsplit(self.uri).scheme
 
     @property
     def shown(self) -> str:
-        """The address as text, for messages and for `store.address`."""
+        """The address as text without credentials, for messages and for `store.address`."""
         if self.path is not None:
             return f"sqlite:{self.path}"
         parts = urlsplit(self.uri)
@@ -104,9 +105,9 @@ class StoreLeftovers:
 
 
 class StoreDriver(Protocol):
-    """Opens the shared stores of one scheme; constructed without arguments.
+    """Opens the shared stores of one scheme. It is constructed without arguments.
 
-    An unreachable server may raise `StoreDownError` or `StoreUnreachableError`; other errors are UserErrors.
+    An unreachable server may raise `StoreDownError` or `StoreUnreachableError`. Other errors are UserErrors.
     """
 
     form: str
@@ -122,7 +123,7 @@ class StoreDriver(Protocol):
         """Raise the errors of `open` without creating or changing anything.
 
         Args:
-            made: a folder that may be missing, because the start of the run creates the folder.
+            made: A folder that does not count as missing, because the start of the run will create it.
         """
         ...
 
@@ -131,11 +132,18 @@ class StoreDriver(Protocol):
         ...
 
     def survey(self, address: Address) -> list[Finding]:
-        """Return the findings for `ajet doctor --store`; an unreachable server is a finding."""
+        """Return the results of checking the store, for `ajet doctor --store`. An unreachable server is a result, not
+        an
+        error.
+        """
         ...
 
     def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
-        """Return leftovers of killed processes; `remove` deletes them."""
+        """Return the incomplete parts of episodes that killed processes left in the store.
+
+        Args:
+            remove: True to delete them.
+        """
         ...
 
 
@@ -149,7 +157,7 @@ def find_driver(address: Address) -> StoreDriver:
 
 
 def list_forms(separator: str = ", or ") -> str:
-    """Return the forms of store addresses, for an error screen."""
+    """Return the forms that a store's address may have, as text for an error."""
     return separator.join(load_code(part.code).form for part in find_parts("store").values() if part.schemes)
 
 
@@ -168,7 +176,7 @@ def write_store_address(folder: Path, address: str) -> None:
 
 
 def recorded_settings(folder: Path) -> str:
-    """Return the settings of the run in `folder` for the store; "" without a file."""
+    """Return the YAML of the run in `folder`, which the store saves for readers, or "" without a file."""
     path = folder / SETTINGS
     return path.read_text() if path.exists() else ""
 
@@ -179,7 +187,10 @@ def database_name(run: str) -> str:
 
 
 def credentials(environment: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """Return user and password of the server; `None` without both. Raises ConfigError if only one is set."""
+    """Return user and password of the store's server from the environment, or None if neither is set.
+
+    Raises ConfigError if only one is set.
+    """
     found = os.environ if environment is None else environment
     user, password = found.get(USER, ""), found.get(PASSWORD, "")
     if bool(user) != bool(password):
@@ -229,7 +240,7 @@ def check_store(address: Address, *, made: Path | None = None) -> None:
     """Raise the errors of `require_store` without creating or changing anything.
 
     Args:
-        made: a folder that may be missing, because the start of the run creates the folder.
+        made: A folder that does not count as missing, because the start of the run will create it.
     """
     try:
         find_driver(address).check(address, made=made)
@@ -238,13 +249,13 @@ def check_store(address: Address, *, made: Path | None = None) -> None:
 
 
 def survey(text: str, *, base: Path | None = None) -> list[Finding]:
-    """Return the findings about the store at an address. Raises UserError for an invalid address."""
+    """Return the results of checking the store at an address. Raises UserError for an invalid address."""
     address = Address.of(text, base=base)
     return find_driver(address).survey(address)
 
 
 def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftovers:
-    """Find leftovers in the store of the run in `folder`; `remove` deletes them."""
+    """Find leftovers in the store of the run in `folder`. `remove` deletes them."""
     named = folder / ADDRESS_FILE
     address = named.read_text().strip() if named.exists() else ""
     if find_shared_store(address.partition(":")[0]) is None:  # a store class of the user, or no store

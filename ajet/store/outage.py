@@ -1,8 +1,9 @@
 """Waits while a store is unreachable, such as a server without an answer or an unmounted network folder.
 
-Invariant: all threads of a process share one outage, logged once at the start and once at the end. After `patience`
-seconds each waiting operation raises StoreUnreachableError, and later operations are tried once. An operation may have
-succeeded although its answer was lost, so the caller decides if a repeat is safe.
+Invariant: all threads of a process share one outage, logged once at the start and once at the end. The patience is the
+time for which operations are repeated. When it is over, each waiting operation raises StoreUnreachableError, and later
+operations are tried once. An operation may have succeeded although its answer was lost, so the caller decides if a
+repeat is safe.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ T = TypeVar("T")
 
 @contextmanager
 def interruptible(raise_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `raise_interrupt` between tries of operations within the block. An exception ends the operation.
+    """Call `raise_interrupt` between the tries of operations within the block.
 
-    After such an exception, operations are tried once, as after `patience` seconds.
+    An exception that it raises ends the operation. Later operations are then tried once, as after `patience` seconds.
     """
     token = _raise_interrupt.set(raise_interrupt)
     try:
@@ -54,7 +55,7 @@ def limited_patience(seconds: float) -> Iterator[None]:
 
 
 def patience_limit() -> float | None:
-    """Return the caller's limit on waiting in seconds; `None` for the store's own patience."""
+    """Return the seconds for which the present block limits waiting, or None for the store's own patience."""
     return _limit.get()
 
 
@@ -87,14 +88,15 @@ class Outage:
         self._closing.set()
 
     def ended_within(self, seconds: float) -> bool:
-        """Return True if a logged outage ended in the last `seconds`, or ends with the calling operation.
+        """Return True if an outage lasts, or ended less than `seconds` ago.
 
-        The caller then lets no lease expire, since holders could not renew leases during the outage.
+        Only outages long enough to be logged count. The caller then ends no lease, since processes could not renew
+        their leases during the outage.
         """
         return self._is_logged or time.monotonic() - self._ended < seconds
 
     def outlast(self, operation: Callable[[], T]) -> T:
-        """Repeat the operation on StoreUnreachableError until the patience is over, then raise the error."""
+        """Call the operation and return its result. Repeat it on StoreUnreachableError until the patience is over."""
         began, pause = time.monotonic(), FIRST_PAUSE
         while True:
             try:
@@ -123,9 +125,13 @@ class Outage:
                 return self._closing.is_set()
 
     def _may_wait(self, began: float, pause: float) -> bool:
-        """Return True if an operation that began at `began` may be repeated after `pause` seconds.
+        """Return True if an operation may be repeated after a pause.
 
         The first failed operation starts the outage.
+
+        Args:
+            began: Monotonic time of the operation's first try.
+            pause: Seconds until the next try.
         """
         now, limit = time.monotonic(), _limit.get()
         with self._lock:
@@ -142,7 +148,7 @@ class Outage:
             return True
 
     def _note_back(self) -> None:
-        """End the outage after a successful operation, and log the end if the start was logged."""
+        """End the outage after a successful operation, and log its end if its start was logged."""
         with self._lock:
             if self._since is None:  # the store answered late: leases could not be renewed meanwhile either
                 self._ended = time.monotonic()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def store_address(experiment: Experiment, folder: Path) -> Address | None:
-    """Return the address of the run's shared store; None for a private store. Raises ConfigError."""
+    """Return the address of the run's shared store, or None for a private store. Raises ConfigError."""
     chosen = experiment.ajet.store
     part = find_part("store", chosen.type)
     if part is None or not part.schemes:
@@ -77,7 +77,12 @@ def open_store(
 ) -> Store:
     """Open the store of the run in `folder` for the training process. Raises UserError.
 
-    The arguments are the same as in `RunStore`.
+    Args:
+        pending: Folder for episodes that no checkpoint contains yet. None: episodes cannot be put.
+        ledger: Name of the store. Uses of a checkpoint with another name are ignored.
+        at: The store's state in the checkpoint. None: no checkpoint.
+        redact: Removes secrets from stored text.
+        usable: Returns True if a position's stored episodes may be used at the checkpoint.
     """
     if (address := store_address(experiment, folder)) is not None:
         chosen = experiment.ajet.store

@@ -20,7 +20,7 @@ State = Literal["waiting", "leased", "closed", "over", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """A position that has put episodes."""
+    """A position of the training order with its stored episodes."""
 
     order: int
     state: State
@@ -50,11 +50,11 @@ class StoreReader(Protocol):
         ...
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        """Return positions with episodes, in order.
+        """Return the numbers of positions with episodes, in order.
 
         Args:
-            beginning: prefix of an episode's uuid.
-            steps: only positions used by these steps.
+            beginning: Only positions with an episode whose uuid begins so.
+            steps: Only positions used by these training steps. Empty: all.
         """
         ...
 
@@ -71,9 +71,9 @@ def build_stored_position(
     """Build a position from values read from a database.
 
     Args:
-        ends: the put episodes, or the errors for changed ones.
+        ends: the stored episodes, or the errors for changed ones.
         steps: the training steps that used the position.
-        left: why the position was discarded; ignored if a step used the position.
+        left: why the position was discarded. Ignored if a step used the position.
     """
     unaltered = tuple(each for each in ends if isinstance(each, Kept))
     altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))

@@ -23,10 +23,11 @@ from ajet.store.digest import AlteredEpisodeError, explain_alteration
 
 
 class PositionQueue:
-    """Positions of the training order: next, leased, waiting (leased before and free again). Restored from `state`.
+    """The positions of the training order in memory: next, leased and waiting (leased before and free again).
 
     Invariant: every position below `next` that is neither leased nor waiting is over, and no position is leased twice.
-    Positions of clients count down from -1 and are leased or over. Not thread-safe: the store holds the lock.
+    Positions of clients count down from -1. Not thread-safe: the store holds the lock. A fence is the number of a
+    lease, by which a stale lease is recognised.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
@@ -50,9 +51,9 @@ class PositionQueue:
         return self._lease_position(-self._brought)
 
     def offer(self, order: int) -> bool:
-        """Mark a position as waiting, because episodes of the position were found on disk.
+        """Mark a position as waiting, because its episodes were found on disk. Return False if it is over or leased.
 
-        Earlier positions that were never leased are marked, too. Return False if the position is over or leased.
+        Earlier positions that were never leased are marked, too.
         """
         if order in self._leased:
             return False
@@ -69,22 +70,22 @@ class PositionQueue:
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
-        """Lease this position."""
+        """Lease the position `order`, which is waiting."""
         return self._lease_position(order)
 
     def current_lease(self, order: int) -> Lease:
-        """Return the lease of a leased position."""
+        """Return the present lease of a leased position."""
         return Lease(order, self._leased[order])
 
     def require_lease(self, lease: Lease) -> None:
-        """Refuse a stale lease. Raises LeaseLostError."""
+        """Raise LeaseLostError if the lease is not the position's present one."""
         if self._leased.get(lease.order) != lease.fence:
             raise LeaseLostError(
                 f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})"
             )
 
     def end(self, orders: Iterable[int]) -> None:
-        """End positions. Raises LeaseLostError, and ends none, if a position is not leased."""
+        """End leased positions for good. Raises LeaseLostError, and ends none, if a position is not leased."""
         ending = set(orders)
         if foreign := ending - self._leased.keys():
             raise LeaseLostError(f"positions {sorted(foreign)} are not leased by this process")
@@ -102,7 +103,10 @@ class PositionQueue:
         return sorted(order for order in self._leased.keys() | self._waiting if order >= 0)
 
     def state(self) -> dict[str, Any]:
-        """Return the positions as JSON values; leased positions count as started and free."""
+        """Return the positions as JSON values for a checkpoint.
+
+        A leased position counts as waiting, because its lease ends with the process.
+        """
         return {"next": self._next, "unfinished": self.begun(), "brought": self._brought}
 
     def _lease_position(self, order: int) -> Lease:
@@ -117,7 +121,7 @@ Line = tuple[dict[str, Any], bytes]
 
 
 class RunStore:
-    """Store of one process, opened `at` the state of a checkpoint (None: no checkpoint)."""
+    """The store of one process, in files of the run's folder."""
 
     def __init__(
         self,
@@ -131,8 +135,10 @@ class RunStore:
         """Open the store.
 
         Args:
-            folder: None disables `put`.
-            ledger: name of the store; uses of a checkpoint with another name are ignored.
+            folder: Folder for episodes that no checkpoint contains yet. None disables `put`.
+            ledger: name of the store. Uses of a checkpoint with another name are ignored.
+            at: The store's state in the checkpoint. None: no checkpoint.
+            redact: Removes secrets from stored text.
             usable: returns True if a position's put episodes may be used at this checkpoint. Unusable episodes are
                 removed, and the position is played again.
         """
@@ -174,7 +180,7 @@ class RunStore:
             return [self._attach_episodes(self._positions.claim(order)) for order in left]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Write episodes to a file of pending episodes; episodes that are already stored are skipped."""
+        """Write episodes to a file of pending episodes. Episodes that are already stored are skipped."""
         if self._files is None:
             raise RuntimeError("the store has no folder")
         with self._lock:
@@ -209,9 +215,12 @@ class RunStore:
             return [order for order in self._positions.begun() if order not in self._steps]
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
+        """Record the use of positions in memory. `commit` then writes it into the checkpoint's state."""
         using = set(orders)
         staying = using & set(again)
         with self._lock:
+            # `late`: positions that this step or a later one has used already. Check everything first, so that an error
+            # changes nothing.
             late = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
             if wrong := sorted({*late, *(staying - (self._closed & self._put_episodes.keys()))}):
                 raise LeaseLostError(f"positions {wrong} have no complete group, or step {step} has used them already")
@@ -223,6 +232,8 @@ class RunStore:
                 self._closed.discard(order)
                 self._steps.pop(order, None)
                 if episodes := self._put_episodes.pop(order, None):
+                    # The file stays until `forget`: a run resumed at an older checkpoint needs the episodes again. The
+                    # uuid names the file across processes.
                     name = episodes[0].episode.uuid
                     self._used[name], self._over[name] = step, self._numbers.pop(order)
 
@@ -256,7 +267,7 @@ class RunStore:
                 del self._used[name]
 
     def _read_pending(self, files: EpisodeFiles) -> None:
-        """Read the episodes of earlier processes that the checkpoint does not know as used."""
+        """Read the episode files of earlier processes, except those of positions that the checkpoint knows as used."""
         for number in files.steps():
             self._last = max(self._last, number)
             lines = list(read_lines(files.path(number)))
@@ -277,6 +288,7 @@ class RunStore:
 
     @staticmethod
     def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
+        """Raise UserError if a line of a pending file or its arrays were changed."""
         for at, altered in _find_changed(path, lines):
             raise UserError(
                 f"A recorded episode that is not trained yet was {altered}.",
@@ -310,7 +322,7 @@ class RunStore:
             gone.unlink(missing_ok=True)
 
     def _attach_episodes(self, lease: Lease) -> Lease:
-        """Return the lease with the put episodes of the position and the steps that used them."""
+        """Return the lease with the position's stored episodes and the steps that used the position."""
         used = tuple(self._steps.get(lease.order, ()))
         return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), used)
 

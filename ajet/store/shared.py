@@ -1,9 +1,10 @@
-"""The interface of a store shared by processes, beyond `Store`; tested by tests/contract/test_shared_stores.py.
+"""The interface of a store shared by processes, beyond `Store`. Tested by tests/contract/test_shared_stores.py.
 
 A position is a task's place in the training order. Invariant: only the process that opened the store last with `rolls`
-trains; earlier trainers are refused (`TrainerFencedError`). A holder renews each lease within the lease time, by the
-clock of the store. An expired lease counts as a failed attempt; after `max_attempts` the position becomes a dead letter
-with all reasons, and the order continues without it. Leases of a trainer end with the next trainer.
+trains; earlier trainers are refused (`TrainerFencedError`). The process that holds a lease renews it within the lease
+time, by the clock of the store. An expired lease counts as a failed attempt; after `max_attempts` the position becomes
+a dead letter (leased no more) with all reasons, and the order continues without it. Leases of a trainer end with the
+next trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXPIRED = "its lease ended: the process that held the lease sent no heartbeat"
 
 
 class TrainerFencedError(RunFailed, StoreUnavailableError):
-    """Another process trains on the store, or this process opened the store without `rolls`."""
+    """Another process became the trainer of the store, or this process opened the store without `rolls`."""
 
 
 def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedError:
@@ -141,7 +142,7 @@ class AnnouncedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StoreMember:
-    """A process that takes part in the run."""
+    """A process registered in the store: a trainer or a sampler."""
 
     role: Role
     name: str
@@ -165,7 +166,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class StoreDepths:
-    """Number of positions by state. `over`: used positions still stored."""
+    """The number of positions in each state. `over` counts used positions that are still stored."""
 
     waiting: int = 0
     leased: int = 0
@@ -189,15 +190,20 @@ class SharedStore(Store, Protocol):
     """
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """Lease the next positions, as `Store.lease` does.
+        """Lease the next `count` positions, as `Store.lease` does.
 
         Args:
-            below: end of the new positions: only lower ones are leased for the first time.
+            below: New positions are leased only below this number. None: no limit.
         """
         ...
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """Return the first `count` positions that are closed and not over, in order, except those in `but`."""
+        """Return positions that are closed and not over, in order.
+
+        Args:
+            count: Maximum number of positions. None: all.
+            but: Numbers of positions to leave out.
+        """
         ...
 
     def use(
@@ -206,12 +212,13 @@ class SharedStore(Store, Protocol):
         """Mark the groups at these positions as trained on in `step`, as `Store.use` does.
 
         Args:
-            advantages: by episode uuid; a store may save them for readers of its database.
+            again: closed positions that stay closed, so that a later step may use them, too.
+            advantages: Mean advantage by episode uuid. A store may save them for readers of its database.
         """
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """Renew all leases that are still valid. Raises LeaseLostError with the lost positions."""
+        """Renew all leases that are still valid. Raises LeaseLostError with the positions of the others."""
         ...
 
     def fail(self, lease: Lease, reason: str) -> None:
@@ -232,23 +239,25 @@ class SharedStore(Store, Protocol):
         ...
 
     def dead(self) -> list[DeadLetter]:
-        """Return the dead letters, in order."""
+        """Return the positions that are leased no more after failures, with their reasons, in order."""
         ...
 
     def revive(self, order: int) -> None:
-        """Free a dead position and clear its reasons. Episodes of a position with a changed episode are removed.
+        """Free a dead letter's position and clear its reasons, so that it is leased again.
+
+        Episodes of a position with a changed episode are removed.
 
         Raises:
-            LeaseLostError: the position is not dead.
+            LeaseLostError: the position is no dead letter.
         """
         ...
 
     def announce(self, policy: Policy) -> None:
-        """Announce the policy for samplers; trainer only. Raises TrainerFencedError."""
+        """Announce the policy for samplers. Raises TrainerFencedError unless this process is the trainer."""
         ...
 
     def announced(self) -> AnnouncedPolicy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the latest announced policy, or None without one."""
         ...
 
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
@@ -260,7 +269,7 @@ class SharedStore(Store, Protocol):
         ...
 
     def members(self) -> list[StoreMember]:
-        """Return all members, trainers first, then by name; silent ones included."""
+        """Return all registered processes, trainers first, then by name, with and without a recent heartbeat."""
         ...
 
     def depths(self) -> StoreDepths:

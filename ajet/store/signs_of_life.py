@@ -23,14 +23,14 @@ LONGEST_JOIN = 5.0  # seconds
 def signs_of_life(
     say: Callable[[], object], every: float, *, longest: float = math.inf, silent: str = ""
 ) -> Iterator[None]:
-    """Call `say` in a thread within the block, so that the process is not reported as silent.
+    """Call `say` in a thread within the block, so that the store keeps seeing this process as alive.
 
     Lost leases and store errors are ignored, because the code after the block meets the same errors.
 
     Args:
         say: sends a heartbeat, or renews leases.
         every: seconds between two calls.
-        longest: seconds after which the calls end, even if the block still runs.
+        longest: seconds after which the calls end, even if the block still runs: it may hang.
         silent: warning to log when the calls end for that reason.
     """
     over, until = threading.Event(), time.monotonic() + longest

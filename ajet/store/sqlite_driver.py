@@ -47,7 +47,7 @@ class SqliteDriver:
         check_file(_file_path(address), made=made)
 
     def read(self, address: Address) -> SqliteReader:
-        """Open the store read-only."""
+        """Open the store in a SQLite file read-only."""
         return SqliteReader(_file_path(address))
 
     def survey(self, address: Address) -> list[Finding]:
@@ -65,7 +65,7 @@ def _file_path(address: Address) -> Path:
 
 @dataclass(slots=True)
 class _PositionUses:
-    """Valid uses of a position."""
+    """The uses of a position by training steps that count at the last commit."""
 
     steps: list[int] = field(default_factory=list)
     """Training steps that used the position."""
@@ -94,7 +94,7 @@ class SqliteReader:
         self.database.close()
 
     def announced(self) -> Policy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the latest announced policy, or None without one."""
         with self.bound_reads():
             found = self.database.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
@@ -181,6 +181,7 @@ def survey_file(path: Path) -> list[Finding]:
 
 
 def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
+    """Return the findings about schema, contents, failed positions, policy and members of a store."""
     started = time.perf_counter()
     (found,) = base.execute("PRAGMA user_version").fetchone()
     milliseconds = 1000 * (time.perf_counter() - started)
@@ -222,11 +223,11 @@ SILENT = 300.0
 
 
 def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
-    """Report the numbers of positions and episodes, and the size of the store.
+    """Return the finding on the numbers of positions and episodes, and on the size of the store.
 
     Args:
         states: number of positions in each state.
-        ends: number of put episodes.
+        ends: number of stored episodes.
         size: bytes.
     """
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
@@ -234,7 +235,11 @@ def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
 
 
 def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
-    """Report dead positions. `reasons`: (order, last reason) pairs."""
+    """Return one finding per dead letter, a position that is leased no more.
+
+    Args:
+        reasons: (position, last reason) pairs.
+    """
     dead = list(reasons)
     if not dead:
         return []
@@ -251,11 +256,11 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
 
 
 def report_member(role: str, name: str, age: float, leases: int) -> Finding:
-    """Report one member of the store.
+    """Return the finding on one process registered in the store.
 
     Args:
         age: seconds since the last heartbeat.
-        leases: number of positions that the member holds.
+        leases: number of positions that the process has leased.
     """
     holds = f"{leases} lease{'s' * (leases != 1)}"
     silent = "no heartbeat: its leased tasks go to other samplers when the leases end" if age > SILENT else ""
@@ -270,7 +275,7 @@ def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
 
 
 def report_schema_version(found: int, known: int) -> Finding:
-    """Compare the store's schema version with this ajet's."""
+    """Return the finding on the store's schema version, compared with the version that this ajet knows."""
     if found == known:
         return Finding("schema", "ok", f"version {found}")
     do = (

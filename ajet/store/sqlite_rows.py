@@ -59,7 +59,10 @@ def read_reasons(text: object) -> list[str]:
 
 
 def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
-    """Return the member of a row (role, name, seen, joined, told, leases); None for an invalid row."""
+    """Return the member in a row (role, name, seen, joined, told, leases), or None for an invalid row.
+
+    `seen` and `joined` are the times of the last heartbeat and of the registration, `told` is the member's details.
+    """
     role, name, seen, joined, details, leases = row
     try:
         found = parse_json(details) if isinstance(details, str) else None
@@ -73,7 +76,13 @@ def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
 
 
 def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
-    """Return the announced policy of a row (said, trainer, time)."""
+    """Return the announced policy in a row: its JSON text, the trainer's number and the time.
+
+    Raises DamagedRowError for values that ajet never writes.
+
+    Args:
+        now: Present time in seconds since the epoch.
+    """
     text, trainer, time = row
     try:
         policy = Policy(**parse_json(text))
@@ -105,7 +114,14 @@ class SqliteEpisodes:
         self._path, self._redact = path, redact
 
     def encode_rows(self, lease: Lease, ends: Iterable[Kept]) -> list[Row]:
-        """Return rows of the table `ends` for episodes, with digests. Slow, so called outside the transaction."""
+        """Return rows of the table `ends` for episodes, with digests.
+
+        The encoding is slow, so it is called outside the transaction.
+
+        Args:
+            lease: Lease of the episodes' position.
+            ends: The episodes.
+        """
         rows = []
         for one in ends:
             row, arrays = encode(one.episode)
@@ -147,7 +163,10 @@ def _digest_row(uuid: str, order: int, alone: Any, ended_by: str, line: str, arr
 
 
 class SqlitePositions:
-    """Leases positions for `seconds`; after `most` failed attempts a position is dead."""
+    """Leases positions for `seconds`. After `most` failed attempts a position is dead: it is leased no more.
+
+    A fence is the number of a lease, by which a stale lease is recognised.
+    """
 
     def __init__(self, seconds: float, most: int, outage: Outage) -> None:
         self._seconds, self._most, self._outage = seconds, most, outage
@@ -156,7 +175,7 @@ class SqlitePositions:
         """Return up to `count` free positions: those leased before first, then new ones.
 
         Args:
-            below: end of the new positions; None for no limit.
+            below: New positions are returned only below this number. None: no limit.
         """
         query = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
         orders = [int(row[0]) for row in base.execute(query, (count,))]
@@ -167,9 +186,10 @@ class SqlitePositions:
         return [*orders, *range(first, first + fresh)]
 
     def take(self, base: sqlite3.Connection, order: int, holder: str, trainer: int) -> int:
-        """Lease a position for `holder` and return the fence.
+        """Lease a position and return the lease's number (fence).
 
         Args:
+            holder: Name of the process that leases.
             trainer: Number of the trainer, 0 for other processes.
         """
         fence = fetch_count(base, "fence", 1) + 1
@@ -197,13 +217,14 @@ class SqlitePositions:
     def expire(self, base: sqlite3.Connection) -> None:
         """End expired leases, except a trainer's, and count each as a failed attempt.
 
-        For one lease time after an outage no lease expires, so that holders can renew their leases first.
+        For one lease time after an outage no lease expires, so that processes can renew their leases first.
         """
         if self._outage.ended_within(self._seconds):
             return
         now = time.time()
         ended = (
             "SELECT place FROM positions WHERE state = 'leased' AND trainer = 0 "
+            # The upper bound: after the clock was set back, a lease that ends far in the future must not stay for ever.
             "AND until NOT BETWEEN ? AND ? + 2 * MAX(seconds, 1)"
         )
         for (order,) in base.execute(ended, (now, now)).fetchall():
@@ -211,7 +232,14 @@ class SqlitePositions:
 
     @staticmethod
     def oldest_age(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
-        """Return the seconds since the last lease or close of the position longest in `state`, or None."""
+        """Return the seconds since the last lease or close of the position that has been in `state` for longest.
+
+        Args:
+            but: Positions to leave out.
+
+        Returns:
+            None if no position is in the state.
+        """
         query = (
             "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
         )
@@ -219,7 +247,11 @@ class SqlitePositions:
         return None if found is None else max(0.0, time.time() - float(found))
 
     def record_failure(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
-        """Count a failed attempt at a position. `dead`: allow no further attempt."""
+        """Count a failed attempt at a position.
+
+        Args:
+            dead: True to allow no further attempt.
+        """
         (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*read_reasons(found), reason]
         state = "waiting" if len(reasons) < self._most and not dead else "dead"

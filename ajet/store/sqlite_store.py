@@ -86,7 +86,10 @@ T = TypeVar("T")
 def _outlast_outage(
     method: Callable[Concatenate[SqliteStore, P], T],
 ) -> Callable[Concatenate[SqliteStore, P], T]:
-    """Repeat a method while the file is unreachable. The method must be one transaction with reusable arguments."""
+    """Repeat a method of the store while its file is unreachable.
+
+    The method must be one transaction with reusable arguments, so that a repeat does no harm.
+    """
 
     @wraps(method)
     def repeated(store: SqliteStore, *given: P.args, **more: P.kwargs) -> T:
@@ -96,7 +99,7 @@ def _outlast_outage(
 
 
 class SqliteStore:
-    """Store in the file `path`. The process that opens the store with `rolls` trains."""
+    """The store in the file `path`. The process that opens it with `rolls` is the trainer."""
 
     def __init__(self, path: Path, opener: StoreOptions | None = None) -> None:
         """Raises UserError, also for a checkpoint or a run of another store."""
@@ -280,7 +283,7 @@ class SqliteStore:
 
     @_outlast_outage
     def announced(self) -> AnnouncedPolicy | None:
-        """Return the latest announced policy; None without one."""
+        """Return the latest announced policy, or None without one."""
         with self.open_transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(found, time.time()) if found else None
@@ -334,7 +337,12 @@ class SqliteStore:
             )
 
     def _warn_of_row(self, table: str, name: object) -> None:
-        """Log an invalid row once; the row is skipped."""
+        """Log once that a row is invalid and skipped.
+
+        Args:
+            table: Name of the table.
+            name: Value that identifies the row.
+        """
         shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
         if shown not in self._warned:
             self._warned.add(shown)
@@ -388,7 +396,7 @@ class SqliteStore:
             yield base
 
     def _become_trainer(self, who: StoreOptions) -> None:
-        """Become the trainer and keep only the uses known to the checkpoint."""
+        """Make this process the trainer, and undo all uses that the checkpoint does not know."""
         with self.open_transaction() as base:
             number = 0
             base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (who.run,))
@@ -402,10 +410,14 @@ class SqliteStore:
                 if found is None:
                     raise other_store_error(str(self._path))
                 number = int(found[0])
+            # A higher number than every earlier trainer's: these are refused from now on.
             self._trainer = fetch_count(base, "trainer", 1) + 1
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
+            # Uses without a commit: the earlier trainer ended before it wrote them into a checkpoint.
             base.execute("DELETE FROM uses WHERE of IS NULL")
             base.execute(
+                # Positions used only by later commits than the checkpoint's are free again, or closed if their group is
+                # complete.
                 "UPDATE positions SET state = CASE WHEN whole THEN 'closed' ELSE 'waiting' END "
                 f"WHERE state = 'over' AND place NOT IN ({_HOLDING})"
             )
@@ -415,7 +427,7 @@ class SqliteStore:
                 self._drop_unusable(base, who.usable)
 
     def _drop_unusable(self, base: sqlite3.Connection, usable: Usable) -> None:
-        """Remove the episodes of waiting and closed positions that no step has used and that are not `usable`."""
+        """Remove stored episodes for which `usable` returns False, if no step has used their position."""
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
         used = self._read_reused_steps(base)
         for order, episodes in self._load_unaltered(
@@ -438,9 +450,8 @@ class SqliteStore:
         ]
 
     def _load_unaltered(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
-        """Return the episodes by position, without positions that have a changed episode.
-
-        A position with a changed episode becomes a dead letter.
+        """Return the stored episodes by position. A position with a changed episode becomes a dead letter and
+        is left out.
         """
         found = {}
         for order in orders:
@@ -453,6 +464,7 @@ class SqliteStore:
         return found
 
     def _require_trainer(self, base: sqlite3.Connection) -> None:
+        """Raise TrainerFencedError unless this process is the store's latest trainer."""
         latest = fetch_count(base, "trainer")
         if self._trainer != latest or not latest:
             raise fenced_trainer_error(str(self._path), self._trainer, latest)
@@ -464,7 +476,8 @@ class SqliteStore:
         """Record the use or the discard of positions by a step.
 
         Args:
-            reason: why the positions are discarded; None for a use.
+            orders: Numbers of the positions.
+            reason: why the positions are discarded. None for a use.
             reused: positions that stay closed for a later step.
         """
         with self.open_transaction() as base:
@@ -491,7 +504,7 @@ class SqliteStore:
 
     @staticmethod
     def _read_reused_steps(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
-        """Return the steps that used each reusable position, by position."""
+        """Return the steps that used each closed position that later steps may use again, by position."""
         if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
             return {}
         found: dict[int, tuple[int, ...]] = {}

@@ -61,7 +61,7 @@ _MADE = "SELECT type, name FROM sqlite_master UNION ALL SELECT 'version', user_v
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a file of this version; create a missing one.
+    """Open a file of this version. Create a missing one.
 
     Raises:
         UserError: another version, another program's database, no database, or the file cannot be created.
@@ -85,7 +85,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
     """Raise the errors of `connect` as far as visible without creating or changing anything.
 
     Args:
-        made: a folder that may be missing, because it is created before the store is opened.
+        made: A folder that does not count as missing, because it is created before the store is opened.
     """
     try:
         if path.exists():
@@ -139,7 +139,7 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
 
 
 def bound_statements(base: sqlite3.Connection) -> None:
-    """Bound the run time of later statements; SQLite ends a longer one with SQLITE_INTERRUPT."""
+    """Bound the run time of later statements. SQLite ends a longer one with SQLITE_INTERRUPT."""
     left = iter(range(MOST_STEPS // STEPS))
     base.set_progress_handler(lambda: next(left, None) is None, STEPS)
 
@@ -156,7 +156,7 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
 
 
 def is_mistake(error: sqlite3.Error) -> bool:
-    """Return True for a mistake in ajet: an error of a statement, its values or the order of calls.
+    """Return True for an error caused by a mistake in ajet: a wrong statement, value or order of calls.
 
     False for a damaged, full or locked file.
     """
@@ -166,7 +166,7 @@ def is_mistake(error: sqlite3.Error) -> bool:
 
 
 def _write_ahead(base: sqlite3.Connection) -> None:
-    """Switch to write-ahead logging; SQLite reports a lock instead of waiting if two processes switch at once."""
+    """Switch to write-ahead logging. SQLite reports a lock instead of waiting if two processes switch at once."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -258,6 +258,6 @@ def damaged_file(path: Path, what: object) -> StoreUnavailableError:
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary code; 0 without a code."""
+    """Return SQLite's primary code, or 0 without a code."""
     code = getattr(error, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else 0

@@ -39,10 +39,11 @@ def episode_metrics(
 ) -> dict[str, float]:
     """Return reward, success, failures by boundary, forks by reason and lengths of episodes.
 
-    Success covers all episodes not left out. The other averages cover scored episodes.
+    Success covers all episodes except failures of ajet itself. The other averages cover scored episodes.
 
     Args:
-        outcomes: outcomes of the step's episodes, by uuid.
+        prefix: First part of the metrics' names, such as "train/".
+        outcomes: What the step's update did with each episode, by uuid. None: no update, as in a validation.
     """
     episodes = list(episodes)
     scored = [episode for episode in episodes if episode.scored]
@@ -97,7 +98,7 @@ def _scorer_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
 
 
 def _knows_success(counted: Sequence[Episode]) -> bool:
-    """Return whether some episode was judged for success, or all failed."""
+    """Return True if at least one episode was judged for success, or all episodes failed."""
     judged = any(e.verdict is not None and e.verdict.success is not None for e in counted)
     return judged or (bool(counted) and all(e.failure is not None for e in counted))
 
@@ -105,7 +106,8 @@ def _knows_success(counted: Sequence[Episode]) -> bool:
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     """Return pass@n (some attempt at a task succeeds) and all@n (every attempt succeeds).
 
-    Only tasks with n counted attempts enter. Fewer attempts would lower pass@n and raise all@n.
+    n is the largest number of counted attempts at a task. Only tasks with n counted attempts enter: fewer attempts
+    would lower pass@n and raise all@n.
     """
     rows = _list_successes(groups)
     n = len(rows[0]) if rows else 0
@@ -115,7 +117,10 @@ def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
 
 
 def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
-    """Return the successes of the counted attempts, for tasks with the largest number of attempts."""
+    """Return one list per task with the success of each counted attempt.
+
+    Tasks with fewer counted attempts than the task with most are omitted.
+    """
     rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
     most = max(map(len, rows), default=0)
     return [row for row in rows if len(row) == most > 0]
@@ -142,7 +147,7 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
 
 
 def group_by_order(episodes: Iterable[Episode]) -> list[Group]:
-    """Return the groups of episodes, by order."""
+    """Return one group per task for episodes in any order, sorted by the position in the training order."""
     found: dict[int, Group] = {}
     for episode in episodes:
         found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
@@ -158,7 +163,7 @@ def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def measurement_of(groups: Sequence[Group]) -> Measurement:
-    """Return the measurement of a validation, for comparison with another validation."""
+    """Return the rewards of a validation in the form that is compared with other validations."""
     attempts: dict[str, tuple[float | None, ...]] = {}
     for group in groups:
         rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
@@ -221,7 +226,10 @@ def correlate(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def log_formats(episodes: Iterable[Episode], settings: ContextTrackerConfig) -> None:
-    """Warn of each cut (`detect_timeline_snap`) and each tool call of a wrong form (`log_tool_format_check`)."""
+    """Warn of calls that fork instead of extending a call, and of tool calls of a wrong form.
+
+    The settings `detect_timeline_snap` and `log_tool_format_check` switch the two warnings on.
+    """
     for episode in episodes:
         name = f"task {episode.task.task_id}, attempt {episode.repeat}"
         if settings.detect_timeline_snap:

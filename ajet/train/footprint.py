@@ -47,7 +47,7 @@ REPLY = 16
 
 
 class Footprint(NamedTuple):
-    """Bytes of a training on the local backbone."""
+    """The memory of a training on the local backbone, in bytes."""
 
     weights: int
     """Includes adapters, and the low halves of the weights' masters."""
@@ -63,7 +63,7 @@ class Footprint(NamedTuple):
 
     @property
     def both(self) -> int:
-        """The bytes of trainer and sampler at once."""
+        """The bytes of trainer and sampler if both are in memory at the same time."""
         return self.peak + self.sampler
 
     @property
@@ -162,7 +162,7 @@ class Disk(NamedTuple):
 
 
 def find_disks(experiment: Experiment) -> list[Disk]:
-    """Return the disk of the record, and the disk of the checkpoints if different."""
+    """Return the disk that holds the record, and the disk of the checkpoints if it is another one."""
     run = experiment.root / experiment.name
     checkpoints = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
     return list(dict.fromkeys(_find_disk(path) for path in (run, checkpoints)))
@@ -179,7 +179,12 @@ def _find_disk(wanted: Path) -> Disk:
 
 
 def describe_memory(found: Footprint, free: int | None = None) -> str:
-    """Describe the peak memory and its parts, and the free memory if known."""
+    """Return a text on the peak memory, its parts and the free memory.
+
+    Args:
+        found: The estimated memory.
+        free: Free bytes. None: unknown.
+    """
     reference = f", reference model {format_bytes(found.reference)}" if found.reference else ""
     text = (
         f"at most about {format_bytes(found.peak)}: weights {format_bytes(found.weights)}, optimizer "
@@ -202,7 +207,12 @@ class RunNeeds(NamedTuple):
 
 
 def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> RunNeeds | None:
-    """Estimate the needs of a run with `train` tasks (0: clients bring tasks). None: unknown model size."""
+    """Return the disk and memory that a run needs, or None if the model's size is unknown.
+
+    Args:
+        train: The number of training tasks. 0: clients bring the tasks.
+        validates: True if the run has held-out tasks.
+    """
     from ajet.engine.dimensions import read_size_and_context
     from ajet.engine.machine import is_float32_default, measure_free_memory, resolve_device_kind
 
@@ -237,7 +247,7 @@ def require_tools_fit(experiment: Experiment) -> None:
 
 
 def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
-    """Return the workflow if the prompt certainly shows all tools of `environment.use`, as in mcp_agent."""
+    """Return the workflow class if its prompt certainly lists all tools of `environment.use`, as in mcp_agent."""
     from ajet.environment.replay import replays_alone
     from ajet.rollout.components import load_workflow
     from ajet.workflow.workflow import ToolWorkflow
@@ -307,7 +317,12 @@ def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:
 
 
 def explain_no_rehearsal(local: Footprint, free: int | None, *, on_cpu: bool) -> str:
-    """Return the reason for skipping the rehearsal, or "" to run a rehearsal."""
+    """Return the reason for skipping the rehearsal, or "" if the rehearsal is needed.
+
+    Args:
+        local: The estimated memory.
+        free: Free bytes. None: unknown.
+    """
     if free is not None and SMALL * local.peak < free:
         return f"training needs about {format_bytes(local.peak)}, and {format_bytes(free)} are free"
     if on_cpu and local.flops > LONGEST_S * FLOPS:

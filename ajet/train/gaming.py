@@ -38,7 +38,7 @@ class GamingWatch:
             self._steps[step] = _take_glimpses(run.episodes.read(step), step)
 
     def look(self, episodes: Iterable[Episode], step: int) -> None:
-        """Add a recorded step, and check the run every few steps."""
+        """Add the episodes of a recorded step. Every few steps, check the run and warn if an alarm fires."""
         self._steps[step] = _take_glimpses(episodes, step)
         watched = _first_and_last(sorted(self._steps))
         self._steps = {each: self._steps[each] for each in watched}
@@ -57,7 +57,7 @@ class GamingWatch:
 
 
 def as_status(found: GamingAlarm) -> dict[str, Any]:
-    """Return the alarm in the format of `status.json`."""
+    """Return the alarm as JSON values for `status.json`."""
     suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in found.suspects]
     return {"step": found.step, "text": found.text, "episodes": suspects}
 

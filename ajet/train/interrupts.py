@@ -95,11 +95,11 @@ class Interrupts:
 
     @contextmanager
     def defer(self, *, ends_step: bool = True) -> Iterator[None]:
-        """Defer a first interrupt until the outermost block has ended.
+        """Defer a first interrupt until the outermost `defer` block has ended.
 
         Args:
-            ends_step: False if the block is a single poll of a wait. A SIGTERM in a grace period then waits for further
-                polls.
+            ends_step: True if the step is complete after the block. False if the block is a single poll of a wait: a
+                SIGTERM in a grace period then waits for further polls.
 
         Raises:
             KeyboardInterrupt: Before the block, for an interrupt swallowed by a finalizer.
@@ -107,6 +107,7 @@ class Interrupts:
         if self._raised is not None:
             raised, self._raised = self._raised, None
             raise self._make_interrupt(raised)
+        # An inner block must not weaken an outer one that ends the step. `outer` restores the value afterwards.
         outer, self._ends_step = self._ends_step, ends_step or (self._depth > 0 and self._ends_step)
         self._depth += 1
         try:
@@ -147,6 +148,7 @@ class Interrupts:
             raise self._take_pending()
 
     def _take_pending(self) -> KeyboardInterrupt:
+        """Return the deferred interrupt and clear it, so that it is raised once."""
         pending, self._pending = self._pending, None
         self._end_wait()
         return self._make_interrupt(pending or KeyboardInterrupt)
@@ -155,7 +157,7 @@ class Interrupts:
         return kind(_SECOND) if self._ctrl_c_count > 1 and kind is KeyboardInterrupt else kind()
 
     def _end_wait(self) -> bool:
-        """End the wait of a grace period, and return whether a wait was active."""
+        """End the wait of a grace period. Return True if there was one."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.set()
@@ -183,6 +185,7 @@ class Interrupts:
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """Defer the interrupt, let it wait in a grace period, or raise it, as the module describes."""
         kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
         if kind is KeyboardInterrupt and not self._is_resent:
             self._ctrl_c_count += 1
@@ -195,6 +198,7 @@ class Interrupts:
         if kind is Preempted and self._preempted_at is None:
             self._preempted_at = time.monotonic()
         if self._pending is None:
+            # Within a block that ends the step, the first interrupt always waits for the block.
             if self._depth and self._ends_step:
                 self._pending = kind
                 return
@@ -211,6 +215,8 @@ class Interrupts:
             if not self._ends_step:
                 self._end_wait()  # raised when the poll ends
             return  # the time limit passed within the block that completes the step: let the block end
+        # A second interrupt, or one outside of any block, is raised here. Outside, `_raised` remembers it, because
+        # Python drops an exception raised within a finalizer.
         self._raised = kind if not self._depth else None
         self._pending = None
         self._end_wait()

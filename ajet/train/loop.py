@@ -18,6 +18,9 @@ from ajet.train.sources.source import Source
 def train(session: TrainingSession, source: Source) -> None:
     """Train until the last step, or until `stop_after_idle_steps` consecutive steps carried no training signal.
 
+    Args:
+        source: Provides the groups of each step.
+
     Raises:
         KeyboardInterrupt: after saving, when interrupted.
         UserError: for example if every episode of a step failed. Raised after saving, if the source allows saving and

@@ -45,13 +45,14 @@ def describe_remarks(
     known: TaskOverlap | None = None,
     is_colocated: bool = True,
 ) -> str:
-    """Return all remarks on a plan with known tasks, for a screen or a log.
+    """Return the text of all remarks on a plan with known tasks, for a screen or a log.
 
     Args:
+        algorithm: The algorithm of the training. None: not known yet.
         train: the number of training tasks.
         validates: True if held-out tasks exist.
         workflow: the class responsible for rewards. None: a judge is responsible.
-        known: held-out tasks in the training set.
+        known: Held-out tasks that are also training tasks. None: no overlap is known.
         is_colocated: True if, with `mode: async`, a sampler runs on this machine, too.
     """
     remarks = [
@@ -160,7 +161,11 @@ def _mentions_rewards(workflow: type[Any]) -> bool:
 
 
 def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterator[PlanRemark]:
-    """Yield a remark if held-out tasks are also training tasks."""
+    """Yield a remark if held-out tasks are also training tasks.
+
+    Args:
+        known: Held-out tasks that are also training tasks. None: no overlap is known.
+    """
     reader = experiment.ajet.task_reader
     if known is None or not (what := known.words()):
         return

@@ -51,7 +51,8 @@ class Runner:
         """Return the experiment with values of the backbone's own YAML sections merged into keys below `ajet`.
 
         Args:
-            from_store: the store of `--from-store`. Its samplers read no backbone section.
+            from_store: Address of the store given by `--from-store`. Its samplers read no backbone section. None: no
+                sampler.
         """
         return experiment
 
@@ -78,7 +79,7 @@ class Runner:
         """Raise UserError for conflicting settings and flags, before the training creates a folder."""
 
     def shown(self, experiment: Experiment) -> str:
-        """Return the backbone's own configuration, as further YAML documents of `ajet config show`."""
+        """Return the backbone's own configuration as YAML text, appended to the output of `ajet config show`."""
         return ""
 
     def name_accelerators(self) -> str | None:
@@ -89,7 +90,7 @@ class Runner:
         return ""
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Return findings of `ajet doctor` about the backbone's packages.
+        """Return the results of checking the backbone's packages, for `ajet doctor`.
 
         Args:
             needed: True if an experiment will use the backbone.
@@ -153,7 +154,7 @@ class LaunchOptions:
 # parts in reverse order. Closing is idempotent.
 @dataclass(slots=True)
 class RunParts:
-    """The opened parts of a run."""
+    """The parts of a run that are open: the objects that play and train."""
 
     experiment: Experiment
     reader: OpenedReader
@@ -186,10 +187,11 @@ def assemble(
     """Open all parts, and close them after the block. Cheap parts open first, so their errors cost no model load.
 
     Args:
-        split: the split with required tasks.
-        pins: the run's tools.
-        reader: the experiment's reader, if already open.
-        opens: opens the backbone. None: the experiment's backbone.
+        on_episode: Called with each ended episode.
+        split: The split whose tasks must not be missing.
+        pins: Checks that each attempt is offered the tools of the run's first attempt.
+        reader: The experiment's task reader, if already open.
+        opens: Opens the backbone. None: the experiment's backbone.
 
     Raises:
         UserError: a part cannot be opened.
@@ -223,7 +225,10 @@ def assemble(
 
 
 def pins_of(run: RunDirectory) -> ToolPins:
-    """Return the run's tools from its folder. Raise UserError if the file is damaged."""
+    """Return the pins of the run: the tools of its first attempt, which later attempts must be offered, too.
+
+    Raises UserError if the file in the run's folder is damaged.
+    """
     from ajet.environment.pinned import PinnedFile, ToolPins
 
     return ToolPins(PinnedFile(run.path, goes_on=run.goes_on).first, run.redact.tree)

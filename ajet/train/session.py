@@ -116,7 +116,7 @@ class TrainingSession:
         return self.experiment.ajet.count_steps(len(self.tasks) if self.tasks is not None else 0)
 
     def is_validation_due(self, last: int | None, *, always_last: bool = False) -> bool:
-        """Return whether a validation is due after the present step and has not run.
+        """Return True if the policy is to be validated after the present step and was not yet.
 
         Args:
             last: the last step. None: a run without end.
@@ -130,18 +130,28 @@ class TrainingSession:
         return is_due(self.step, self.trainer.test_freq) or is_last
 
     def note_validation(self, metrics: Mapping[str, float] | None = None, measured: Measurement | None = None) -> None:
-        """Record in the session that the present step was validated. The step's checkpoint becomes outdated."""
+        """Note that the present step was validated, so that it is not validated a second time.
+
+        A checkpoint of the step that was saved before lacks the result and is saved again.
+
+        Args:
+            metrics: The validation's metrics. None: nothing was measured.
+            measured: The rewards, which select the best checkpoint.
+        """
         if metrics is not None:
             self.last_validation, self.measured = dict(metrics), measured
         self.validated_step, self.is_checkpoint_outdated = self.step, True
 
     def add_given_up(self, taken: StepGroups) -> StepGroups:
-        """Return groups leased by the process, with the positions given up since the last step."""
+        """Add to a step's groups the positions that the store has given up since the last step.
+
+        The store gives up a position of the training order after too many failed attempts.
+        """
         given_up = self._given_up.log_new(self.tasks)
         return replace(taken, given_up=given_up, dead=self._given_up.count, ended=time.monotonic())
 
     def assign_credit(self, taken: StepGroups) -> TrainingBatch:
-        """Return the batch of a step, with the outcome of each episode of its groups."""
+        """Return the batch of a step: samples with advantages, and what the batch does with each episode."""
         step, settings = self.step + 1, self.experiment.ajet
         if self.credit_rule is not None:
             return self.credit_rule(taken.groups, step)
@@ -150,10 +160,10 @@ class TrainingSession:
         return assign_credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
 
     def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
-        """Update the weights with a batch. Without samples, only measure.
+        """Update the weights with a batch and return the metrics. Without samples, only compute metrics.
 
-        Afterwards the step is partial until `commit`. If the update raises, the step is partial only if weights
-        changed.
+        Afterwards the step is partial until `commit`: weights and record differ. If the update raises, the step is
+        partial only if weights changed.
         """
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
@@ -211,7 +221,11 @@ class TrainingSession:
         self.step, self.is_step_partial = step, False
 
     def show_depths(self, **more: int) -> None:
-        """Show in `ajet status` the number of unfinished groups, and `more`."""
+        """Show the number of unfinished groups in `ajet status`.
+
+        Args:
+            more: Further counts to show, by name.
+        """
         self.run.status.set(depths={"leased": len(self.store.begun()), **more})
 
     def save(self) -> None:
@@ -282,7 +296,10 @@ class TrainingSession:
         )
 
     def _mark_used(self, taken: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
-        """Mark the step's positions as used in the store, and the groups that may be trained a second time."""
+        """Record in the store that the step used its positions.
+
+        In a shared store, groups that a later step may train on again stay available.
+        """
         orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
         if is_shared(self.store):
             retrainable: Collection[int] = taken.reuse.find_retrainable(taken.groups, outcomes)
@@ -332,7 +349,10 @@ def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None =
 
 
 def read_resumed_frontier(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
-    """Return the store's state from the resumed checkpoint. Raise TaskError as `open_store` does."""
+    """Return the store's state in the resumed checkpoint (the frontier), or None without a checkpoint.
+
+    The task order is restored from it. Raises TaskError as `open_store` does.
+    """
     state = dict(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
         tasks.restore(state)

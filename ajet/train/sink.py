@@ -62,7 +62,7 @@ class RunSink:
         workflow: type[Workflow] | None = None,
         is_colocated: bool = True,
     ) -> None:
-        """Warn of unsuitable settings of a training. Arguments: as in `describe_remarks`."""
+        """Log warnings about unsuitable settings of a training. Arguments: as in `describe_remarks`."""
         if remarks := describe_remarks(
             self.experiment, algorithm, train=train, validates=validates, workflow=workflow, known=known,
             is_colocated=is_colocated,
@@ -70,11 +70,11 @@ class RunSink:
             logger.warning("{}", remarks)
 
     def begin(self, renderer: Renderer | None, *, total: int) -> None:
-        """Prepare the first step.
+        """Prepare the observers and the screen for the first step.
 
         Args:
             renderer: the run's renderer. None: a model without tokens.
-            total: the last step.
+            total: Number of the last step.
         """
         self._total = total
         self._observers = StepObservers(self.experiment.ajet, renderer)
@@ -82,7 +82,7 @@ class RunSink:
 
     @property
     def observers(self) -> StepObservers:
-        """Observers of the run, registered by plug-ins."""
+        """The plug-ins' observers, which add metrics to each step."""
         assert self._observers is not None, "`begin` comes first"
         return self._observers
 
@@ -92,6 +92,9 @@ class RunSink:
 
     def commit(self, trained: TrainedStep) -> dict[str, float]:
         """Record a step and return its metrics.
+
+        Args:
+            trained: The step with its groups and outcomes.
 
         Raises:
             AssertionError: a sampled token is neither trained nor counted.
@@ -161,7 +164,7 @@ class RunSink:
         return metrics, measured
 
     def commit_held_out(self, episodes: Sequence[Episode], step: int) -> None:
-        """Record clients' attempts at held-out tasks since the last step, if any.
+        """Record the attempts that clients made at held-out tasks since the last step, if any.
 
         The result never selects a checkpoint, because weights were updated during the attempts.
         """
@@ -170,7 +173,7 @@ class RunSink:
 
 
 def _count_retrained(trained: TrainedStep) -> dict[str, float]:
-    """Return the part of the step's numbers already counted by an earlier step."""
+    """Return how many groups, failures and forks of the step an earlier step has counted already."""
     before = {*trained.retrained}
     counted = episode_metrics(list_episodes(each for each in trained.groups if each.order in before), "train", {})
     metrics: dict[str, float] = {

@@ -29,7 +29,7 @@ UnusedGroups = Mapping["UntrainedReason", Sequence["Group"]]
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """The groups brought by a source for a step."""
+    """The groups and episodes that a source provides for a step."""
 
     began: float
     """Start of the step, by the monotonic clock in seconds."""
@@ -68,7 +68,7 @@ class StepGroups:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """The result of a step's update."""
+    """The metrics of a step's update, and the policy version before it."""
 
     version: int
     """Policy version before the update."""
@@ -108,9 +108,9 @@ class TrainedStep:
     """`given_up`, `dead` and `quarantined` are copied from `StepGroups`."""
 
     def newest_version(self, episode: Episode) -> int:
-        """Return the latest policy version that can have sampled an episode.
+        """Return the latest policy version that can have sampled an episode of the step.
 
-        An episode unused by the update may have ended after the update.
+        An episode that the update did not use may have ended after the update.
         """
         is_trained = self.outcomes.get(episode.uuid, NO_OUTCOME).step is not None
         return self.version if is_trained else self.version + 1
@@ -123,21 +123,28 @@ class StepObserver(Protocol):
     """
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
-        """Begin with a run. `words`: the run's renderer, or None for a model without tokens."""
+        """Prepare for a run.
+
+        Args:
+            words: The run's renderer, which decodes tokens. None: a model without tokens.
+        """
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
         """Return numbers of a step's episodes, before the step is recorded.
 
         Args:
-            newest: returns the latest policy version that can have sampled an episode.
+            newest: Function that returns the latest policy version that can have sampled an episode.
         """
 
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
-        """Return numbers computed with the present weights, for a step without logprob comparison in its update."""
+        """Return numbers that need the present weights.
+
+        Called for a step whose update compares no log-probabilities of engine and trainer.
+        """
 
 
 class StepObservers:
-    """Call all observers of a run."""
+    """Calls all observers of a run and merges their numbers."""
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
         kinds: Iterator[type[StepObserver]] = load_references("step_observers", "step observer")

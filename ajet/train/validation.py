@@ -50,7 +50,10 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
 
 
 def _read_recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: int, *, repeats: int) -> list[Episode]:
-    """Return the attempts recorded by an earlier process after the step, if their arrays still exist."""
+    """Return the validation attempts that an earlier process recorded after the same step.
+
+    Attempts whose arrays are gone are left out.
+    """
     if not run.episodes.path(step, "validation").with_suffix(".bin").exists():
         return []
     wanted = {
@@ -64,7 +67,7 @@ def _read_recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: i
 def _merge_groups(
     tasks: Sequence[tuple[int, Task]], played: Sequence[Group], earlier: Sequence[Episode]
 ) -> list[Group]:
-    """Return the played groups merged with attempts recorded earlier, by task."""
+    """Return one group per task, with the attempts played now and those recorded earlier."""
     found = {group.order: group for group in played}
     for episode in earlier:
         group = found.setdefault(episode.order, Group(episode.task, episode.order, []))

@@ -1,7 +1,8 @@
 """The announcer writes the trainer's policy, last usable position and heartbeat to the shared store.
 
-Invariant: positions without a remaining step are never released, nor are positions bound to become stale even if all
-goes in order (`Policy.below`). The caller writes the weights to disk before announcing a policy.
+A position is a task's place in the training order. Samplers start only positions below `Policy.below`. Invariant:
+positions without a remaining step are never released, nor are positions bound to become stale even if all goes in
+order. The caller writes the weights to disk before announcing a policy.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ def build_status(
 ) -> dict[str, Any]:
     """Return the store's state in the format of `status.json`.
 
-    All ages come from one query of the store, measured by the store's clock; the time of the query is included.
+    All ages come from one query of the store, measured by the store's clock. The time of the query is included.
     Unreported values are absent.
 
     Args:
-        samplers: the samplers at work.
+        depths: The number of positions in each state.
+        samplers: the samplers with a recent heartbeat.
         free: positions that samplers may start now.
-        quarantined: number of unusable groups, by kind.
+        quarantined: number of groups that cannot be trained on, by kind.
     """
     counts = {"leased": depths.leased, "free": free, "closed": depths.closed, "again": depths.again}
     ages = {"lease": depths.oldest_lease, "waiting_group": depths.oldest_closed}
@@ -79,7 +81,7 @@ SHOWN_EVERY = 2.0
 
 
 class Announcer:
-    """Announces the policies of one trainer; not thread-safe, except for the heartbeat thread of `alive`."""
+    """Announces the policies of one trainer. Not thread-safe, except for the heartbeat thread of `alive`."""
 
     def __init__(
         self,
@@ -94,8 +96,9 @@ class Announcer:
         """Create an announcer without an announced policy.
 
         Args:
+            terms: The settings that samplers must share.
             show: receives the result of `build_status` periodically.
-            starts: command that starts a sampler; "" to omit the hint.
+            starts: command that starts a sampler, for a log line. "" to omit the hint.
         """
         self.needs_probe = False
         """True if a sampler at a remote server was present at the last query and needs a probe."""
@@ -114,12 +117,12 @@ class Announcer:
 
     @property
     def dead(self) -> int:
-        """Number of positions given up, as of the last `take_newly_dead`."""
+        """Number of positions that the store leases no more after failures, as of the last `take_newly_dead`."""
         return self._given_up.count
 
     @property
     def quarantined(self) -> Mapping[str, int]:
-        """Number of unusable groups by kind, as of the last read of the dead letters."""
+        """Number of groups that cannot be trained on, by kind, as of the last read."""
         return self._given_up.quarantined
 
     def announce(
@@ -134,19 +137,23 @@ class Announcer:
         wanted: int | None = None,
         over: bool = False,
     ) -> None:
-        """Announce the policy if the range of usable positions has changed since the last announcement.
+        """Write the policy into the store, unless samplers may start the same positions as before.
 
         Args:
-            weights: folder of the weights; None for the weights of model.path.
+            step: Number of steps trained so far.
+            version: Policy version of the weights.
+            weights: folder of the weights. None for the weights of model.path.
             began: version from which the trainer started or resumed.
+            probe: Log-probabilities of a fixed text, by which a sampler recognises the weights on a server.
             stale: closed groups that no step will train on.
-            wanted: groups needed by the remaining steps; None if unknown.
+            wanted: groups needed by the remaining steps. None if unknown.
             over: True for the last policy: the training has ended.
         """
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
         most = self._ahead if wanted is None else min(self._ahead, wanted)
         self.leased = depths.leased
+        # `next - open_ones` positions are done with. Above them at most `most` groups may be open at once.
         below = 0 if self._holds else max(self._below, depths.next - open_ones + most)
         unchanged, self._below = below == self._below, below
         self._show_depths(depths, last=over)
@@ -157,7 +164,12 @@ class Announcer:
         self._store.announce(policy)
 
     def _show_depths(self, depths: StoreDepths | None = None, *, last: bool = False) -> None:
-        """Show the store's depths; None queries the store. `last` shows them even right after the previous ones."""
+        """Show the number of positions in each state, at most every SHOWN_EVERY seconds.
+
+        Args:
+            depths: The numbers. None: query the store.
+            last: True to show them even right after the previous ones.
+        """
         with self._showing:
             if time.monotonic() - self._shown < SHOWN_EVERY and not last:
                 return
@@ -172,21 +184,25 @@ class Announcer:
             self._show(build_status(found, samplers, free=free, quarantined=self.quarantined))
 
     def _list_samplers(self) -> list[StoreMember]:
-        """Return all samplers at work, by their heartbeats."""
+        """Return all samplers with a recent heartbeat."""
         return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * HEARTBEAT_S]
 
     def changed(self) -> None:
-        """Mark the policy as changed: the next `announce` writes it even if the positions are the same."""
+        """Have the next `announce` write the policy even if samplers may start the same positions as before."""
         self._below = -1
 
     def hold(self) -> None:
-        """Release no further positions from the next announcement on: trainer and samplers are about to end."""
+        """Release no further positions to samplers from the next `announce` on, because the run is about to end."""
         if not self._holds:
             self._holds = True
             self.changed()
 
     def live(self, step: int) -> bool:
-        """Write a heartbeat after `step` steps to the store. Return False if the last heartbeat is still recent."""
+        """Write a heartbeat of the trainer. Return False if the last one is recent enough.
+
+        Args:
+            step: Number of steps trained so far, shown with the heartbeat.
+        """
         now = time.monotonic()
         if now - self._last_heartbeat <= HEARTBEAT_S:
             return False
@@ -208,7 +224,14 @@ class Announcer:
         return signs_of_life(say, min(HEARTBEAT_S, SHOWN_EVERY))
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
-        """Log that `step` waits for groups, at most once per HEARTBEAT_S."""
+        """Write a heartbeat and log that a step waits for groups, at most once per HEARTBEAT_S.
+
+        Args:
+            step: Number of the waiting step.
+            there: Groups available for it.
+            size: Groups that it needs.
+            stale: Groups too old for it.
+        """
         self.live(step - 1)
         if time.monotonic() - self.last_wait_log <= HEARTBEAT_S:
             return
@@ -221,7 +244,10 @@ class Announcer:
         logger.info("step {} waits for groups: {} of {} are complete, {}; {}", step, there, size, old, who)
 
     def take_newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
-        """Return positions given up and not yet reported, with the error of each try."""
+        """Return positions that the store leases no more after failures, with the error of each try.
+
+        Only positions that were not returned before are returned.
+        """
         return self._given_up.log_new(tasks)
 
 
@@ -269,11 +295,15 @@ def count_ahead(settings: AjetConfig) -> int:
 
 
 def _make_usable_check(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
-    """Return a check whether a trainer that resumes after `step` accepts the stored attempts of a position.
+    """Return a function that decides whether a resuming trainer accepts the stored attempts of a position.
 
     Refused positions are sampled again. An attempt with a policy version of a lost checkpoint is refused, because other
     weights will get the same number. A group in which every attempt failed is refused too: a run that ended with it
     would end again.
+
+    Args:
+        repeats: Attempts per group.
+        step: Step of the checkpoint.
     """
 
     def usable(attempts: Sequence[Kept]) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupReuse:
-    """Positions of a step with earlier or possible later uses."""
+    """The positions whose groups a step trains on again, or later steps may train on again."""
 
     before: Collection[int] = ()
     """Positions trained on by an earlier step."""
@@ -33,7 +33,7 @@ class GroupReuse:
     """Positions outside the step: trained on before, now too old or used too often."""
 
     def find_retrainable(self, groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[int]:
-        """Return the `retrainable` positions with an episode used by the current step.
+        """Return the positions that later steps may train on again, if this step used one of their episodes.
 
         Other positions would yield no training data in later steps either.
         """
@@ -58,16 +58,24 @@ class ReadyGroups:
 
 
 class ClosedGroups:
-    """Holds the closed groups of one store."""
+    """Holds the complete groups of one store until a step takes them."""
 
     def __init__(self, store: SharedStore, trainer: TrainerConfig, quarantine: Quarantine | None = None) -> None:
-        """Create an empty set of groups. Groups are not checked if `quarantine` is None."""
+        """Start without groups.
+
+        Args:
+            quarantine: Checks each group. None: groups are not checked.
+        """
         self._store, self._trainer, self._quarantine = store, trainer, quarantine
         self._groups: dict[int, tuple[Group, tuple[int, ...]]] = {}
         """Each group with the steps that have trained on it, by position."""
 
     def read(self, tasks: TaskOrder, version: int) -> None:
-        """Read newly closed groups and drop unusable ones. `version`: newest policy known to the trainer."""
+        """Read groups that were completed since the last read, and drop those that cannot be trained on.
+
+        Args:
+            version: newest policy version known to the trainer.
+        """
         for lease in self._store.closed(but=self._groups.keys()):
             task = tasks.task(lease.order)
             if self._quarantine is not None and not self._quarantine.admits(lease, task.task_id, version):
@@ -94,8 +102,15 @@ class ClosedGroups:
         return found
 
     def take(self, groups: Sequence[Group], stale: Sequence[Group], expired: Sequence[int]) -> GroupReuse:
-        """Remove groups used by a step, stale groups and expired ones. Groups due for reuse are read from the store
-        later."""
+        """Remove the groups that a step uses, and groups too old or used too often.
+
+        Groups that a later step may use again are read from the store then.
+
+        Args:
+            groups: Groups of the step.
+            stale: Groups too old, never trained on.
+            expired: Positions of groups trained on before, now too old or used too often.
+        """
         used = {group.order: self._groups.pop(group.order)[1] for group in groups}
         for order in (*(group.order for group in stale), *expired):
             del self._groups[order]
@@ -116,12 +131,12 @@ def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
 
 
 def list_samplers(groups: Iterable[Group], version: int) -> set[str]:
-    """Return the remote samplers whose episodes were sampled with the weights of `version` alone."""
+    """Return the remote samplers of episodes that were sampled by the policy `version` only."""
     return {each.sampler for each in list_episodes(groups) if each.policy == (version, version)} - {""}
 
 
 def find_newest_version(episodes: Iterable[Episode], version: int) -> int:
-    """Return the latest policy version that sampled any of the episodes; `version` if no call has a version."""
+    """Return the latest policy version that sampled any of the episodes, or `version` if no call has a version."""
     return max((run.high for each in episodes for call in each.calls for run in call.versions), default=version)
 
 

@@ -1,4 +1,4 @@
-"""Quarantine withholds unusable groups from the trainer.
+"""Quarantine: keeps groups that cannot be trained on away from the trainer.
 
 Invariant: each group is checked once, when taken. A refused group stays in the store with its reason, and is never
 trained on, leased or checked again, even after a restart.
@@ -24,7 +24,7 @@ MANY_IN_A_ROW = 10
 
 
 class Quarantine:
-    """Checks the groups of one shared store; not thread-safe."""
+    """Checks the groups of one shared store. Not thread-safe."""
 
     def __init__(self, store: SharedStore, terms: GroupTerms) -> None:
         self._store, self._terms = store, terms
@@ -33,7 +33,12 @@ class Quarantine:
         self._report_at = MANY_IN_A_ROW
 
     def admits(self, lease: Lease, task_id: str, version: int) -> bool:
-        """Return True if the group may be trained on, else quarantine it.
+        """Return True if the group may be trained on. Otherwise mark it in the store as never to be trained on.
+
+        Args:
+            lease: The group's position with its episodes.
+            task_id: Id of the task at the position.
+            version: newest policy version known to the trainer.
 
         Raises:
             TrainerFencedError: another trainer has taken over the store.
@@ -48,6 +53,7 @@ class Quarantine:
         return True
 
     def _quarantine_group(self, order: int, task_id: str, refused: GroupRefusedError) -> None:
+        """Mark a group in the store as refused, and log an error if many groups in a row are refused."""
         try:
             self._store.quarantine(order, refused.reason)
         except LeaseLostError as lost:  # another process changed the group meanwhile; the next read sees the new state

@@ -46,7 +46,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingTerms:
-    """The terms of a trainer or a sampler."""
+    """The settings and fingerprints that a trainer and its samplers must share."""
 
     lineage: str
     tokenizer: str
@@ -88,11 +88,12 @@ class SamplingTerms:
         began: int = 0,
         more: Mapping[str, Any] | None = None,
     ) -> Policy:
-        """Build the policy of `version` after training step `step`.
+        """Build the announcement of the policy `version`, as it is after training step `step`.
 
         Args:
-            weights: folder of the weights; None for the weights of model.path.
-            below: first position closed to samplers.
+            run: Identity of the run.
+            weights: folder of the weights. None for the weights of model.path.
+            below: first position of the training order that samplers must not start.
             over: True for the last policy: the training has ended.
             began: version at the trainer's start or resume.
             more: further facts to announce.
@@ -112,6 +113,10 @@ class SamplingTerms:
 
     def require_same(self, theirs: Policy, uri: str) -> None:
         """Compare a sampler's terms with the policy announced by a trainer.
+
+        Args:
+            theirs: The announced policy.
+            uri: Address of the store, for the error.
 
         Raises:
             UserError: the terms differ.

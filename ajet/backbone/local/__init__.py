@@ -2,9 +2,10 @@
 
 The engine's model is a second module tree over the trainer's tensors, so new weights need no copy.
 
-Invariant: memory holds each state once: weights, the low halves of their float32 masters, two moments. Gradients exist
-only during an update. A row's forward pass has no padding and computes shared prefixes once. Equal batch, checkpoint
-and thread count give bit-identical weights.
+Invariant: memory holds each state once: weights, the low halves of their float32 masters, two moments. (A master is the
+float32 value of a bfloat16 weight, with which the optimizer computes.) Gradients exist only during an update. A row's
+forward pass has no padding and computes shared prefixes once. Equal batch, checkpoint and thread count give
+bit-identical weights.
 """
 
 from __future__ import annotations

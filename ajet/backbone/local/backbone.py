@@ -101,12 +101,12 @@ class LocalBackbone:
 
     @property
     def adapters(self) -> Adapters:
-        """The model's adapters and their agents; empty with a single adapter or none."""
+        """The model's adapters and their agents. Empty with a single adapter or none."""
         return self.trainer.policy.adapters
 
     @property
     def whole_version(self) -> int | None:
-        """Version of the current weights; None after an interrupted update."""
+        """Version of the current weights. None after an interrupted update."""
         return None if self.trainer.has_partial_update else self.trainer.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
@@ -127,7 +127,7 @@ class LocalBackbone:
         return Update(self.version, metrics | self._weights_changed(), self.trainer.fresh_gap)
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """Run one forward and backward pass over synthetic samples of the given lengths; no state changes.
+        """Run one forward and backward pass over synthetic samples of the given lengths. No state changes.
 
         The engine stays loaded, as in an update.
 
@@ -150,16 +150,17 @@ class LocalBackbone:
         self._weights_changed()
 
     def _weights_changed(self) -> dict[str, float]:
-        """Pass the new weights to the engine and return the canary's metrics.
+        """Pass the new weights to the engine, and return the metrics of the check that both compute the same model.
 
         Raises:
-            UserError: the canary found the second mismatch in a row.
+            UserError: engine and trainer differed twice in a row.
         """
         self.version = self.trainer.version
         self._sampler.weights_changed(self.version)
         return self.compute_canary()
 
     def compute_canary(self) -> dict[str, float]:
+        """Compare engine and trainer on a fixed prompt, and return the gap as a metric. Raises UserError."""
         if self._canary.tolerance is None:
             return {}
         with self.scorer() as scorer:
@@ -173,7 +174,7 @@ class LocalBackbone:
         return {"canary_gap": gap}
 
     def close(self) -> None:
-        """Close the engine; further calls have no effect."""
+        """Close the engine. Further calls have no effect."""
         self.engine.close()
         if self._is_gc_frozen:
             self._is_gc_frozen = False
@@ -202,13 +203,14 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
 def score_canary_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, *, version: int, adapters: Sequence[str] = ()
 ) -> tuple[Floats, Floats]:
-    """Return the canary reply's logprobs at temperature 1 by engine and trainer, shape [T] each.
+    """Return log-probabilities of a fixed prompt's reply at temperature 1, by engine and by trainer, shape [T] each.
 
-    The reply is the engine's most likely continuation of a fixed prompt; several adapters give one reply each. Caches,
-    counters and random generators of the run stay unchanged.
+    The reply is the engine's most likely continuation. Several adapters give one reply each. Caches, counters and
+    random generators of the run stay unchanged.
 
     Args:
         version: policy version of the weights.
+        adapters: Names of the adapters. Empty: the model itself.
     """
     each: Sequence[str | None] = adapters or [None]
     both = [_score_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
@@ -218,6 +220,7 @@ def score_canary_reply(
 def _score_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, version: int, adapter: str | None
 ) -> tuple[Floats, Floats]:
+    """Return the log-probabilities of one adapter's reply by engine and trainer, as `score_canary_reply` does."""
     room = engine.max_model_len
     prompt = np.asarray(tokenizer.encode(PROMPT, add_special_tokens=False), np.int32)[: max(1, room - REPLY)]
     reply, logprobs = engine.greedy(prompt, min(REPLY, room - prompt.size), adapter)
@@ -257,7 +260,7 @@ def open_engine(
     """Open the engine selected by `rollout.engine`.
 
     Args:
-        verdicts: as in TransformersEngine.
+        verdicts: Stores which models passed the engine's checks on this machine, to skip the checks.
 
     Raises:
         UserError: the engine cannot be started.
@@ -277,6 +280,7 @@ def open_engine(
 
 
 def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> PausableEngine:
+    """Start vLLM with a copy of the policy's weights. Without adapters, check that every parameter was updated."""
     from ajet.engine.models import prepare_folder
     from ajet.engine.vllm import VllmEngine
 
@@ -314,7 +318,10 @@ _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
 
 
 def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
-    """Run a forward and backward pass over one synthetic sample per length.
+    """Run a forward and backward pass over one synthetic sample per length, and measure time and memory.
+
+    Args:
+        lengths: Tokens of each sample.
 
     Raises:
         UserError: the memory does not suffice.

@@ -139,6 +139,7 @@ def _state_path(folder: Path) -> Path:
 
 
 def _read_state_json(folder: Path) -> dict[str, Any]:
+    """Return the description of a checkpoint's trainer state. Raises UserError if it is missing or invalid."""
     place = folder / "trainer" / "state.json"
     try:
         about: dict[str, Any] = read_json(place)

@@ -25,7 +25,10 @@ ALIGN = 64
 
 
 def make_zeros(size: int, device: torch.device) -> Tensor:
-    """Return [size] float32 zeros; on a CPU, pages are allocated at first use, while torch touches all at once."""
+    """Return [size] float32 zeros.
+
+    On a CPU the memory pages are allocated at their first use, while torch's zeros touch all of them at once.
+    """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(size, np.float32))
     return torch.zeros(size, dtype=torch.float32, device=device)
@@ -90,13 +93,16 @@ class FlatWeights:
 
     @property
     def low(self) -> Tensor | None:
-        """Low halves of the masters, [size] int16; None in float32. Read before changing values without masters."""
+        """Low halves of the masters, [size] int16, or None in float32.
+
+        They are allocated here at the first read. Read them before changing `values` by anything but `set_master`.
+        """
         if self._low is None and self.values.dtype == torch.bfloat16:
             self._low = self._draw_low()
         return self._low
 
     def dither(self, seed: int) -> None:
-        """Move each master to a random position among those that round to its value; a no-op in float32.
+        """Move each master to a random position among those that round to its value. A no-op in float32.
 
         Must run before the first use of `low`. Values do not change.
 
@@ -111,6 +117,7 @@ class FlatWeights:
             self._low = self.low
 
     def _draw_low(self) -> Tensor:
+        """Return new low halves: 0, or random ones within each value's rounding interval after `dither`."""
         low = torch.zeros(self.size, dtype=torch.int16, device=self.values.device)
         if self._dithered_by is not None:
             generator = torch.Generator(self.values.device).manual_seed(self._dithered_by)
@@ -134,13 +141,14 @@ class FlatWeights:
         return master
 
     def set_master(self, start: int, stop: int, master: Tensor) -> None:
-        """Store float32 masters without rounding loss; may overwrite `master`."""
+        """Store float32 masters without rounding loss. `master` may be overwritten."""
         if self.low is None:
             if master.data_ptr() != self.values[start:stop].data_ptr():
                 self.values[start:stop] = master
             return
         bits = master.view(torch.int32)
         # the lower 16 bits, read as a signed number, are the remainder of rounding to nearest
+        # Assigning int32 to int16 keeps the lower 16 bits.
         self.low[start:stop] = bits
         self.values.view(torch.int16)[start:stop] = bits.add_(0x8000).bitwise_right_shift_(16)
 
@@ -167,6 +175,8 @@ class FlatWeights:
             parameter.grad = None
 
     def _make_collector(self, place: Slot):  # type: ignore[no-untyped-def]
+        """Return a hook that adds a bfloat16 parameter's gradient to the buffer after each backward pass."""
+
         def collect(parameter: Tensor) -> None:
             assert self.gradients is not None, "a backward pass began outside of an update"
             assert parameter.grad is not None

@@ -28,7 +28,7 @@ _NOISE, _SLICE, _STRIDE = 1 << 20, 1 << 18, 40503
 
 
 def add_adapters(model: Any, lora: LoraConfig) -> Any:
-    """Return the model as a peft model with fresh adapters; at first the adapters change no output.
+    """Return the model as a peft model with fresh adapters. At first the adapters change no output.
 
     Creates one adapter, or those of `lora.adapters` in order, all trainable.
 
@@ -124,7 +124,7 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
 
 
 def merge_saved_adapters(lora: LoraConfig, folder: Path) -> LoraConfig:
-    """Return `lora` with the settings of adapters saved in `folder`; other adapters remain as configured."""
+    """Return `lora` with the settings of adapters saved in `folder`. Other adapters remain as configured."""
     saved = {name: _read_saved_adapter(adapter_folder(folder, name)) for name in Adapters.from_folder(folder).names}
     return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def summed_fields(kind: type[DataclassInstance], tallies: Sequence[DataclassInstance]) -> dict[str, Any]:
-    """Return the sums of the fields of several tallies, by name."""
+    """Return the sum of each field over several tallies of the same class, by field name."""
     return {each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(kind)}
 
 
@@ -67,7 +67,7 @@ class LossTally:
         return merged
 
     def means(self) -> dict[str, float]:
-        """Return the metrics as means over tokens; `loss` is the mean over optimizer steps."""
+        """Return the metrics as means over tokens. The metric `loss` is the mean over optimizer steps."""
         tokens = max(self.tokens, 1)
         means = {
             "loss": self.loss / max(self.steps, 1),
@@ -82,7 +82,11 @@ class LossTally:
 
 @dataclass(slots=True)
 class StepLoss:
-    """The losses of one optimizer step over `samples`. `old` and `present`: [T] per sample, or None."""
+    """The losses of one optimizer step over `samples`.
+
+    `old` and `present` are the policy's log-probabilities before the training step and before this optimizer step, [T]
+    per sample.
+    """
 
     samples: Sequence[Sample]
     tokens: TokenLoss
@@ -110,11 +114,13 @@ class StepLoss:
     _chosen: npt.NDArray[np.bool_] | None = field(init=False)
 
     def __post_init__(self) -> None:
+        """Concatenate each quantity over all samples, so that a row's targets can index it by sample and offset."""
         lengths = [sample.timeline.ids.size for sample in self.samples]
         self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         self._advantages = np.concatenate([sample.advantages for sample in self.samples])
         self._weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
         self._engine = np.concatenate([sample.timeline.logprobs for sample in self.samples])
+        # Given replies were sampled by no version of this policy, so none of their tokens counts as stale.
         oldest = np.iinfo(np.int32).min if self.written else self.version
         self._stale = np.concatenate([sample.timeline.versions < oldest for sample in self.samples])
         fresh = [bool((each.timeline.versions[each.timeline.mask] == self.version).all()) for each in self.samples]
@@ -172,7 +178,12 @@ class StepLoss:
         return self.tokens.kl_coef is not None and self._reference is None
 
     def row(self, targets: Targets, device: torch.device, reference_K: Tensor | None) -> RowLoss:
-        """Return the loss of one row's targets."""
+        """Return the loss of one row's targets.
+
+        Args:
+            targets: The trained tokens of the row [K].
+            reference_K: The reference model's log-probabilities [K]. None: those of the samples, if any.
+        """
         at = self._starts[targets.sample] + targets.offset
 
         def pick(values: npt.NDArray[np.float32]) -> Tensor:
@@ -212,7 +223,13 @@ class RowLoss:
     replies: ReplyStatistics
 
     def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
-        """Return the summed loss of the targets `at`, and update the tally."""
+        """Return the summed loss of some of the row's targets, and add them to the tally.
+
+        Args:
+            logprobs_C: Log-probabilities of the targets under the current weights [C].
+            entropy_C: Entropies of their distributions [C].
+            at: The range of targets within the row.
+        """
         tally = self.step.tally
         present = logprobs_C.detach()
         old = self.old[at] if self.old is not None else present
@@ -246,6 +263,7 @@ class RowLoss:
         return total
 
     def _count_stale(self, terms: TokenLossTerms, at: slice) -> None:
+        """Add the tokens that an older policy version sampled to the tally."""
         found = np.flatnonzero(self.stale[at])
         if not found.size:
             return

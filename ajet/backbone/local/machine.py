@@ -15,7 +15,7 @@ KERNELS = 64
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device; `auto` prefers cuda, then mps, then cpu.
+    """Return the device. `auto` prefers cuda, then mps, then cpu.
 
     Raises:
         ConfigError: this machine lacks the device.
@@ -37,7 +37,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype; `auto` is bfloat16 if the device multiplies bfloat16 faster than float32."""
+    """Return the dtype. `auto` is bfloat16 if the device multiplies bfloat16 faster than float32."""
     if name == "auto":
         from ajet.engine.models import choose_fast_dtype
 

@@ -22,7 +22,7 @@ NORM_SLICE = 1 << 18
 
 
 class FlatAdamW:
-    """Holds the two moments of `weights` in float32."""
+    """AdamW over all weights in one buffer. It holds the two moments in float32."""
 
     def __init__(
         self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
@@ -41,7 +41,7 @@ class FlatAdamW:
         return sum(self.counts.values())
 
     def step(self, gradients: Tensor, lr: float, *, part: str = "", at: tuple[int, int] | None = None) -> float:
-        """Take one step on `gradients`, shape [size], clipped to global norm `clip`; the buffer is overwritten.
+        """Take one step on `gradients`, shape [size], clipped to global norm `clip`. The buffer is overwritten.
 
         Args:
             part: name of the range `at`, for its step count.
@@ -69,6 +69,15 @@ class FlatAdamW:
     def move_slice(
         self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int, room: Tensor
     ) -> None:
+        """Take the AdamW step on the weights [start, stop).
+
+        Args:
+            gradients: Gradients of the whole buffer [size], overwritten.
+            scale: Factor of the gradients that clips their norm.
+            decay: Weight decay of this slice.
+            steps: Number of this step, for the bias correction.
+            room: Float32 buffers for intermediate results.
+        """
         beta1, beta2 = self.betas
         work, *others = room[:, : stop - start]
         gradient = gradients[start:stop]

@@ -56,11 +56,12 @@ def _ignore_adapter(adapter: str | None) -> None:
 
 
 class PackedForward:
-    """Forward pass of one model over packed rows.
+    """Runs one model over packed rows.
 
     Args:
         model: a transformers causal language model.
-        verdicts: stores which models passed the packing check.
+        packed: True or False to skip the packing check. None: check whether the model can compute packed rows.
+        verdicts: stores which models passed the packing check on this machine.
     """
 
     def __init__(self, model: Any, *, packed: bool | None = None, verdicts: VerdictCache | None = None) -> None:
@@ -91,8 +92,10 @@ class PackedForward:
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the lowest and highest float32 logprob of the targets after truncation, shape [K] each, without
-        gradient."""
+        """Return bounds of each target's log-probability after truncation: lowest [K] and highest [K].
+
+        Float32, without gradient. Arguments: as in `truncated_logprobs`.
+        """
         with torch.no_grad():
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
@@ -194,6 +197,7 @@ class PackedForward:
         return states
 
     def split_targets(self, row: PackedRow) -> list[slice]:
+        """Return ranges of the row's targets, each with logits of at most CHUNK_BYTES."""
         count, vocabulary = row.targets.token.size, self.head.weight.shape[0]
         size = max(1, CHUNK_BYTES // (4 * vocabulary))
         pieces = max(1, math.ceil(count / size))
@@ -209,7 +213,7 @@ PREFIX, ENDS, LENGTHS = 12, (5, 21), (3, 40, 9)
 
 
 def probe_packing(forward: PackedForward) -> bool:
-    """Compare packed rows with unpacked ones; return True and install tree attention if they agree.
+    """Compare packed rows with unpacked ones. Return True and install tree attention if they agree.
 
     If they differ, return False. The model then keeps its attention if the attention's outputs match transformers'
     eager attention; if not, eager attention is installed.
@@ -270,9 +274,16 @@ def _compute_alone(forward: PackedForward, samples: list[Any]) -> Tensor:
 def _compute_packed(
     forward: PackedForward, prefix: Any, left: Any, right: Any, others: list[Any], windows: dict[int, int | None]
 ) -> Tensor:
-    """Return the logits of two packed rows, and record each layer's sliding window in `windows`.
+    """Return the logits of two packed rows, to compare them with separate passes.
 
     The tree lies between two neighbours in the first row, and at the end of the second row.
+
+    Args:
+        prefix: Ids shared by the two samples of the tree.
+        left: Further ids of the first sample.
+        right: Further ids of the second sample.
+        others: Ids of the neighbouring samples.
+        windows: Gets each layer's sliding window in tokens, None without one.
     """
     sizes = (prefix.size, left.size, right.size)
     tree = (
@@ -313,6 +324,8 @@ ROWS = 8
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    """The autograd function behind `token_logprobs`."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         if temperature == 1.0:
@@ -322,6 +335,7 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen = table.gather(1, targets[:, None]).squeeze(1)
         entropy = torch.empty_like(chosen)
         for rows, out in zip(table.split(ROWS), entropy.split(ROWS), strict=True):
+            # `exp_` overwrites `rows`, so the table holds probabilities afterwards: backward needs these.
             log_probs = rows.clone()
             torch.linalg.vecdot(rows.exp_(), log_probs, out=out)
         entropy.neg_()
@@ -355,11 +369,14 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 def truncated_logprobs(
     logits: Tensor, targets: Tensor, temperature: float, top_p: float, top_k: int, *, slack: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest possible logprob of `targets` after truncation by top-k, then top-p.
+    """Return bounds of each target's log-probability after truncation by top-k, then top-p: lowest [C] and highest [C].
 
-    The distribution is softmax(logits / temperature). Both results are float32 [C], without gradient.
+    The distribution is softmax(logits / temperature). Both results are float32, without gradient. Rounding decides
+    about tokens at the border of top_p, so only bounds are known.
 
     Args:
+        logits: shape [C, V].
+        targets: shape [C].
         top_p: 1 disables truncation.
         top_k: -1 disables truncation.
         slack: probability mass that rounding may move across the border of top_p.

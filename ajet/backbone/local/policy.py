@@ -70,7 +70,7 @@ class LocalPolicy:
             self._frozen = PackedForward(frozen, verdicts=verdicts)
 
     def choose(self, adapter: str | None) -> None:
-        """Switch the model to the given adapter for all later passes.
+        """Make the given adapter the active one for all later passes.
 
         Raises:
             UserError: the policy has no adapter of the given name.
@@ -88,7 +88,10 @@ class LocalPolicy:
         self._chosen = adapter
 
     def locate_part(self, adapter: str | None) -> tuple[int, int]:
-        """Return the range [start, stop) of the adapter's weights in the buffer; the complete range for None."""
+        """Return the range [start, stop) of an adapter's weights in the buffer of all weights.
+
+        The complete range for None.
+        """
         if adapter is None:
             return 0, self.weights.size
         places = self.weights.places

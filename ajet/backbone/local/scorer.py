@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 
 class ForwardScorer:
-    """Computes log-probabilities with a loaded model. `weights`: any of its weights, for dtype and device."""
+    """Computes log-probabilities with a loaded model.
+
+    Args:
+        weights: any of the model's weights, for dtype and device.
+    """
 
     def __init__(self, forward: PackedForward, weights: Tensor) -> None:
         self._forward = forward
@@ -50,7 +54,7 @@ class ForwardScorer:
 
     @property
     def shares_prefixes(self) -> bool:
-        """True if rows may hold prefix trees."""
+        """True if a row may hold trees of samples that share a prefix, so the prefix is computed once."""
         return self._forward.packed
 
     def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
@@ -61,8 +65,7 @@ class ForwardScorer:
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
     ) -> tuple[Floats, Floats]:
-        """Return the lowest and highest possible log-probability of each target after top_k and top_p, each of shape
-        [K].
+        """Return bounds of each target's log-probability after top_k and top_p: lowest [K] and highest [K].
 
         Args:
             slack: probability mass that rounding may move across the border of top_p.

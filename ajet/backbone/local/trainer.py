@@ -247,11 +247,13 @@ class Trainer:
     def add_gradients(
         self, loss: StepLoss, temperature: float, *, passes: int = 0, critic: StepValueLoss | None = None
     ) -> int:
-        """Sum the gradients of all rows, and the critic's, and return the number of computed tokens.
+        """Run forward and backward over all rows and sum their gradients. Return the number of computed tokens.
 
         Args:
+            loss: The losses of the optimizer step.
             passes: allocate the gradient buffer as for at least this number of backward passes. Several passes need
-                float32; one pass over bfloat16 weights needs bfloat16 only.
+                float32. One pass over bfloat16 weights needs bfloat16 only.
+            critic: The value losses of the optimizer step. None: no critic.
         """
         forward = self.policy.forward
         rows = self._pack_rows(loss.samples, forward)
@@ -274,13 +276,14 @@ class Trainer:
     ) -> tuple[float, dict[str, float]]:
         """Take one optimizer step on the gradients, and the critic's step.
 
-        Several adapters step separately; an adapter without samples stays unchanged.
+        Several adapters step separately. An adapter without samples stays unchanged.
 
         Args:
             warming: True to step the critic only.
 
         Returns:
-            The norm of all gradients, nan if a skipped value is not finite, and the norm per adapter.
+            The norm of all gradients, nan if the step was skipped because a number is not finite, and the norm per
+                adapter.
         """
         gradients = self.policy.weights.gradients
         assert gradients is not None
@@ -302,6 +305,7 @@ class Trainer:
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
             if critic is not None and held is not None:
+                # The critic has stepped already. A skipped step must change nothing.
                 critic.head.restore(held)
             logger.warning(
                 "loss {} and gradient norm {} are not finite: ajet skips this optimizer step", loss.tally.loss, norm
@@ -326,7 +330,7 @@ class Trainer:
         return [name for name in self.policy.adapters.names if name in sampled]
 
     def _count_moves(self, samples: Sequence[Sample]) -> int:
-        """Return the number of separate weight updates in an optimizer step on the samples."""
+        """Return the number of optimizer steps for the samples: one per adapter that sampled, one without adapters."""
         return len(self._list_sampling_adapters(samples)) if self.policy.adapters else 1
 
     def _pack_rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
@@ -334,10 +338,13 @@ class Trainer:
 
     @contextmanager
     def _all_or_nothing(self, steps: int) -> Iterator[None]:
-        """Restore the state if the block fails.
+        """Restore weights, moments and critic if the block fails.
 
         Before an update's only optimizer step no weight has changed, so a copy is made only for several steps. An
         interrupt inside the only step sets `has_partial_update`.
+
+        Args:
+            steps: Number of optimizer steps in the block.
         """
         weights, optimizer, held = self.policy.weights, self.optimizer, self._list_state_tensors()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
@@ -346,6 +353,7 @@ class Trainer:
         try:
             yield
         except BaseException:
+            # True if the state can be restored: there is a copy, or no weight has changed yet.
             undone = copies is not None or not self.has_partial_update
             self.has_partial_update = True  # stays set during the restore, in case of another interrupt
             if copies is not None:
@@ -371,6 +379,13 @@ class Trainer:
     def build_metrics(
         tally: LossTally, norms: Sequence[float], lr: float, tokens: int, seconds: float
     ) -> dict[str, float]:
+        """Return the metrics of an update.
+
+        Args:
+            norms: Gradient norm of each optimizer step. nan for a skipped step.
+            tokens: Computed tokens.
+            seconds: Duration of the update.
+        """
         metrics = tally.means() if tally.steps else {}
         metrics |= stale_metrics(tally.tokens, tally.stale, tally.stale_weight, tally.stale_capped)
         taken = [norm for norm in norms if math.isfinite(norm)]

@@ -77,7 +77,7 @@ class TreePlan:
         return [tree.stop - tree.start for tree in self.trees]
 
     def dense_mask(self, index: int, window: int | None) -> Tensor:
-        """Return the mask of tree `index`, shape [n, n]; `window` limits each token to the nearest path positions."""
+        """Return the mask of tree `index`, shape [n, n]. `window` limits each token to the nearest path positions."""
         known = self.masks.get((index, window))
         if known is None:
             tree = self.trees[index]
@@ -89,11 +89,13 @@ class TreePlan:
         return known
 
     def band(self, queries: int, keys: int, before: int, window: int) -> Tensor:
-        """Return the mask of a block, shape [queries, keys], shared by all equal blocks of a path.
+        """Return the attention mask of a block of queries, shape [queries, keys].
+
+        Equal blocks share one mask.
 
         Args:
             before: number of keys before the first query's own.
-            window: number of nearest visible keys.
+            window: number of nearest keys that a query sees.
         """
         known = self.masks.get((queries, keys, before, window))
         if known is None:
@@ -102,7 +104,7 @@ class TreePlan:
         return known
 
     def shared(self, mask: Tensor, q: Tensor, how: _AttentionTerms) -> Tensor:
-        """Return a mask as additive scores, converted once for all layers.
+        """Return a boolean mask as additive scores, converted once for all layers.
 
         On a CPU, torch's fused attention would convert a boolean mask in each call and store the result for backward.
         """
@@ -179,7 +181,7 @@ def tree_attention(
 
 
 def uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
-    """True if the kernel returns the log-sums needed by `subtree_attention` to combine parts."""
+    """True if `subtree_attention` can be used: the kernel returns the log-sums needed to combine parts."""
     return window is None and how.fused and q.device.type == "cpu"
 
 
@@ -253,7 +255,7 @@ def _attend_path(
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _AttentionTerms) -> Tensor:
-    """Scaled dot-product attention, causal without a mask; query heads may share key heads."""
+    """Compute scaled dot-product attention, causal without a mask. Query heads may share key heads."""
     groups = q.shape[1] // k.shape[1]
     native = how.fused and groups > 1 and (mask is None or q.device.type == "cpu")
     if groups > 1 and not native:
@@ -277,10 +279,10 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
 
 
 def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _AttentionTerms) -> Tensor:
-    """Attention as two matrix products, as in transformers' eager attention.
+    """Compute attention as two matrix products, as in transformers' eager attention.
 
     Args:
-        seen: a mask, or the number of keys before the first query's own; a mask built here is not stored for backward.
+        seen: a mask, or the number of keys before the first query's own. A mask built here is not stored for backward.
     """
     if isinstance(seen, int):
         seen = _make_causal_mask(q.shape[2], k.shape[2], seen, q.device)
@@ -302,12 +304,13 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
-    """Attention over one tree on a CPU: queries [1, H, n, d], keys and values [1, H_kv, n, d] to outputs [1, H, n, d].
+    """Compute attention over one tree on a CPU.
 
-    A tree is stored in preorder, so descendants of a segment follow without a gap. Descendants see all keys of the
-    segment in one call without a mask; the segment's own tokens see them causally. A query's parts are combined by
-    log-sum-exp. Backward stores only queries, keys, values, outputs and one number per query and head: memory is linear
-    in the tree, and no pair of tokens is computed twice.
+    Queries are [1, H, n, d], keys and values [1, H_kv, n, d], outputs [1, H, n, d]. A tree is stored in preorder, so
+    descendants of a segment follow without a gap. Descendants see all keys of the segment in one call without a mask.
+    The segment's own tokens see them causally. A query's parts are combined by log-sum-exp. Backward stores only
+    queries, keys, values, outputs and one number per query and head: memory is linear in the tree, and no pair of
+    tokens is computed twice.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -317,7 +320,7 @@ def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: floa
 
 
 def list_pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield (queries, keys, causal) of each call; every query's own segment comes first."""
+    """Yield (queries, keys, causal) of each call. Every query's own segment comes first."""
     starts = np.flatnonzero(np.diff(tree.segment_of, prepend=-1))
     stops = np.append(starts[1:], tree.segment_of.size)
     ends = stops.copy()
@@ -330,6 +333,8 @@ def list_pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
 
 
 class _Subtrees(torch.autograd.Function):
+    """The autograd function behind `subtree_attention`."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scaling: float | None) -> Tensor:
         exact = torch.promote_types(q.dtype, torch.float32)
@@ -345,6 +350,7 @@ class _Subtrees(torch.autograd.Function):
                 into.copy_(part)
                 total.copy_(more)
                 continue
+            # Two softmax parts over different keys combine with weights exp(own log-sum - joint log-sum).
             both = torch.logaddexp(total, more)
             into.mul_((total - both).exp_()[..., None]).addcmul_(part.to(exact), (more - both).exp_()[..., None])
             total.copy_(both)
@@ -370,6 +376,12 @@ class _Subtrees(torch.autograd.Function):
 
 
 def _repeat_heads(given: Tensor, seen: slice, heads: int) -> Tensor:
-    """Return a segment's keys or values, repeated for each of the `heads` sharing them."""
+    """Return a segment's keys or values, repeated for the query heads that share them.
+
+    Args:
+        given: Keys or values of all tokens.
+        seen: The segment's tokens.
+        heads: Query heads per key head.
+    """
     part = given[:, :, seen]
     return part if heads == 1 else part.repeat_interleave(heads, 1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ValueHead:
-    """The value head for hidden states of width `size`; always float32."""
+    """The value head for hidden states of width `size`, always in float32."""
 
     def __init__(self, size: int, device: torch.device, trainer: TrainerConfig) -> None:
         self.settings = trainer.algorithm.critic
@@ -63,7 +63,10 @@ class ValueHead:
             return self(forward.hidden(row)).cpu().numpy()
 
     def step(self) -> float:
-        """Take one optimizer step on the gradients and return their norm; no weight changes if not finite."""
+        """Take one optimizer step on the gradients and return their norm.
+
+        If the norm is not finite, no weight changes.
+        """
         gradients = self.weights.gradients
         assert gradients is not None
         norm = self.optimizer.step(gradients, self.settings.lr)
@@ -71,7 +74,7 @@ class ValueHead:
         return norm
 
     def held(self) -> tuple[list[Tensor], dict[str, int]]:
-        """Return a copy of all state changed by a step."""
+        """Return a copy of everything that an optimizer step of the head changes, for `restore`."""
         return [tensor.clone() for tensor in self._list_changing_tensors()], dict(self.optimizer.counts)
 
     def restore(self, held: tuple[list[Tensor], dict[str, int]]) -> None:
@@ -84,7 +87,7 @@ class ValueHead:
         return list(self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors for a checkpoint by name; the caller stores the optimizer's step count separately."""
+        """Return the tensors for a checkpoint by name. The caller stores the optimizer's step count separately."""
         own = {"values": self.weights.values, "first": self.optimizer.first, "second": self.optimizer.second}
         return {f"critic_{name}": tensor for name, tensor in own.items()}
 
@@ -105,7 +108,7 @@ class ValueTally:
         return cls(**summed_fields(cls, tallies))
 
     def means(self) -> dict[str, float]:
-        """Return the metrics as means over tokens; `critic/loss` is the mean over optimizer steps."""
+        """Return the metrics as means over tokens. `critic/loss` is the mean over optimizer steps."""
         return {
             "critic/loss": self.loss / max(self.steps, 1),
             "critic/clip_fraction": self.clipped / max(self.tokens, 1),
@@ -134,7 +137,12 @@ class StepValueLoss:
         self._columns = (weights, *(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1)))
 
     def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:
-        """Store the hidden states for further optimizer steps of the head."""
+        """Store the hidden states of a row's targets, for further optimizer steps of the head.
+
+        Args:
+            states_CH: Hidden states [C, H].
+            at: The range of targets within the row.
+        """
         self._later_rows.append((states_CH, row, at))
 
     def learn(self) -> float:

@@ -112,7 +112,7 @@ class ChatDialect:
         return request
 
     def _parse_others(self, request: ParsedRequest, options: _Options, body: Mapping[str, Any]) -> None:
-        """Parse the fields that many requests leave out."""
+        """Parse the rarely used fields of a request, and store them in `request` and `options`."""
         tools = request.tools = read_tools(body.get("tools"))
         request.tool_choice, request.named_tool = _read_tool_choice(body, tools)
         if tools:
@@ -164,7 +164,7 @@ class ChatDialect:
     def format_logprobs(
         self, options: _Options, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
     ) -> dict[str, Any] | None:
-        """Return the logprobs of tokens; `None` if no tokens are known."""
+        """Return the logprobs of tokens, or `None` if no tokens are known."""
         if self._decode is None or not len(ids):
             return None
         content = build_token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top)
@@ -186,6 +186,7 @@ class _ChunkWriter:
         return self._write_plain(choice, _FIRST_DELTA)
 
     def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        """Return the next part of a reply as server-sent events."""
         if not self._options.logprobs and len(chunk.deltas) == 1:
             (delta,) = chunk.deltas
             if delta.keys() == _TEXT_DELTA:  # almost all
@@ -243,7 +244,7 @@ def encode_event(value: dict[str, Any]) -> bytes:
 
 
 def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str, int] | None:
-    """Return the tokens of replies and prompts; `None` if a server did not count its tokens."""
+    """Return the tokens of replies and prompts, or `None` if a server did not count its tokens."""
     prompt_tokens = completion_tokens = 0
     for reply in prompts:
         if reply.prompt_tokens is None:
@@ -261,7 +262,11 @@ def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str,
 
 
 def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
-    """Return the request's checked messages. The places of images are added to `images`."""
+    """Return the request's checked messages.
+
+    Args:
+        images: The places of images are added to this list, such as "messages[0].content[1].type".
+    """
     if not isinstance(value, list) or not value:
         raise fields.invalid_value("messages", "a non-empty list of messages")
     messages: list[dict[str, Any]] = []
@@ -276,6 +281,7 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
 
 
 def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
+    """Return the checked message. The places of images in a user's message are added to `images`."""
     if not isinstance(message, dict):
         raise fields.invalid_value(where, "an object")
     role = message.get("role")
@@ -306,6 +312,7 @@ def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]
 
 
 def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Return the checked tool calls of a message, with arguments as JSON text."""
     if not isinstance(calls, list):
         raise fields.invalid_value(where, "a list of tool calls")
     read: list[dict[str, Any]] = []
@@ -327,7 +334,7 @@ def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's checked tools; `None` for no tools."""
+    """Return the request's checked tools, or `None` for no tools."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):
@@ -350,7 +357,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> tuple[ToolChoice, str | None]:
-    """Return (auto | none | required | named, the tool's name)."""
+    """Return the kind of choice ("auto", "none", "required" or "named"), and the tool's name if named."""
     choice = body.get("tool_choice")
     if choice is None or choice == "auto":
         return "auto", None

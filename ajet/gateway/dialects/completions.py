@@ -150,7 +150,7 @@ class CompletionsDialect:
 
 
 class _LogprobFormatter:
-    """Formats the logprobs of one choice in parts; text offsets continue across parts."""
+    """Formats the logprobs of one choice in parts. Text offsets continue across parts."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None, count: int) -> None:
         self._decode, self._count = decode, count
@@ -158,7 +158,7 @@ class _LogprobFormatter:
         self._offset = 0
 
     def format_next(self, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs) -> dict[str, Any] | None:
-        """Return the entries of the next tokens; `None` for no tokens."""
+        """Return the entries of the next tokens, or `None` for no tokens."""
         if self._decode is None or self._text is None or not len(ids):
             return None
         tokens, offsets, others = [], [], []

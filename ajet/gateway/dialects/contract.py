@@ -16,7 +16,7 @@ from ajet.gateway.request import ParsedRequest, Refused
 
 @dataclass(slots=True)
 class Caller:
-    """The caller of a request, found by the key, the headers or the model's suffix."""
+    """The agent that sent a request, named by the key, the headers or the suffix of the model's name."""
 
     agent: str
     target: str = ""
@@ -30,15 +30,25 @@ class Caller:
 class StreamWriter(Protocol):
     """Writes the replies to one request as server-sent events."""
 
-    def begin_reply(self, choice: int) -> bytes: ...
+    def begin_reply(self, choice: int) -> bytes:
+        """Return the events before the first part of a reply. `choice` is the reply's number, from 0."""
+        ...
 
-    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes: ...
+    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        """Return the events of the next part of a reply."""
+        ...
 
-    def end_reply(self, choice: int, reply: Reply) -> bytes: ...
+    def end_reply(self, choice: int, reply: Reply) -> bytes:
+        """Return the events of a reply's end, such as the finish reason."""
+        ...
 
-    def close(self, replies: Sequence[Reply]) -> bytes: ...
+    def close(self, replies: Sequence[Reply]) -> bytes:
+        """Return the events after all replies, such as usage and the final mark."""
+        ...
 
-    def fail(self, refused: Refused) -> bytes: ...
+    def fail(self, refused: Refused) -> bytes:
+        """Return the events of an error in a stream that has begun."""
+        ...
 
 
 class Dialect(Protocol):
@@ -46,10 +56,18 @@ class Dialect(Protocol):
 
     path: str
 
-    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest: ...
+    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
+        """Parse the JSON body of a request. Raises Refused for a field that cannot be honoured."""
+        ...
 
-    def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]: ...
+    def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the JSON body of the answer with all complete replies of a request."""
+        ...
 
-    def build_writer(self, request: ParsedRequest) -> StreamWriter: ...
+    def build_writer(self, request: ParsedRequest) -> StreamWriter:
+        """Return the writer of a streamed answer."""
+        ...
 
-    def format_error(self, refused: Refused, request_id: str) -> dict[str, Any]: ...
+    def format_error(self, refused: Refused, request_id: str) -> dict[str, Any]:
+        """Return the JSON body of an error in the protocol's form."""
+        ...

@@ -37,7 +37,7 @@ def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def read_integer(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    """Return an integer within bounds; `None` if absent or null."""
+    """Return an integer within bounds, or `None` if absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -47,7 +47,7 @@ def read_integer(body: Mapping[str, Any], name: str, low: int, high: int) -> int
 
 
 def read_number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    """Return a number within bounds; `None` if absent or null."""
+    """Return a number within bounds, or `None` if absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -57,7 +57,11 @@ def read_number(body: Mapping[str, Any], name: str, low: float, high: float) -> 
 
 
 def read_boolean(body: Mapping[str, Any], name: str, default: bool, where: str = "") -> bool:
-    """Return a boolean; `where` is the place of `body` in the request."""
+    """Return a boolean field of a request, or its default if absent.
+
+    Args:
+        where: The place of `body` in the request, for an error. "": the body is the request itself.
+    """
     value = body.get(name)
     if value is None:
         return default
@@ -96,7 +100,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def read_seed(body: Mapping[str, Any]) -> int | None:
-    """Return the seed; `None` if absent or null."""
+    """Return the seed, or `None` if absent or null."""
     return read_integer(body, "seed", -(1 << 63), (1 << 63) - 1)
 
 
@@ -111,7 +115,7 @@ def read_include_usage(body: Mapping[str, Any], is_streamed: bool) -> bool:
 
 
 def read_model(body: Mapping[str, Any]) -> str | None:
-    """Return the model's name; `None` if absent or empty."""
+    """Return the model's name, or `None` if absent or empty."""
     value = body.get("model")
     if value is not None and not isinstance(value, str):
         raise invalid_value("model", "a string")
@@ -119,12 +123,16 @@ def read_model(body: Mapping[str, Any]) -> str | None:
 
 
 def select_set(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `names` that are set, in the body's order."""
+    """Return those of the named fields that the request sets, in the body's order."""
     return {name: value for name, value in body.items() if name in names and value is not None}
 
 
 def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the fields of `neutral` with a value other than their neutral values."""
+    """Return the fields whose value has an effect.
+
+    Args:
+        neutral: Field name -> the values without effect.
+    """
     if neutral.keys().isdisjoint(body):  # most requests
         return {}
     found = {}
@@ -139,7 +147,7 @@ def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, .
 
 
 def read_content(content: Any, where: str, images: list[str] | None = None) -> Any:
-    """Return a message's content as one text; `None` for null.
+    """Return a message's content as one text, or `None` for null.
 
     Args:
         where: The place of the content in the request.
@@ -173,7 +181,7 @@ def read_content(content: Any, where: str, images: list[str] | None = None) -> A
 
 
 def build_parts(parts: list[Any]) -> list[dict[str, Any]]:
-    """Return a list of texts and parts as parts."""
+    """Return texts and image parts as a list of Chat Completions' content parts."""
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Trackers:
-    """The open trackers of a run."""
+    """The open trackers of a run, called one after the other."""
 
     def __init__(self, opened: Iterable[Tracker] = ()) -> None:
         self.opened = list(opened)
@@ -62,7 +62,7 @@ class Trackers:
 
 
 def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | None = None) -> list[Tracker]:
-    """Open the trackers named by `trainer_common.logger`; the console replaces trackers that cannot be opened.
+    """Open the trackers named by `trainer_common.logger`. The console replaces trackers that cannot be opened.
 
     Args:
         base: folder of relative references.
@@ -98,7 +98,7 @@ def _tracker_class(name: str, base: Path) -> type[Tracker]:
 
 
 def _patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:
-    """Return the timeout of a tracker class in seconds; user classes need not derive from Tracker."""
+    """Return the timeout of a tracker class in seconds. User classes need not derive from Tracker."""
     patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
     return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience
 

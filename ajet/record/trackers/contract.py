@@ -60,11 +60,11 @@ class Tracker:
         self.run = run
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Receive the numbers of a step or validation; all are finite."""
+        """Receive the numbers of a step or validation. All numbers are finite."""
         raise NotImplementedError
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
         """Receive recorded episodes of a step with outcomes by uuid. Read-only."""
 
     def close(self) -> None:
-        """Flush and close. Idempotent."""
+        """Flush all output and close the tracker. Idempotent."""

@@ -77,8 +77,10 @@ class MlflowTracker(Tracker):
 
 @contextmanager
 def _files_allowed(place: str | None) -> Iterator[None]:
-    """Allow MLflow's plain files: they keep runs in plain files only where that is allowed, and look when the store is
-    opened; a database of theirs needs more than the client."""
+    """Within the block, allow MLflow to store runs in plain files.
+
+    MLflow checks the permission when its store is opened. Its database store needs more than the client package.
+    """
     name = "MLFLOW_ALLOW_FILE_STORE"
     before = os.environ.get(name)
     if place is None and before is None:

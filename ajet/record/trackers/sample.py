@@ -20,7 +20,7 @@ Cell = str | float | None
 
 
 def sample_rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], redact: Redactor) -> list[list[Cell]]:
-    """One row an episode, with a cell for each of `COLUMNS`."""
+    """Return a row per chosen episode, with a cell for each of `COLUMNS`."""
     worst_first = sorted(episodes, key=lambda episode: (episode.reward is not None, episode.reward or 0.0))
     count = min(MOST, len(worst_first))
     chosen = [worst_first[round(index * (len(worst_first) - 1) / max(count - 1, 1))] for index in range(count)]
@@ -51,7 +51,7 @@ _BASE64 = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=]+")
 
 
 def text_of(content: Any) -> str:
-    """A message's content as text, each image as `[image]`."""
+    """Return a message's content as text, with each image as `[image]`."""
     if not isinstance(content, list):
         return str(content or "")
     parts = (part if isinstance(part, dict) else {"text": part} for part in content)
@@ -66,7 +66,7 @@ def without_images(text: str) -> str:
 
 
 def image_characters(value: Any) -> int:
-    """The length of all images in some plain value together, as URLs."""
+    """Return the total length of all images in a plain value, as URLs."""
     if isinstance(value, str):
         return len(value) if value.startswith("data:") else 0
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -76,6 +76,6 @@ class SwanlabTracker(Tracker):
 
 
 def _silence_console() -> None:
-    """Keep SwanLab's messages out of the terminal; no public setting exists."""
+    """Keep SwanLab's messages out of the terminal. No public setting exists."""
     with suppress(ImportError, AttributeError):
         import_module("swanlab.sdk.internal.pkg.console").c.quiet = True

@@ -10,7 +10,7 @@ from ajet.schema.errors import MissingExtraError
 
 
 class TensorboardTracker(Tracker):
-    """Writes scalars to `tensorboard/` in the run directory; after a resume viewers drop later steps."""
+    """Writes scalars to `tensorboard/` in the run directory. After a resume viewers drop later steps."""
 
     patience_s = None
 

@@ -66,5 +66,5 @@ class WandbTracker(Tracker):
             self._run.log({STEP: step, f"episodes/{split}": self._table(columns=list(COLUMNS), data=data)})
 
     def close(self) -> None:
-        """Flush and finish; an unfinished run is shown as failed."""
+        """Flush and finish. An unfinished run is shown as failed."""
         self._run.finish(exit_code=0 if self.outcome == "finished" else 1)

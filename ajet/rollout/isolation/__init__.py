@@ -48,7 +48,7 @@ class Isolation(Protocol):
 
     @property
     def abandoned_count(self) -> int:
-        """The number of stopped attempts whose code still runs."""
+        """The number of attempts whose code still runs although they were stopped."""
         ...
 
     def start(self, attempt: LocalAttempt) -> Future[WorkflowOutput]:
@@ -59,7 +59,7 @@ class Isolation(Protocol):
         ...
 
     def locate(self, attempt: LocalAttempt) -> str:
-        """Return the attempt's present line of user code as file:line, or "" if unknown."""
+        """Return the line of user code that the attempt executes now, as file:line, or "" if unknown."""
         ...
 
     def stop(self, attempt: LocalAttempt) -> None:
@@ -80,7 +80,7 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
 def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
     """Raise ConfigError if the named isolation refuses this workflow or experiment. Starts no process.
 
-    An isolation with such limits has a class method of the same name.
+    Only isolations with such limits have a class method `require_isolable`, which is called here.
     """
     check = getattr(_find_class(experiment), "require_isolable", None)
     if check is not None:

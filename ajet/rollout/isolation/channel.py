@@ -49,7 +49,11 @@ class MessageChannel:
         self._frames = FrameReader(MAX_MESSAGE_BYTES)
 
     def send(self, about: int, kind: str, body: bytes) -> None:
-        """Send a message with a body from `encode_value`. Raises OSError when the other end is gone."""
+        """Send a message with a body from `encode_value`. Raises OSError when the other end is gone.
+
+        Args:
+            about: Id of the attempt. 0: no attempt.
+        """
         send_all(self._write_fd, pack_frame({"about": about, "kind": kind}, body))
 
     def receive(self) -> Message:
@@ -72,7 +76,10 @@ class MessageChannel:
 
 
 def encode_value(value: Any, *, exact: bool = False) -> bytes:
-    """Return the value as bytes of JSON.
+    """Return the value as bytes of JSON for `decode_value`.
+
+    Args:
+        exact: True to refuse objects without a JSON form. False encodes them as their `repr`.
 
     Raises:
         TypeError: `exact` is set, and an object would become its `repr`.
@@ -91,6 +98,7 @@ def decode_value(text: bytes) -> Any:
 
 
 def _to_json(value: Any, depth: int, encode_object: Callable[[Any], str]) -> Any:
+    """Return a JSON value, in which each type without a JSON form is an object with one key `$…`."""
     if value is None or isinstance(value, (bool, str, int)):
         return value
     if isinstance(value, float):
@@ -103,6 +111,7 @@ def _to_json(value: Any, depth: int, encode_object: Callable[[Any], str]) -> Any
     if isinstance(value, BaseModel):
         return _to_json(dict(value), depth, encode_object)
     if isinstance(value, Mapping):
+        # A mapping with a single key `$…` would be read as an encoded type, so it is written as `$map`.
         if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
             return {key: _to_json(item, depth + 1, encode_object) for key, item in value.items()}
         rows = [
@@ -138,6 +147,7 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _from_json(tree: Any) -> Any:
+    """Return the value that `_to_json` encoded."""
     if isinstance(tree, list):
         return [_from_json(item) for item in tree]
     if not isinstance(tree, dict):

@@ -162,7 +162,7 @@ def encode_request(kind: str, value: Any) -> bytes:
 
 
 def decode_request(kind: str, body: Any) -> Any:
-    """Decode the body of a request. Raises ValueError."""
+    """Decode the body of a request of the given kind. Raises ValueError for an invalid body."""
     try:
         return _parse_request(kind, body)
     except _PARSE_ERRORS as problem:
@@ -170,6 +170,7 @@ def decode_request(kind: str, body: Any) -> Any:
 
 
 def _parse_request(kind: str, body: Any) -> Any:
+    """Return the checked arguments of a worker's request. Raises ValueError or TypeError."""
     if kind == "open":
         return None if body is None else _check_texts(body)
     if kind == "endpoint":

@@ -79,7 +79,7 @@ class ProcessIsolation(WorkerPool):
         super()._note_change(worker)
 
     def _retire_worker(self, worker: WorkerHandle) -> None:
-        """Kill a worker left changed by an attempt. Log each kind of change once."""
+        """Kill a worker whose process an attempt left changed. Log each kind of change once."""
         worker.close()
         with self._lock:
             news = [change for change in worker.changes if change not in self._warned]

@@ -144,7 +144,7 @@ def _open_loop() -> UserLoop:
 
 
 class SharedAttempt(WorkerAttempt):
-    """One of many attempts in this worker."""
+    """One of the many attempts that this worker plays at the same time."""
 
     def __init__(self, channel: WorkerChannel, number: int, *more: Any) -> None:
         super().__init__(channel, number, *more)
@@ -181,7 +181,11 @@ class SharedPlayer:
         self._ambient = RunEnvironment(setup.ambient)
 
     def take(self, order: Message) -> None:
-        """Start the requested attempt without waiting for its end, or cancel it."""
+        """Start the attempt of a message without waiting for its end, or cancel it.
+
+        Args:
+            order: A message `attempt` or `stop` from the rollout.
+        """
         if order.kind == "attempt":
             self._begin_attempt(order.about, order.body)
         elif (found := self._attempts.get(order.about)) is not None:
@@ -198,13 +202,14 @@ class SharedPlayer:
         return [resources.close_in_thread() for resources in held]
 
     def note_task_end(self, attempt: SharedAttempt) -> None:
-        """Report the end of an attempt after the task's end, if the future was cancelled before."""
+        """Report the end of an attempt whose future was cancelled before its task ended."""
         attempt.has_ended = True
         found = self._attempts.get(attempt.number)
         if found is not None and found[1].cancelled():
             self._report_end(*found)
 
     def _begin_attempt(self, number: int, body: Any) -> None:
+        """Start an attempt on the worker's loop. If that fails, send the failure as the attempt's end."""
         self._channel.begin(number)
         attempt: SharedAttempt | None = None
         try:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _RunningAttempt:
+    """The state of an attempt's thread, shared with `stop`."""
+
     cancel: Callable[[], Any] | None = None
     """None before the thread has a task, and for plain functions, where cancelling is impossible."""
     stopped: bool = False
@@ -95,12 +97,14 @@ class ThreadIsolation:
                 del self._running[attempt]
 
     def _run_loop(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
+        """Run an async `execute` on a new event loop in this thread, then cancel the loop's remaining tasks."""
         loop = asyncio.new_event_loop()
         loop.set_default_executor(DaemonThreads())
         task = loop.create_task(perform_attempt(attempt))
         running.task = task
         with self._lock:
             running.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            # `stop` may have been called before `cancel` was set.
             if running.stopped:
                 task.cancel()
         try:

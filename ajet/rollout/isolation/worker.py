@@ -45,7 +45,7 @@ class Player(Protocol):
     """Plays the attempts of this worker: `SinglePlayer` or `SharedPlayer`."""
 
     def take(self, order: Message) -> None:
-        """Carry out a message `attempt` or `stop`, in the main thread."""
+        """Carry out a message `attempt` or `stop` of the rollout, in the main thread."""
         ...
 
     def locate(self, number: int) -> str:
@@ -192,7 +192,7 @@ class SinglePlayer:
     def _play_attempt(
         self, number: int, task: WorkflowTask, config: Any, began: float
     ) -> tuple[ProcessState | None, WorkflowOutput | Failure]:
-        """Return the process state before the attempt (None if the import failed), and the outcome."""
+        """Return the process state before the attempt (None if the import failed), and the output or failure."""
         attempt: WorkerAttempt | None = None
         before: ProcessState | None = None
         owner = self._channel.owner
@@ -221,7 +221,7 @@ class SinglePlayer:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The process state that an attempt could pass on to the next, at one moment."""
+    """The part of this process's state, at one moment, that an attempt could pass on to the next."""
 
     folder: str | None
     environment: dict[str, str]
@@ -250,6 +250,7 @@ class ProcessState:
         return _find_folder() != self.folder or os.environ != self.environment or _find_output_files() != self.output
 
     def _describe_changes(self) -> list[str]:
+        """Return a text for each difference to the captured state: folder, environment, threads, children, output."""
         found = []
         if _find_folder() != self.folder:
             found.append(f"the working directory ({_find_folder() or 'deleted'})")

@@ -65,7 +65,7 @@ class RemoteEndpoints:
                 raise
 
     def pinned(self, found: ToolList) -> list[dict[str, Any]]:
-        """Return the tools as pinned for the run."""
+        """Return the found tools in the order of the run's first attempt. Raises EpisodeError if the tools changed."""
         pinned: list[dict[str, Any]] = self.ask("pin", [dict(each) for each in found])
         return pinned
 

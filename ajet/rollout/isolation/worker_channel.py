@@ -26,7 +26,10 @@ CHATTY_CHARS = 8 * OUTPUT_CHARS
 
 
 class OutputTail:
-    """The bounded end of unsent output. Thread-safe without a lock, because printing must never block."""
+    """Keeps the last characters of unsent output, up to a limit.
+
+    It is thread-safe without a lock, because printing must never block.
+    """
 
     def __init__(self) -> None:
         self._parts: deque[str] = deque()
@@ -60,7 +63,7 @@ class OutputTail:
 
 
 class OutputStream:
-    """Output of an attempt, or of no attempt, queued for the rollout."""
+    """Output of an attempt, or of no attempt, that waits to be sent to the rollout."""
 
     def __init__(self, attempt: int, kind: str) -> None:
         """Start an empty stream. `kind` is the kind of the messages: `printed` or `warning`."""
@@ -102,7 +105,7 @@ class WorkerChannel:
         return order
 
     def begin(self, attempt: int) -> None:
-        """Accept requests of the attempt from now on."""
+        """Allow requests of the attempt until its `end`."""
         with self._registry:
             self._waiting[attempt] = deque()
 
@@ -133,7 +136,7 @@ class WorkerChannel:
     def send_output(self, stream: OutputStream) -> None:
         """Send the stream's tail now, or leave the tail to the thread that holds the send lock.
 
-        Never waits: a destructor may print in the thread that holds the lock.
+        This never waits: a destructor may print in the very thread that holds the lock.
         """
         if not stream.is_queued:
             stream.is_queued = True

@@ -110,17 +110,17 @@ class WorkerHandle:
 
     @property
     def playing_count(self) -> int:
-        """The number of attempts in play, without stopped attempts."""
+        """The number of attempts that the worker plays, without stopped ones."""
         return len(self._playing)
 
     @property
     def abandoned_count(self) -> int:
-        """The number of stopped attempts without an end."""
+        """The number of stopped attempts that have not ended yet."""
         return len(self._stopped)
 
     @property
     def remaining_start_seconds(self) -> float:
-        """Seconds for which the start is still counted, or 0 after the first message, and without an attempt."""
+        """Seconds for which the worker still counts as starting. 0 after its first message, and without an attempt."""
         is_starting = self.is_accepting and not self._has_answered and bool(self._playing)
         return max(0.0, self._created + START_WINDOW_S - time.monotonic()) if is_starting else 0.0
 
@@ -131,7 +131,11 @@ class WorkerHandle:
         return process is not None and process.is_alive
 
     def begin(self, attempt: LocalAttempt, future: Future[WorkflowOutput]) -> bool:
-        """Queue the attempt, with its outcome going into the future. Return False if the worker accepts no more."""
+        """Queue the attempt for the worker. Return False if the worker accepts no more attempts.
+
+        Args:
+            future: Gets the attempt's output or exception.
+        """
         with self._lock:
             if not self.is_accepting:
                 return False
@@ -275,6 +279,7 @@ class WorkerHandle:
             return AttemptEnd(make_error("wrong_type", why).failure, [])
 
     def _answer_request(self, process: WorkerProcess, attempt: LocalAttempt, message: Message) -> None:
+        """Reply to a request that the worker sent for an attempt. Raises ValueError for an unreadable request."""
         try:
             request = decode_request(message.kind, message.body)
             if message.kind == "open" and attempt.session is not None:
@@ -282,6 +287,7 @@ class WorkerHandle:
         except ValueError as problem:
             if not self._setup.shared:
                 raise
+            # In a shared worker only this attempt fails. A worker of one attempt is killed by the caller instead.
             process.send(message.about, "error", encode_value(f"the request cannot be read: {problem}"))
             return
         try:
@@ -292,6 +298,7 @@ class WorkerHandle:
             else:
                 process.send(message.about, "error", encode_value(repr(problem)))
             return
+        # Inside the worker the gateway may have another address than in this process.
         if isinstance(answer, Endpoint) and process.base_url:
             answer = replace(answer, base_url=process.base_url)
         process.send(message.about, "ok", encode_reply(message.kind, answer))
@@ -323,7 +330,13 @@ class WorkerHandle:
     def _finish_attempt(
         self, number: int, outcome: WorkflowOutput | EpisodeError, changes: list[str] | None = None
     ) -> None:
-        """Set the outcome of an attempt. `changes` describes the changes left by the attempt."""
+        """Set the output or the exception of an attempt's future.
+
+        Args:
+            number: Id of the attempt in this worker.
+            outcome: The output, or the exception to raise.
+            changes: Descriptions of what the attempt left changed in the process.
+        """
         with self._lock:
             self._stopped.pop(number, None)
             played = self._playing.pop(number, None)
@@ -355,10 +368,11 @@ class WorkerHandle:
             _set_outcome(played.future, problem)
 
     def _fail_all(self, why: str, *, retryable: bool | None = None) -> None:
-        """Fail all attempts, because the process is gone.
+        """Fail all attempts of the worker, because its process is gone.
 
         Args:
-            retryable: None: retryable if attempts share the worker, since any attempt may have ended the process.
+            retryable: True if the attempts may be played again. None: True if attempts share the worker, since any of
+                them may have ended the process.
         """
         lost = self._mark_over()
         others = f" (it ran {len(lost)} episodes at the time)" if len(lost) > 1 else ""
@@ -373,7 +387,7 @@ class WorkerHandle:
             _set_outcome(played.future, problem)
 
     def _mark_over(self) -> list[_InflightAttempt]:
-        """Note that the process is gone. Return the attempts in play."""
+        """Note that the process is gone. Return the attempts that it was playing."""
         with self._lock:
             self.is_accepting, self.is_over = False, True
             lost = list(self._playing.values())

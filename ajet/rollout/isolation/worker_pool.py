@@ -55,7 +55,7 @@ class WorkerPool(ABC):
 
     @property
     def abandoned_count(self) -> int:
-        """The number of stopped attempts without an end."""
+        """The number of stopped attempts that have not ended yet."""
         with self._lock:
             return sum(worker.abandoned_count for worker in self._workers)
 
@@ -141,7 +141,7 @@ def _fail_stopped(waiting: Iterable[tuple[LocalAttempt, Future[WorkflowOutput]]]
 
 
 def find_setup(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> WorkerSetup:
-    """Return how another process imports the workflow. Raises ConfigError if importing is impossible."""
+    """Return the description by which another process imports the workflow. Raises ConfigError if it cannot."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow

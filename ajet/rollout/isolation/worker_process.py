@@ -99,8 +99,9 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """True while the process runs. The check does not reap the process, to reserve the id until the group is
-        killed.
+        """True while the process runs.
+
+        The check does not reap the process: its id must stay reserved until the process group is killed.
         """
         if self._process.returncode is not None:
             return False
@@ -155,7 +156,7 @@ class WorkerProcess:
         """End the process, wait for the end and return the exit code.
 
         Args:
-            grace: Seconds for processes of the workflow after SIGTERM.
+            grace: Seconds for processes of the workflow after SIGTERM, before SIGKILL.
             sandbox_grace: Seconds for the sandbox of a dead worker to end by itself, with its own exit code.
         """
         with self._end_lock:

@@ -1,6 +1,6 @@
-"""Episodes of external agents: programs that open an episode over HTTP, play it, and report the outcome.
+"""Episodes of external agents: programs that open an episode over HTTP, play it, and report its output or failure.
 
-Input: requests for episodes, with a task or for the next task of the task reader, and outcomes. Output: episodes, and
+Input: requests for episodes, with a task or for the next task of the task reader, and reports. Output: episodes, and
 groups once all attempts at a task are in. Invariant: served episodes have the same contents as a Workflow's (calls,
 timelines, verdict, counted reasons). If no client finishes an episode, the server ends the episode and records a
 failure.

@@ -50,8 +50,9 @@ class DeadlineWatcher:
 
         Args:
             under_way: The open episodes by name. This is the registry's own mapping.
-            end: Ends an episode. Raises Refused if the end cannot be recorded.
-            give_up: Gives up an episode with an unrecorded end.
+            groups: The groups that still wait for attempts.
+            end: Judges and records an episode. The text names the cause. Raises Refused if the end cannot be recorded.
+            give_up: Drops an episode whose end could not be recorded. The texts are the reason and the cause.
             close: Closes a group, with the open episodes of the group.
         """
         rollout, self._idle_timeout = settings.rollout, settings.gateway.idle_timeout
@@ -82,7 +83,7 @@ class DeadlineWatcher:
             await self.check_all()
 
     async def check_all(self) -> None:
-        """End overdue episodes. Close overdue groups."""
+        """Check all limits once: end overdue episodes, repeat failed recordings, close overdue groups."""
         for served in list(self._under_way.values()):
             if served.unrecorded_since is not None:
                 await self._retry_recording(served, served.unrecorded_since)
@@ -93,6 +94,7 @@ class DeadlineWatcher:
             await self._close_overdue(group)
 
     def find_timeout(self, served: ServedEpisode) -> Failure | None:
+        """Return the failure of an episode over one of its time limits, or None."""
         if self._idle_timeout and served.idle_seconds > self._idle_timeout:
             why = f"no model call for {self._idle_timeout:g} seconds (gateway.idle_timeout)"
             return Failure("agent", "timeout", why, retryable=True)
@@ -102,6 +104,11 @@ class DeadlineWatcher:
         return None
 
     async def _retry_recording(self, served: ServedEpisode, since: float) -> None:
+        """Try to record an ended episode again, and drop the episode if that has failed for too long.
+
+        Args:
+            since: Monotonic time of the first failed try.
+        """
         try:
             await self._end(served, AttemptResult(), served.ended_by)
         except Refused:
@@ -109,6 +116,7 @@ class DeadlineWatcher:
                 self._give_up(served, "given up", "server")
 
     async def _close_overdue(self, group: OpenGroup) -> None:
+        """Close a group past its deadline, if enough attempts are scored or none is under way."""
         under_way = [served for served in self._under_way.values() if served.group is group]
         waiting = sum(map(needs_ranking, group.episodes))
         is_due = should_close_late(group.episodes, min_group=self._min_group, repeats=group.places, waiting=waiting)

@@ -92,7 +92,7 @@ class ServedEpisode:
 
 
 def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return the state of an open episode for its client. `version` is the policy's version."""
+    """Return the JSON reply on an open episode. `version` is the policy's version."""
     return {
         "episode": served.identity.uuid,
         "status": "unrecorded" if served.unrecorded_since is not None else "judging" if served.ending else "open",
@@ -103,7 +103,7 @@ def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
 
 
 def describe_given_up(episode: Episode, reason: str) -> dict[str, Any]:
-    """Return a client's view of an episode given up without a recorded end."""
+    """Return the JSON reply on an episode that was dropped, because its end could not be recorded."""
     overrides = {"status": "aborted", "reward": None, "success": None, "boundary": None}
     return {
         **describe_outcome(episode),
@@ -113,7 +113,7 @@ def describe_given_up(episode: Episode, reason: str) -> dict[str, Any]:
 
 
 def describe_outcome(episode: Episode) -> dict[str, Any]:
-    """Return a client's view of an ended episode."""
+    """Return the JSON reply on an ended episode."""
     verdict, failure = episode.verdict, episode.failure
     reason = failure.message if failure else episode.ending or (verdict.reason if verdict else "")
     return {

@@ -34,6 +34,10 @@ class EpisodeStore(Protocol):
     def put(self, lease: Lease, kept: Kept) -> None:
         """Store an episode. The episode is on the disk when the call returns. Thread-safe.
 
+        Args:
+            lease: The lease of the episode's position in the training order.
+            kept: The episode, with the facts that the store adds to it.
+
         Raises:
             LeaseLostError: The lease belongs to another server.
             Exception: One of TRANSIENT_ERRORS. The same call may succeed later.

@@ -59,7 +59,11 @@ async def call_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: 
 
 
 class OpenGroup:
-    """The attempts at one task. The position `lease.order` is negative if a client brought the task."""
+    """The attempts at one task, until all are in.
+
+    `lease` is the store's lease of the task's position in the training order. `lease.order` is negative if a client
+    brought the task.
+    """
 
     def __init__(self, task: Task, lease: Lease, places: int) -> None:
         self.task, self.lease = task, lease
@@ -82,33 +86,38 @@ class OpenGroup:
         return not self._taken
 
     def accepts(self, task: Task | None) -> bool:
-        """Return True if an attempt at the task belongs to the group. None stands for any task of the task reader."""
+        """Return True if an attempt at the task belongs to the group. None means any task of the task reader."""
         if task is None:
             return self.lease.order >= 0
         return self.task.task_id == task.task_id and self.task == task
 
     @property
     def is_complete(self) -> bool:
-        """True if all attempts are in."""
+        """True if each taken place has an ended episode and no further attempt is expected."""
         return not self.has_place and len(self.episodes) == len(self._taken)
 
     def take_place(self) -> int:
-        """Take the next free place. Return the place's number."""
+        """Take the free place with the lowest number and return the number, which becomes the episode's repeat."""
         repeat = next(number for number in itertools.count() if number not in self._taken)
         self._taken.add(repeat)
         return repeat
 
     def free_place(self, repeat: int) -> None:
-        """Free the place of an attempt that does not count.
+        """Free the place of an attempt that does not count, so that another attempt may take it.
 
-        Another attempt may take the place. In a closed group the place is removed instead.
+        A closed group takes no further attempts, so there the place is removed instead.
         """
         self._taken.discard(repeat)
         if self._closed:
             self.places = len(self._taken)
 
     def may_repeat(self, repeat: int, most: int) -> bool:
-        """Return True if a lost attempt may be repeated, at most `most` times per place. Each True is counted."""
+        """Return True, and count one repetition, if the lost attempt at a place may be repeated.
+
+        Args:
+            repeat: Number of the place.
+            most: Maximum number of repetitions per place.
+        """
         if self._closed or self._repeats[repeat] >= most:
             return False
         self._repeats[repeat] += 1
@@ -169,7 +178,8 @@ class OpenGroups:
         """Return a group of the task with a free place, or a new group.
 
         Args:
-            task: The task. None: any task of the task reader whose group `is_wanted`.
+            task: The task. None: any task of the task reader.
+            is_wanted: Returns False for groups to skip. Used only if `task` is None.
 
         Raises:
             Refused: The task does not exist, no task is free, or the store is out of reach.
@@ -181,6 +191,7 @@ class OpenGroups:
         if (found := self._find_open(task, is_wanted)) is not None:
             return found
         async with self._making:
+            # Search again with the lock: another request may have made a group meanwhile.
             while (found := self._find_open(task, is_wanted)) is None:
                 self._refuse_all_busy(task)
                 made = await self._make_group(task)
@@ -189,7 +200,10 @@ class OpenGroups:
             return found
 
     def _refuse_all_busy(self, task: Task | None) -> None:
-        """Raise Refused if as many reader tasks wait for a first attempt as an epoch has."""
+        """Raise Refused if as many reader tasks as an epoch has are open without any attempt.
+
+        The caller skips all of them because of `serve.max_per_task`. It would lease positions without end otherwise.
+        """
         ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
         if task is None and self.tasks is not None and ahead >= len(self.tasks):
             raise Refused(
@@ -205,6 +219,7 @@ class OpenGroups:
         return None
 
     async def _make_group(self, task: Task | None) -> OpenGroup:
+        """Lease a position from the store and add a group for it. None: the next task of the task reader."""
         if task is not None:
             lease = await call_store_or_refuse(self._store.bring)
         else:
@@ -223,7 +238,7 @@ class OpenGroups:
         return group
 
     async def wait_settled(self) -> None:
-        """Wait until no group is being removed."""
+        """Wait until no group's end is being reported to the store."""
         while self._removing:
             await asyncio.sleep(SETTLE_INTERVAL)
 
@@ -233,7 +248,9 @@ class OpenGroups:
         return [group for group in self._open if now - group.began > seconds]
 
     async def return_task(self, group: OpenGroup) -> None:
-        """Return the task of a group without attempts to the store. The group stays while the store is out of reach."""
+        """Give the position of a group without attempts back to the store. The group stays while the store is
+        unreachable.
+        """
         try:
             await call_store(self._store.give_back, [group.lease])
         except TRANSIENT_ERRORS as error:

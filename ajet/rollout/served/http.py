@@ -36,7 +36,7 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 def make_routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
-    """Return the routes of a registry, for clients with the key."""
+    """Return the HTTP routes of a registry. Clients need the admin key."""
 
     async def open_episode(request: Request) -> dict[str, Any]:
         return await registry.open(await _parse_body(request, _parse_request))

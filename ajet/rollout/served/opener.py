@@ -55,12 +55,12 @@ class AdmissionControl:
         """The number of episodes waiting for a position of the store."""
 
     def is_crowded(self, task: Task) -> bool:
-        """Return True if the task has as many episodes under way as `serve.max_per_task` allows."""
+        """Return True if the task has as many open episodes as `serve.max_per_task` allows."""
         most = self._max_per_task
         return most is not None and sum(each.identity.task == task for each in self._under_way.values()) >= most
 
     def refuse_crowded(self, task: Task) -> None:
-        """Raise Refused if the task has as many episodes under way as `serve.max_per_task` allows."""
+        """Raise Refused if the task has as many open episodes as `serve.max_per_task` allows."""
         if self.is_crowded(task):
             raise Refused(
                 f"{self._max_per_task} episodes of this task are open, as many as serve.max_per_task allows; "
@@ -108,7 +108,7 @@ class HeldOutTasks:
         return len(self._tasks)
 
     def take_next(self) -> Task:
-        """Return the next task in turn. Raises Refused without tasks."""
+        """Return the held-out task with the fewest attempts so far. Raises Refused if there are no held-out tasks."""
         if not self._tasks:
             raise Refused(
                 "The request contains no task, and the server has no held-out tasks to take one from.", param="task"
@@ -118,7 +118,7 @@ class HeldOutTasks:
         return self._tasks[at]
 
     def return_turn(self, task: Task) -> None:
-        """Give a task another turn, because the attempt at the task did not count."""
+        """Stop counting an attempt at a task, so that the task comes again before the others."""
         self._attempts[self._tasks.index(task)] -= 1
 
 
@@ -138,7 +138,10 @@ class EpisodeOpener:
         """Open an episode with a session and a key.
 
         Args:
-            is_probe: True if the episode is the breaker's probe.
+            group: The group of the attempt. None: the episode is recorded alone.
+            lease: The store's lease of the episode's position in the training order.
+            repeat: Number of the attempt's place in the group.
+            is_probe: True if the episode tests during an outage whether the outage is over.
             is_held_out_turn: True if the task is one of the server's held-out tasks.
             version: The policy's version.
 

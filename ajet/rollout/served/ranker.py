@@ -52,7 +52,7 @@ class ServedRanker:
 
     @property
     def inflight_count(self) -> int:
-        """The number of groups in ranking."""
+        """The number of groups that are being ranked."""
         return len(self._running)
 
     def begin(self, group: OpenGroup) -> None:

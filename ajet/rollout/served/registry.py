@@ -54,7 +54,10 @@ STOP_TIMEOUT = 5.0
 
 
 class EpisodeRegistry:
-    """Opens and ends episodes. With a `backlog`, `results` gets groups, otherwise episodes."""
+    """Opens and ends the episodes of external agents.
+
+    With a `backlog`, `results` gets complete groups for a trainer, otherwise single episodes.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,13 @@ class EpisodeRegistry:
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
     ) -> dict[str, Any]:
-        """End an episode with an outcome and tool uses. Wait for the judge. A repeated request gets the same reply.
+        """End an episode as a client reports it, and return the reply after the judge's verdict.
+
+        A repeated request gets the same reply.
+
+        Args:
+            outcome: The agent's output, or its failure.
+            uses: Tool uses to record.
 
         Raises:
             Refused: The episode is unknown or has another end, or the end cannot be recorded now. In the last case the
@@ -124,11 +133,11 @@ class EpisodeRegistry:
         return await self._run_on_loop(self._finish_episode(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
-        """Give up an episode and record an aborted episode. Raises Refused for an unknown episode."""
+        """End an episode at a client's request and record it as aborted. Raises Refused for an unknown episode."""
         return await self._run_on_loop(self._delete_episode(name))
 
     async def get_state(self, name: str) -> dict[str, Any]:
-        """Return the client's view of an episode. Raises Refused for an unknown episode."""
+        """Return the JSON reply on an open or ended episode. Raises Refused for an unknown episode."""
         return await self._run_on_loop(self._describe_state(name))
 
     async def get_overview(self) -> dict[str, Any]:
@@ -149,7 +158,10 @@ class EpisodeRegistry:
 
     @property
     def has_pending(self) -> bool:
-        """True if an episode is open or ranked, or a result waits. For any thread, or a signal's handler."""
+        """True if an episode is open or being ranked, or a result was not taken yet.
+
+        May be called in any thread and in a signal handler.
+        """
         return bool(self.open_episodes) or self._count_complete() > 0
 
     def close(self) -> None:
@@ -171,6 +183,7 @@ class EpisodeRegistry:
     # The methods below run on the registry's loop.
 
     async def _restore_episodes(self) -> int:
+        """Add the episodes that an earlier server put into the store, and return their number."""
         complete, incomplete = self._store.closed(), self._store.lease_kept()
         for lease in sorted([*complete, *incomplete], key=lambda lease: lease.attempts[0].episode.ended):
             for record in lease.attempts:
@@ -239,8 +252,10 @@ class EpisodeRegistry:
     async def _finish_episode(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]
     ) -> dict[str, Any]:
+        """End an episode as a client reports it, unless it has ended. Raises Refused if another party ended it."""
         if name not in self._ended:
             served = self._get_open(name)
+            # Not for a repeated request, which reports the same tool uses again.
             if served.ending is None:
                 for use in uses:
                     served.session.tool_used(use)
@@ -290,16 +305,19 @@ class EpisodeRegistry:
         return served
 
     async def _end_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
-        """Judge, record and hand over an episode once. Later callers wait for the same end.
+        """Judge and record an episode, and hand it to its group. Concurrent callers wait for the same end.
 
         Args:
+            played: The result of the attempt.
             by: The cause of the end: "client", "delete", "timeout" or "closing" (the server's shutdown).
         """
+        # Start a task for the first call, or to repeat a recording that has failed.
         if served.ending is None or (served.unrecorded_since is not None and served.ending.done()):
             served.ending = asyncio.ensure_future(self._conclude_episode(served, played, by))
         return await asyncio.shield(served.ending)
 
     async def _conclude_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
+        """Judge the episode unless that is done, record it and hand it over. Raises Refused if recording fails."""
         if served.built is None:
             try:
                 served.built, served.ended_by = await self.finisher.judge_episode(served, played), by
@@ -322,7 +340,11 @@ class EpisodeRegistry:
         return episode
 
     async def _free_if_lost(self, served: ServedEpisode) -> None:
-        """Record an attempt lost outside of the agent separately, and free the place in the group."""
+        """Free the place of an attempt lost to a failure outside of the agent, so that it is played again.
+
+        The lost attempt leaves the group: it gets a position of its own outside the training order, and the split
+        "debug".
+        """
         episode, group = served.built, served.group
         if episode is None or group is None or episode.failure is None or not episode.failure.retryable:
             return
@@ -341,7 +363,14 @@ class EpisodeRegistry:
             served.built = replace(episode, split="debug", order=served.lease.order, group=episode.uuid)
 
     def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """Give up an episode with an unrecorded end, once no request waits for the episode."""
+        """Drop an episode whose end could not be recorded. Its place in the group is free again.
+
+        Does nothing while the episode's end is still in progress.
+
+        Args:
+            reason: The reason for clients.
+            by: The cause of the end, as in `_end_episode`.
+        """
         assert served.built is not None and served.ending is not None
         if served.identity.uuid not in self.open_episodes or not served.ending.done():
             return
@@ -371,7 +400,11 @@ class EpisodeRegistry:
             await self._finish_group(group)
 
     async def _finish_group(self, group: OpenGroup, *, is_reported: bool = False) -> None:
-        """Hand on a complete group for ranking or training. `is_reported` is True if the store has noted the end."""
+        """Pass a complete group to the ranker or the trainer.
+
+        Args:
+            is_reported: True if the store has already noted that the group is complete.
+        """
         if group in self.groups:
             trains = self._backlog is not None
             # A group cut short by the closing is not reported: a later server continues the group.
@@ -382,6 +415,7 @@ class EpisodeRegistry:
                 self.results.put(group.build_group())
 
     def _take_ranking(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
+        """Pass a ranked group to the trainer, and update the replies remembered for its episodes."""
         if ranked:
             self.breaker.report_end(failure, probe=False)
         for episode in ranked:
@@ -389,7 +423,7 @@ class EpisodeRegistry:
         self.results.put(group.build_group())
 
     async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """End an episode without a client's request. If recording fails, give up the episode."""
+        """End an episode without a client's request. If the end cannot be recorded, drop the episode."""
         while served.identity.uuid in self.open_episodes:
             try:
                 await self._end_episode(served, AttemptResult(aborted=reason), by)
@@ -398,7 +432,11 @@ class EpisodeRegistry:
                     self._give_up(served, reason, by)
 
     async def _close_early(self, group: OpenGroup, under_way: list[ServedEpisode]) -> None:
-        """Close an overdue group with the available episodes."""
+        """Close an overdue group with the episodes ended so far.
+
+        Args:
+            under_way: Open episodes of the group, which are aborted.
+        """
         group.close()
         await self._stop_episodes(under_way, "group_deadline", "server")
         if group.episodes:

@@ -32,7 +32,7 @@ class ResultQueue:
         self._queue.put(result)
 
     def fail(self, problem: Exception) -> None:
-        """Return no further results: every call of `get` raises the problem."""
+        """End the queue with an error: from now on every call of `get` raises `problem`."""
         self._problem = problem
         self._queue.put(None)  # wakes a waiting caller
 
@@ -71,13 +71,18 @@ class EndedEpisodes:
         return self._views[name]
 
     def remember(self, view: dict[str, Any], by: str) -> None:
-        """Store the client's view of an ended episode. `by` names the party that ended the episode."""
+        """Store the reply on an ended episode.
+
+        Args:
+            view: The JSON reply for clients.
+            by: The cause of the end, such as "client" or "timeout".
+        """
         self._views[view["episode"]] = {**view, "ended_by": by}
         while len(self._views) > MAX_REMEMBERED:
             self._views.popitem(last=False)
 
     def replace(self, view: dict[str, Any]) -> None:
-        """Replace the view of an episode ranked after the end."""
+        """Replace the reply on an episode that was ranked after its end."""
         self.counts["completed"] -= 1
         self.counts[view["status"]] += 1
         if view["episode"] in self._views:

@@ -32,7 +32,7 @@ AGENT = "given"
 
 @dataclass(frozen=True, slots=True)
 class LessonConversation:
-    """A conversation with the exact tokens of each call."""
+    """A conversation of a lesson, with the exact tokens of each call."""
 
     calls: list[Call]
     messages: list[dict[str, Any]]
@@ -63,7 +63,12 @@ class Lesson:
     def make_group(
         self, run: str, step: int, order: int, split: Split = "train", *, ignore_tools: bool = True
     ) -> Group:
-        """Return the lesson as the group that training step `step` records at the position `order`."""
+        """Return the lesson as a group of episodes, as a training step records it.
+
+        Args:
+            order: Position of the lesson in the training order.
+            ignore_tools: True if calls with different tool lists may share a timeline.
+        """
         episodes = [
             _make_episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
             for repeat, each in enumerate(self.conversations)
@@ -89,7 +94,7 @@ def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
 
 
 def use_record(episode: Episode) -> LessonConversation:
-    """Return the conversation of a recorded episode, with tokens sampled by another run's policy."""
+    """Return the conversation of a recorded episode. Its tokens were sampled by another run's policy."""
     return LessonConversation(
         [_mark_written(call) for call in episode.calls],
         episode.messages,
@@ -109,6 +114,7 @@ def _mark_written(call: Call) -> Call:
 
 
 def _make_episode(given: LessonConversation, identity: Identity, ignore_tools: bool) -> Episode:
+    """Return a conversation as an episode whose start and end is the time of the conversation."""
     lines, untrained = timelines(given.calls, ignore_tools=ignore_tools)
     return Episode(
         identity.uuid,
@@ -153,7 +159,11 @@ def _record_reply(
     tools: list[dict[str, Any]] | None,
     renderer: Renderer,
 ) -> tuple[Call, dict[str, Any]]:
-    """Record a reply as a call, and return the call and the message encoded by its tokens."""
+    """Record a given reply as a call, and return the call and the message that its tokens encode.
+
+    Args:
+        history: The messages before the reply.
+    """
     match = recorder.conversations.match(AGENT, history)
     messages = recorder.restore_replies(history, match.extends)
     before: Rendered | None = None

@@ -43,7 +43,7 @@ def require_sources(experiment: Experiment) -> None:
 
 
 def read_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
-    """Read the lessons to learn. Raise UserError for invalid or missing rows."""
+    """Return the lessons to train on. Raise UserError for invalid or missing rows."""
     sft = experiment.ajet.sft
     if sft.from_run is not None:
         found = select_episodes(sft, experiment.root)
@@ -54,7 +54,7 @@ def read_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
 
 
 def read_held_out_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
-    """Read the held-out lessons, used only to measure the loss."""
+    """Return the held-out lessons, which only measure the loss."""
     files = experiment.ajet.sft.val_files
     return _read_file_lessons(files, experiment, renderer, key="ajet.sft.val_files") if files else []
 
@@ -86,6 +86,7 @@ def _read_file_lessons(files: str | list[str], experiment: Experiment, renderer:
 
 
 def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Lesson]:
+    """Return the lessons that fit `rollout.max_model_len`. Raises TaskError if none fits."""
     most = experiment.ajet.rollout.max_model_len
     fitting: list[Lesson] = []
     long: list[Lesson] = []

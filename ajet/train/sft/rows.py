@@ -36,7 +36,7 @@ PAIR = "one JSON object per line with `prompt`, `chosen` and `rejected`, each a 
 
 @dataclass(frozen=True, slots=True)
 class RowConversation:
-    """A conversation. `learned` holds the indices of the assistant messages to learn."""
+    """A conversation of a row. `learned` holds the indices of the assistant messages to learn."""
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
@@ -75,6 +75,7 @@ def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str)
 
 
 def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
+    """Yield the rows of one JSON Lines file. Raises TaskError with file and line for an invalid row."""
     written = file.stat().st_mtime
     for number, row in line_rows(file):
         where = f"{file}:{number}"
@@ -104,6 +105,7 @@ def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
 
 
 def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversation]:
+    """Return the chosen and the rejected conversation. Only the replies after their common prompt are learned."""
     missing = [name for name in ("chosen", "rejected") if name not in row]
     if missing:
         raise BadRowError(f"it has no key `{missing[0]}`")
@@ -125,7 +127,11 @@ def _common_prefix(one: list[Message], other: list[Message]) -> list[Message]:
 
 
 def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: int) -> RowConversation:
-    """Return the conversation up to its last learned reply. Replies before index `first` are context."""
+    """Return the conversation, cut after its last learned reply.
+
+    Args:
+        first: Index of the first message that may be learned. Replies before it are context.
+    """
     learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
     learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
     if not learned:
@@ -142,6 +148,11 @@ def _parse_messages(row: Mapping[str, Any], name: str) -> list[Message]:
 
 
 def _parse_message(message: Any, place: str) -> Message:
+    """Return a checked message without empty fields. Raises BadRowError.
+
+    Args:
+        place: The message's place in the row, for errors.
+    """
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise BadRowError(f"{place} has the role {role!r:.60}, expected one of {', '.join(ROLES)}")
@@ -172,6 +183,7 @@ def _parse_message(message: Any, place: str) -> Message:
 
 
 def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return the tools of a row, given as a list or as JSON text. Raises BadRowError."""
     tools = row.get("tools") or []
     if isinstance(tools, str):  # tables store `tools` as text, because a column has a single type
         try:

@@ -46,7 +46,7 @@ class RepliesSource(Source):
         self._validation, self._objective = validation, objective
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
-        """Lease the next training examples from the store and return their groups, in training order."""
+        """Lease the next positions of the training order from the store, and return their examples as groups."""
         began, tasks = time.monotonic(), session.task_order
         settings, step = session.experiment.ajet, session.step + 1
         ignores = settings.context_tracker.timeline_merging_policy.ignore_tools

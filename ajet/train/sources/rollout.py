@@ -58,7 +58,10 @@ def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
 
 
 def _count_tasks(settings: AjetConfig) -> int:
-    """Return the number of tasks to start in a step. With oversampling, the batch takes the first groups to finish."""
+    """Return the number of tasks to start in a step.
+
+    With oversampling these are more than a batch needs, and the batch takes the first groups to finish.
+    """
     rollout = settings.rollout
     factor = rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0
     return math.ceil(settings.data.train_batch_size * factor)

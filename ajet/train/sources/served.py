@@ -38,6 +38,7 @@ class ServedSource(Source):
         """Take groups from an episode registry.
 
         Args:
+            desk: The registry of the clients' episodes.
             held_out: plays the held-out tasks on the same gateway. None: the server plays no held-out tasks.
         """
         self._desk, self._settings, self._held_out = desk, settings, held_out
@@ -71,7 +72,7 @@ class ServedSource(Source):
         )
 
     def may_complete(self) -> bool:
-        """Return whether the batch is complete, or open episodes may still complete it."""
+        """Return True if the batch is complete, or open episodes may still complete it."""
         return self._desk.has_pending or self._batch.is_complete(self._settings)
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
@@ -86,7 +87,7 @@ class ServedSource(Source):
             validate(session, self._held_out)
 
     def save_if_due(self, session: TrainingSession) -> None:
-        """Record held-out attempts too late for the step, and save a checkpoint if due."""
+        """Save a checkpoint if due, after recording held-out attempts that ended too late for the step."""
         batch = self._batch
         if batch.held_out and self._will_validate(session, batch.step):
             # The server validates the next step itself, so the attempts of clients are recorded now. An interrupt
@@ -101,7 +102,7 @@ class ServedSource(Source):
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
         """End before the last step.
 
-        Untrained groups are recorded as left over at a Ctrl-C. At SIGTERM the groups wait in the store for the next
+        At a Ctrl-C, groups without an update are recorded as untrained. At SIGTERM they wait in the store for the next
         start.
         """
         if session.is_step_partial:
@@ -155,12 +156,15 @@ class ServedSource(Source):
             logger.warning("{}", advise_given_answers(self._settings))
 
     def _will_validate(self, session: TrainingSession, step: int) -> bool:
-        """Return whether the server plays the held-out tasks after a coming step."""
+        """Return True if the server itself plays the held-out tasks after a coming step."""
         is_last = step == session.trainer.total_training_steps and bool(session.last_validation)
         return self._held_out is not None and (is_due(step, session.trainer.test_freq) or is_last)
 
     def _record_late(self, session: TrainingSession, episodes: list[Episode]) -> None:
-        """Record clients' held-out attempts with a finished step."""
+        """Record clients' held-out attempts that ended after the step was recorded.
+
+        If the server itself validates the step, they do not count in its validation metrics.
+        """
         run, step = session.run, session.step
         has_own = self._will_validate(session, step)  # now, or after the next start
         if has_own or any(row["step"] == step and "validation/episodes" in row for row in run.metrics.rows()):

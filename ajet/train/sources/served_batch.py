@@ -41,7 +41,7 @@ class ServedBatch:
     """Arrival of the first group, on the monotonic clock in seconds. None: no group yet."""
 
     def is_complete(self, settings: AjetConfig) -> bool:
-        """Return whether the batch has enough for a step, or has waited long enough (`ajet.serve`)."""
+        """Return True if the batch has enough groups for a step, or has waited long enough (`ajet.serve`)."""
         size, serve = settings.data.train_batch_size, settings.serve
         if self.seconds_left(serve.batch_seconds) == 0.0:
             return True
@@ -69,7 +69,12 @@ class ServedBatch:
         return {"no_score": self.unscored, "stale": self.stale}
 
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
-        """Add a finished group or episode, for an update of policy `version`."""
+        """Add a finished group or episode to the batch.
+
+        Args:
+            version: The policy version that the next update starts from.
+            max_staleness: Maximum age of a trained group in policy versions. None: no limit.
+        """
         if isinstance(result, Episode):
             (self.held_out if result.split == "validation" else self.alone).append(result)
             return
@@ -87,7 +92,7 @@ class ServedBatch:
 
 
 def take_results(desk: EpisodeRegistry) -> list[Group | Episode]:
-    """Return all groups and episodes finished by clients so far."""
+    """Return all groups and episodes that clients have finished and no step has taken yet."""
     found: list[Group | Episode] = []
     while True:
         try:

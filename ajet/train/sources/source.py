@@ -38,11 +38,14 @@ class Source:
         return session.step >= session.total_steps or session.is_exhausted
 
     def may_complete(self) -> bool:
-        """Return whether a terminating run should wait for the present step. Called from any thread."""
+        """Return False if waiting for the present step is useless, so a run after SIGTERM should end now.
+
+        May be called from any thread.
+        """
         return True
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
-        """Check a committed step before the save. Raise UserError to end the run."""
+        """Check a committed step before it is saved. Raise UserError to end the run."""
 
     def validate_if_due(self, session: TrainingSession) -> None:
         """Validate the policy after the present step, if a validation is due and has not run."""

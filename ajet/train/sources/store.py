@@ -51,7 +51,7 @@ def _do_nothing(*_: object) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class SamplerPool:
-    """The samplers that fill a store."""
+    """The samplers that fill a store, as far as the trainer knows and starts them."""
 
     address: Address
     is_colocated: bool = False
@@ -98,7 +98,7 @@ class StoreSource(TaskReaderSource):
         return store
 
     def running(self, session: TrainingSession) -> AbstractContextManager[None]:
-        """Renew the trainer's membership in the store and show the samplers' state, until the training ends."""
+        """Return a context in which the trainer writes heartbeats into the store and shows the samplers' state."""
         return self.announcer.alive(lambda: session.step)
 
     def start(self, session: TrainingSession) -> None:
@@ -143,14 +143,17 @@ class StoreSource(TaskReaderSource):
         )
 
     def may_complete(self) -> bool:
-        """Return whether waiting may complete a step, as of the first check after SIGTERM."""
+        """Return False if, after SIGTERM, finished groups and groups in flight cannot complete the step.
+
+        The value is that of the last check while waiting for groups.
+        """
         return self._may_complete
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Compare the samplers' log-probabilities with the trainer's, before the step is saved and announced.
 
         Raises:
-            UserError: the difference exceeds the tolerance.
+            UserError: the difference exceeded the tolerance twice in a row.
         """
         if update.fresh_gap is not None:
             samplers = list_samplers(groups.groups, update.version)
@@ -190,8 +193,15 @@ class StoreSource(TaskReaderSource):
         _shared_store(session).leave()
 
     def _wait_for_groups(self, session: TrainingSession, closed: int, size: int) -> None:
+        """Announce the policy, decide whether the step can still complete, and sleep until the next check.
+
+        Args:
+            closed: Groups available for the step.
+            size: Groups needed for the step.
+        """
         is_ending = session.interrupts.remaining_grace(session.trainer.grace) is not None
         if is_ending and self.samplers.is_colocated:
+            # From here on samplers start no further groups, so the groups in flight are all that can still come.
             self.announcer.hold()
         earlier = self.announcer.leased
         self.announce_policy(session)
@@ -205,7 +215,11 @@ class StoreSource(TaskReaderSource):
         time.sleep(POLL_S)
 
     def announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
-        """Publish the policy version and the tasks for samplers, if either changed. `over`: no step follows."""
+        """Write policy version and usable positions into the store for samplers, if either changed.
+
+        Args:
+            over: True if no step follows.
+        """
         self.announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
         self.announcer.announce(
@@ -223,11 +237,13 @@ class StoreSource(TaskReaderSource):
 def start_probe(
     backbone: Backbone, trainer: TrainerConfig, earlier: WeightsProbe | None, *, rounded: bool
 ) -> WeightsProbe:
-    """Return a probe with versions before the present version only.
+    """Return a probe: a fixed text with its log-probabilities under each policy version, to check a server's weights.
+
+    It has versions before the present one only.
 
     Args:
         earlier: the probe announced by an earlier process.
-        rounded: the result of `is_rounded`.
+        rounded: True if the trainer computes with fewer bits than float32.
     """
     tolerance = trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
     return WeightsProbe.resume_from(earlier, encode_probe_text(backbone.tokenizer), tolerance, version=backbone.version)
@@ -250,7 +266,7 @@ def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> Weigh
 
 
 def is_rounded(backbone: Backbone) -> bool:
-    """Return whether the trainer computes log-probabilities below float32. Opens the trainer's scorer."""
+    """Return True if the trainer computes log-probabilities with fewer bits than float32. Opens its scorer."""
     with backbone.scorer() as scorer:
         return scorer.dtype != "float32"
 

@@ -113,6 +113,7 @@ class CountTokensDialect(AnthropicDialect):
 
 
 def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedRequest, ThinkingDisplay]:
+    """Return the parsed request, and how its thinking is shown to the client. Raises Refused."""
     if body.get("thread") is not None:  # clients continue without threads after this error code
         message = "thread: this server does not store conversations; send all messages of the conversation."
         raise Refused(message, param="thread", code="thread_unsupported_request")
@@ -178,13 +179,14 @@ def _read_stops(value: Any) -> tuple[str, ...]:
 
 
 def _read_effort(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the effort of thinking by its name in Chat Completions; {} if not set."""
+    """Return the effort of thinking by its name in Chat Completions, or {} if not set."""
     config = body.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
     return {} if effort is None else {"reasoning_effort": fields.check_text(effort, "output_config.effort")}
 
 
 def _read_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the JSON schema of the reply, from `output_config.format` or `output_format`. None: any text."""
     config, where = body.get("output_config"), "output_config"
     if config is None:
         config = {}
@@ -204,7 +206,7 @@ def _read_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, Any]:
-    """Return a model's entry; the limits are in tokens."""
+    """Return the description of a model in Anthropic's form. The limits are in tokens."""
     return {
         "type": "model",
         "id": name,
@@ -234,7 +236,7 @@ Choice = tuple[Any, str | None, bool]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's tools; `None` for no tools."""
+    """Return the request's tools, or `None` for no tools."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):
@@ -249,6 +251,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _read_tool(tool: Any, where: str) -> dict[str, Any]:
+    """Return a tool in the form of Chat Completions. Raises Refused for tools that the server would have to run."""
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     kind = tool.get("type")

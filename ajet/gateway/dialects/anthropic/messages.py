@@ -24,7 +24,7 @@ _BILLING = "x-anthropic-billing-header:"
 
 
 def read_system(value: Any) -> list[dict[str, Any]]:
-    """Return `system` as a message in a list; an empty list if `system` is absent or empty."""
+    """Return `system` as a message in a list, or an empty list if `system` is absent or empty."""
     if value is None:
         return []
     text = _read_text(value, "system", skip=_BILLING)
@@ -32,7 +32,7 @@ def read_system(value: Any) -> list[dict[str, Any]]:
 
 
 def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
-    """Return the request's messages; a turn with tool results gives several.
+    """Return the request's messages. A turn with tool results gives several.
 
     Args:
         images: The places of images are added to this list.
@@ -57,7 +57,7 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
 
 
 def _list_blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
-    """Return each block with its place; a string is one block of text."""
+    """Return each block with its place. A string is one block of text."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
@@ -94,6 +94,7 @@ def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
 
 
 def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
+    """Return a user's turn as messages: each tool result is a message of its own, the rest is joined."""
     read: list[dict[str, Any]] = []
     parts: list[Any] = []
 
@@ -133,6 +134,7 @@ def _read_tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_assistant(content: Any, where: str) -> dict[str, Any]:
+    """Return an assistant's turn as one message with text, reasoning and tool calls."""
     parts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []

@@ -58,7 +58,7 @@ def build_stop(reply: Reply, room: int) -> dict[str, Any]:
 
 
 def build_usage(prompt_tokens: int | None, completion_tokens: int | None) -> dict[str, Any]:
-    """Return the captured tokens; 0 for uncounted tokens, since clients add these numbers up."""
+    """Return the captured tokens, or 0 for uncounted tokens, since clients add these numbers up."""
     return {
         "input_tokens": prompt_tokens or 0,
         "output_tokens": completion_tokens or 0,

@@ -256,7 +256,7 @@ class _ResponseWriter:
 
 
 def _build_usage(reply: Reply, reasoning_tokens: int) -> dict[str, Any] | None:
-    """Return the usage; `None` if the server of a chat engine did not count its tokens."""
+    """Return the usage, or `None` if the server of a chat engine did not count its tokens."""
     if reply.prompt_tokens is None or reply.completion_tokens is None:
         return None
     return {
@@ -273,6 +273,7 @@ def _find_status(reply: Reply) -> str:
 
 
 def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
+    """Return the stored response that a request continues, or None. Raises Refused if it is unknown or failed."""
     if name is None:
         return None
     found = stored.find(fields.check_text(name, "previous_response_id"))

@@ -46,7 +46,14 @@ def read_input(value: Any, stored: StoredResponses) -> list[Item]:
 def messages_of(
     earlier: Sequence[Item], own: Sequence[Item], stored: StoredResponses, images: list[str]
 ) -> list[dict[str, Any]]:
-    """Return a conversation of items as messages. The places of images are added to `images`. Raises Refused."""
+    """Return a conversation of items as messages. Raises Refused.
+
+    Args:
+        earlier: Items of earlier responses.
+        own: Items of the request itself.
+        stored: Stored responses of the session.
+        images: The places of images are added to this list.
+    """
     conversation = _Conversation(stored, images)
     for index, item in enumerate(earlier):
         conversation.add(item, f"previous_response_id: item {index}")
@@ -59,7 +66,7 @@ def messages_of(
 
 
 def sealed(thought: str) -> str:
-    """Return reasoning as `encrypted_content`, for clients that send back only this field.
+    """Return reasoning in the form of `encrypted_content`, for clients that send back only this field.
 
     Nothing is hidden: the response contains the same reasoning as text.
     """

@@ -37,7 +37,13 @@ class Output:
     """The growing items of one response. The dialect's stream adds the sequence numbers of the events."""
 
     def __init__(self, response: str, telling: Telling, called: Callable[[str, str], None]) -> None:
-        """Begin a response; `called` gets (call id, response) for every function call."""
+        """Begin a response.
+
+        Args:
+            response: Id of the response.
+            telling: Optional parts that the client requested.
+            called: Called with (call id, response id) for every function call.
+        """
         self.items: list[Item] = []
         self._response, self._telling, self._called = response, telling, called
         self._open: str | None = None
@@ -73,7 +79,7 @@ class Output:
         yield from self._end_item(status)
 
     def settle(self) -> None:
-        """Add the pending text to the open item."""
+        """Append the text collected for the open item to the item."""
         text, self._pending = "".join(self._pending), []
         if self._open == "function_call":
             self.items[-1]["arguments"] += text
@@ -82,6 +88,7 @@ class Output:
                 part["text"] += text
 
     def _add_reasoning(self, text: str) -> Iterator[Event]:
+        """Yield the events of more reasoning. The first text opens a new item."""
         if self._open != "reasoning":
             item: Item = {"type": "reasoning", "summary": [], "content": []}
             yield from self._begin_item(item, "rs")
@@ -115,6 +122,7 @@ class Output:
         return self._build_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
+        """Yield the events of a tool call's next part. Another call's first part opens a new item."""
         function = call.get("function") or {}
         if self._open != "function_call" or self._call != call.get("index", 0):
             name = call.get("id") or f"call_{self._response}_{len(self.items)}"
@@ -141,6 +149,7 @@ class Output:
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": begun}
 
     def _end_item(self, status: str) -> Iterator[Event]:
+        """Yield the events that complete the open item, if there is one."""
         if self._open is None:
             return
         if self._open == "message" and self._pending_logprobs:  # the end token of the reply has no text

@@ -51,7 +51,13 @@ class StoredResponses:
         """Id of a function call -> id of the response with the call."""
 
     def keep(self, previous: StoredResponse | None, items: Sequence[Item], response: dict[str, Any]) -> None:
-        """Store a response that has ended."""
+        """Store a response that has ended.
+
+        Args:
+            previous: The response that it continues.
+            items: Its own input items.
+            response: The response as sent.
+        """
         own = tuple([self._intern_value(item) for item in items])
         response = {**response, "tools": self._intern_value(response["tools"])}
         self._responses[response["id"]] = StoredResponse(previous, own, response)
@@ -60,15 +66,20 @@ class StoredResponses:
                 self._items[item["id"]] = item
 
     def called(self, call: str, response: str) -> None:
-        """Record the response of a function call; the response need not be stored."""
+        """Record which response contains a function call. The response itself need not be stored.
+
+        Args:
+            call: Id of the function call.
+            response: Id of the response.
+        """
         self._replies[call] = response
 
     def reply_of(self, call: str) -> str | None:
-        """Return the response of a function call; `None` for calls outside this session."""
+        """Return the id of the response that contains a function call, or None for calls outside this session."""
         return self._replies.get(call)
 
     def find(self, name: str) -> StoredResponse | None:
-        """Return the response with an id; `None` if not stored."""
+        """Return the response with an id, or `None` if not stored."""
         return self._responses.get(name)
 
     def get(self, name: str) -> StoredResponse:

@@ -58,6 +58,7 @@ def one_name(namespace: str, name: str) -> str:
 
 
 def _read_function(tool: Any, where: str) -> dict[str, Any]:
+    """Return a function tool in the form of Chat Completions. Raises Refused for tools of other types."""
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     if tool.get("type") != "function":
