@@ -43,7 +43,7 @@ _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model to be evaluated by the command."""
+    """One model of an evaluation: a model path or a server, with its name."""
 
     label: str
     """Name given by the user."""
@@ -70,9 +70,9 @@ class EvaluatedModel:
         return replace(experiment, ajet=settings)
 
     def make_identity(self, base: Path) -> dict[str, Any]:
-        """Return the model's identity as JSON values.
+        """Return JSON values that identify the model by its files.
 
-        For a folder the identity is a checkpoint's digest, or names, sizes and times of the files.
+        For a folder they are a checkpoint's digest, or names, sizes and times of the files.
         """
         if self.url is not None:
             return {"url": self.url, "name": self.name}
@@ -115,7 +115,7 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
 
 
 def needs_run(named: Sequence[str]) -> bool:
-    """True if a checkpoint of the run of the YAML's name is among the models."""
+    """True if the names include a checkpoint of the run that the YAML names."""
     return not named or any(each in CHECKPOINT_NAMES or _STEP.fullmatch(each) for each in named)
 
 
