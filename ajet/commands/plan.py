@@ -216,11 +216,11 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
 
 
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
-    """Return the rows on the play of a step, and on the number of steps.
+    """Return the plan's rows on the episodes of a step, and on the number of steps.
 
     Args:
         train: Number of training tasks.
-        epoch: Number of tasks played in an epoch.
+        epoch: Number of tasks used in an epoch.
     """
     from ajet.algorithm.staleness import describe_importance_weights
     from ajet.commands.sampling.colocated import count_threads_per_side

@@ -149,6 +149,7 @@ def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
 
 def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
     """Return the layers that the user wrote: the YAML, flags and overrides."""
+    # The last layer with a document is the user's YAML; flags and overrides follow it.
     return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
 
 

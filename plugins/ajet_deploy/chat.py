@@ -1,8 +1,8 @@
 """`ajet chat RUN`: talk to a run's tuned model, or to the run's agent with the tuned model.
 
-Invariants: the weights are from the run's best checkpoint (the latest without a validation), with the engine and
-renderer of training. The agent is the run's own workflow with its tools, played as in training but without judge, since
-a user's question has no reference. The record provides weights and settings only. Code comes from the user's project.
+Invariants: the weights are from the run's best checkpoint (the latest without a validation), with the engine and chat
+template of training. The agent is the run's own workflow with its tools, run as in training but without judge, since a
+user's question has no reference. The record provides weights and settings only. Code comes from the user's project.
 Addresses and environment come from no record (a YAML of --conf may name them).
 """
 

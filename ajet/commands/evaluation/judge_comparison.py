@@ -84,7 +84,10 @@ class JudgeComparison:
 
 
 def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
-    """Compare judges' verdicts on the same attempts, in the same order. Attempts failed in play are excluded."""
+    """Compare judges on the same attempts, given in the same order for each judge.
+
+    Attempts whose workflow failed are excluded.
+    """
     every = list(zip(*by_judge.values(), strict=True))
     compared = [each for each in every if not all(attempt.failure for attempt in each)]
     columns = dict(zip(by_judge, zip(*compared, strict=True), strict=True)) if compared else dict.fromkeys(by_judge, ())

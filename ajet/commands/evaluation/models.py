@@ -222,7 +222,17 @@ def open_target(
     exp_dir: Path | None = None,
     fetch: bool = False,
 ) -> tuple[Experiment, list[EvaluatedModel]]:
-    """Return the experiment and the models to play. Raises UserError."""
+    """Return the experiment to evaluate, and the models to run it with.
+
+    Args:
+        target: name or folder of a run, or a YAML.
+        conf: a YAML to use instead of a run's record.
+        models: values of `--model`.
+        fetch: True if a model may be downloaded without a question.
+
+    Raises:
+        UserError: the target or a model cannot be used.
+    """
     from ajet.config import load_experiment
     from ajet.config.experiment import DEFAULT_ROOT
 

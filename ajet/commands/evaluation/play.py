@@ -101,7 +101,10 @@ class EvaluationResult:
         ]
 
     def compare_by_judge(self) -> JudgeComparison | None:
-        """Compare the judge of the play with further judges over all models, or return None without further judges."""
+        """Compare the evaluation's own judge with the further judges, over all models.
+
+        None: there are no further judges.
+        """
         names = list(self.evaluated[0].judged)
         if not names:
             return None

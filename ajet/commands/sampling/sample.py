@@ -231,7 +231,7 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
     """Write the log to a file within the block, and the counts at the end.
 
     There is no file if standard output is in the run's logs already (a script or a trainer started the sampler), or if
-    the disk refuses the file: a sampler can play without a log.
+    the disk refuses the file: a sampler can run without a log.
     """
     from ajet.record.logs import LogFile, log_name
     from ajet.record.run_directory import redactor_of

@@ -1,12 +1,12 @@
-"""The front over HTTP: access rules and routes.
+"""Front: the HTTP routes and access rules of an environment's server (the front).
 
     POST   /episodes            {"servers": [...]?} -> {"episode", "path"}: a new episode; with "url", the direct
-                                address, if several fronts share one address, and "lacks", names of the header
+                                address, if several processes share one address, and "lacks", names of the header
                                 MCP_SERVERS unknown here
     DELETE /episodes/NAME       end it; {"lost"} says why, if a server was lost
-    POST   /e/NAME/mcp          MCP of both eras, for that episode
-    *      /mcp                 MCP for clients without episodes: by session (handshake era), or shared servers only
-    *      /mcpapi/...          AgentDock's
+    POST   /e/NAME/mcp          MCP of both protocol generations, for that episode
+    *      /mcp                 MCP for clients without episodes: by session (older protocol), or shared servers only
+    *      /mcpapi/...          AgentDock's interface
     GET    /health /metrics
 
 Invariant: a request passes Host, Origin, token and size checks in this order; a refusal uses the protocol of the

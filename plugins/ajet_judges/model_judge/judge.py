@@ -368,6 +368,7 @@ def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     scores: dict[str, float] = {}
     above = 0
     for tier in tiers:
+        # Tied labels share the mean of the ranks that they occupy.
         place = above + (len(tier) - 1) / 2
         scores |= dict.fromkeys(tier, 1.0 - place / (count - 1))
         above += len(tier)

@@ -201,6 +201,7 @@ class Resident:
         """Kill and reap all processes except the session."""
         keeper = self._session.pid if self._session is not None else 0
         while True:
+            # Signal -1 reaches every process of the namespace except process 1, so no fork can escape it.
             if keeper == 0 and self.is_namespace_init:
                 try:
                     os.kill(-1, signal.SIGKILL)
@@ -249,6 +250,7 @@ class RunningCall:
             poll.register(number, select.POLLIN)
         looks = self._order["watch_memory"] or self._order["watch_disk"]
         try:
+            # The order to stop may have arrived together with the call.
             if _is_stop(self._resident.take_frame()):
                 return "stopped", -signal.SIGKILL
             while True:

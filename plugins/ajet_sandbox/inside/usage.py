@@ -29,6 +29,7 @@ def measure_memory(tree: list[int], *, has_own_network: bool) -> int:
         files.update(_measure_open_files(pid))
     memfds = sum(size for name, size in files.items() if name.startswith("memfd"))
     others = sum(size for name, size in files.items() if not name.startswith("memfd"))
+    # The mapped part of the memfds is in the processes' PSS already.
     return total + max(0, memfds - mapped_shared) + others + (_measure_queues() if has_own_network else 0)
 
 
