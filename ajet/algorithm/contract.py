@@ -40,7 +40,7 @@ Need = Literal["group", "reference", "teacher", "critic"]
 
 
 class Algorithm:
-    """Base class of algorithms. Subclasses write `of_group`, `advantages` or, with a critic, `of_values`.
+    """Base class of advantage estimators. Subclasses write `of_group`, `advantages` or, with a critic, `of_values`.
 
     Name the class in `trainer_common.algorithm.adv_estimator`.
     """
@@ -69,17 +69,23 @@ class Algorithm:
         """Raise UserError if other settings of the experiment conflict with the algorithm. Called before a run."""
 
     def of_group(self, returns_G: Row) -> Row:
-        """Compute [k] advantages from the k returns of a group: rewards less their summed KL penalties."""
+        """Compute [k] advantages from the k returns of one group (all attempts at a task).
+
+        Args:
+            returns_G: rewards less their summed KL penalties.
+        """
         raise NotImplementedError
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """Compute [T] advantages per scored episode of a batch. By default every token of an episode gets the value of
-        `of_group`.
+        """Compute [T] advantages per scored episode of a batch, one for each trained token.
+
+        By default every token of an episode gets the value of `of_group`.
 
         Args:
             rewards_E: Rewards. Within a group, rewards closer than `equal_rewards` are already set to the same number.
             penalties_E_T: Per episode the [T] KL penalties (coefficient included) of the trained tokens in sampled
-                order. Zeros without KL in the reward.
+                order.
+                Zeros without KL in the reward.
             groups_E: Group ids. Episodes with equal ids belong to the same group.
         """
         returns = rewards_E - np.array([penalties.sum() for penalties in penalties_E_T])
@@ -120,16 +126,21 @@ class Algorithm:
         raise NotImplementedError
 
     def parts(self, episode: Episode) -> Sequence[ProcessReward]:
-        """Return the parts of a scored episode with a separate reward. By default these are the process rewards of the
-        verdict.
+        """Return the process rewards of a scored episode: rewards of a step, an agent, a tool use or a text.
+
+        By default these are the process rewards of the verdict.
         """
         return episode.verdict.process if episode.verdict is not None else ()
 
     def of_parts(self, rewards_P: Row, classes_P: Sequence[int]) -> Row:
-        """Compute [P] advantages, comparing the parts of a class with each other as the attempts of a group are
-        compared.
+        """Compute [P] advantages of the process rewards of a batch.
 
-        Within a class, rewards closer than `equal_rewards` count as equal.
+        Rewards of one class are compared with each other, as the attempts of a group are. Within a class, rewards
+        closer than `equal_rewards` count as equal.
+
+        Args:
+            rewards_P: the process rewards.
+            classes_P: class ids; equal ids mark comparable rewards.
         """
         rewards = rewards_P.copy()
         for members in index_groups(classes_P):
@@ -138,13 +149,15 @@ class Algorithm:
         return np.concatenate([np.asarray(row, np.float64) for row in rows])
 
     def policy_loss(self, logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute [T] losses, differentiable in `logprobs_T`, and [T] booleans: True where a bound cut off the
-        gradient.
+        """Compute the [T] policy losses of trained tokens, and [T] booleans for tokens with a cut off gradient.
 
-        The default is the clipped ratio. Tensors are on the trainer's device.
+        The losses are differentiable in `logprobs_T`. The default is PPO's clipped ratio. Tensors are on the trainer's
+        device.
 
         Args:
+            logprobs_T: The policy's present logprobs.
             old_T: The policy's logprobs before the update.
+            advantages_T: Advantages of the tokens.
         """
         from ajet.algorithm.loss_terms import policy_loss
 
@@ -152,13 +165,13 @@ class Algorithm:
         return policy_loss(logprobs_T, old_T, advantages_T, clip_low=low, clip_high=high, clip_dual=dual)
 
     def learns_from(self, group: Group) -> bool:
-        """Return whether a group carries a training signal.
+        """Return True if a group carries a training signal.
 
         Oversampling (to select groups), dynamic sampling (to form the batch) and the count of groups without a signal
-        all share this definition. A group has a signal if its rewards, credited in isolation and without KL penalties,
-        give a nonzero advantage to an attempt, or if the rewards of parts give a nonzero advantage to a part. The only
-        scored attempt of a group has no attempt for comparison, and counts as a signal only for algorithms without the
-        need "group".
+        all share this definition. A group has a signal if its rewards, without KL penalties and compared within the
+        group alone, give a nonzero advantage to an attempt, or if its process rewards give one to a part of an attempt.
+        A group with one scored attempt has a signal only for algorithms without the need "group", since there is
+        nothing to compare.
         """
         if "critic" in self.needs:
             return bool(group.scored)  # a critic is trained on every attempt
@@ -187,7 +200,7 @@ class Algorithm:
 
 
 def equalize_rewards(rewards_G: Row, equal: float) -> Row:
-    """Return the [k] rewards of a group, all set to the first if their spread is at most `equal`."""
+    """Return the [k] rewards of a group, all set to the first if they differ by at most `equal`."""
     return np.full_like(rewards_G, rewards_G[0]) if np.ptp(rewards_G) <= equal else rewards_G
 
 
@@ -200,7 +213,7 @@ def index_groups(groups_E: Sequence[int]) -> list[list[int]]:
 
 
 def shape_rewards(episodes: Sequence[Episode], overlong: OverlongConfig) -> Row:
-    """Return the rewards of scored episodes, [E], reduced by a length penalty (overlong shaping).
+    """Return [E] rewards of scored episodes, reduced by a penalty on long attempts (overlong shaping).
 
     DAPO, arXiv 2503.14476, section 3.4, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`,
     for an attempt of n sampled tokens: 0 for n <= L - c, p ((L - c) - n) / c up to L, -p beyond. Tokens from tools do
@@ -213,9 +226,9 @@ def shape_rewards(episodes: Sequence[Episode], overlong: OverlongConfig) -> Row:
 
 
 def count_sampled_tokens(episode: Episode) -> int:
-    """Return the number of sampled tokens in replies delivered to the agent.
+    """Return the number of sampled tokens in replies that the agent received.
 
-    Turns refused by `train_turn` count, too.
+    Turns that `train_turn` excludes from training count too.
     """
     return sum(
         len(call.response_ids) for call in episode.calls if call.is_delivered and (call.trained or call.turned_down)

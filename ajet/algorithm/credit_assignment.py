@@ -1,7 +1,8 @@
-"""Assign credit: convert groups of episodes into a training batch.
+"""Assigns credit: converts groups of episodes into a training batch with an advantage and a weight per token.
 
-Invariants: baselines cover all scored episodes of a group. A sampled token becomes part of a sample, belongs to no
-timeline (`Episode.untrained`), or is counted in the `Outcome` of its episode. Episodes are never modified.
+A timeline is a token sequence of an episode: model calls merged where each continues the one before. Invariants:
+baselines cover all scored episodes of a group. A sampled token becomes part of a sample, belongs to no timeline
+(`Episode.untrained`), or is counted in the `Outcome` of its episode. Episodes are never modified.
 
 A group is skipped as `zero_variance` only if its loss is exactly 0: no token has an advantage in the batch, and there
 is neither a KL term nor a critic. The group still counts in the weights of the other groups. With `dynamic_sampling`
@@ -56,10 +57,10 @@ LogprobPairs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
 
 @dataclass(slots=True)
 class _ScoredEpisode:
-    """A scored episode on its way into the batch.
+    """A scored episode with its samples and per-token inputs, while the batch is built.
 
     `penalties` [T_e]: KL times its coefficient. `values` [T_e]: the critic's values. `reference_gap` [T_e]: log policy
-    - log reference. All rows are in sampled order.
+    - log reference. All rows are in sampled order, with T_e the trained tokens of the episode.
     """
 
     episode: Episode
@@ -87,12 +88,14 @@ def assign_credit(
     reference: LogprobPairs | None = None,
     critic: CriticFunction | None = None,
 ) -> TrainingBatch:
-    """Build the training batch, with an outcome for every episode.
+    """Build the training batch of a step, with an outcome for every episode.
 
     Args:
+        groups: All attempts of the step, grouped by task.
         algorithm: None opens the algorithm named by `config`.
-        reference: Called only with `use_kl_in_reward`.
-        critic: Called only if the algorithm needs a critic.
+        step: Number of the training step, recorded in the outcomes.
+        reference: Computes logprobs of policy and reference model; called only with `use_kl_in_reward`.
+        critic: Computes values; called only if the algorithm needs a critic.
 
     Raises:
         ValueError: A required `reference` or `critic` is missing.
@@ -110,6 +113,7 @@ def assign_credit(
     included = [item for item in scored if item.group not in excluded]
     included_advantages, parts, critic_metrics = _compute_advantages(included, algorithm, settings, critic)
     rows = iter(included_advantages)
+    # Excluded groups were not passed to the algorithm, so that batch statistics do not include them.
     advantages = [np.zeros(item.length) if item.group in excluded else next(rows) for item in scored]
     if settings.dynamic_sampling:
         skipped = uninformative
@@ -145,7 +149,10 @@ def assign_credit(
 def _compute_advantages(
     scored: list[_ScoredEpisode], algorithm: Algorithm, settings: AlgorithmSettings, critic: CriticFunction | None
 ) -> tuple[list[Row], int, dict[str, float]]:
-    """Return [T_e] advantages per scored episode in sampled order, the number of rewarded parts, and critic metrics."""
+    """Return [T_e] advantages per scored episode, the number of process rewards, and critic metrics.
+
+    Advantages are in sampled order.
+    """
     if "teacher" in algorithm.needs:
         for item in scored:
             item.penalties = _compute_teacher_gap(item)
@@ -169,9 +176,14 @@ def _compute_advantages(
 def _weigh_episodes(
     scored: Sequence[_ScoredEpisode], config: AjetConfig, skipped: Collection[int], balanced: Collection[str]
 ) -> list[float]:
-    """Return the weight of a token of each episode, 0 for excluded episodes.
+    """Return one loss weight per episode, which holds for each of its tokens.
 
-    Balanced episodes are excluded, and with dynamic sampling also the episodes of groups without a signal.
+    The weight is 0 for attempts left out by `balance_sample`, and with dynamic sampling for the episodes of groups
+    without a signal.
+
+    Args:
+        skipped: indexes of groups that are not trained.
+        balanced: ids of attempts left out by `balance_sample`.
     """
     settings = config.trainer_common.algorithm
     excluded = skipped if settings.dynamic_sampling else ()
@@ -206,7 +218,13 @@ def _locate_replies(item: _ScoredEpisode) -> ReplyPlaces:
 
 
 def _apply_kl_penalties(scored: Sequence[_ScoredEpisode], logprobs: LogprobPairs, coefficient: float) -> None:
-    """Fill `penalties` with coefficient * k1, and store the reference logprobs for a KL term in the loss."""
+    """Set the KL penalties of all episodes to coefficient * k1, and store reference logprobs in the samples.
+
+    A KL term in the loss reads these reference logprobs.
+
+    Args:
+        logprobs: returns logprobs of policy and reference model.
+    """
     samples = [sample for item in scored for sample in item.samples]
     policy, reference = logprobs(samples)
     gaps: dict[int, Floats] = {}
@@ -223,6 +241,7 @@ def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
     gaps = []
     for index, at, where in list_sampled_runs(item.samples):
         call = item.episode.calls[index]
+        # The teacher scored the reply alone, while the slice counts from the start of the sample.
         start = where.start - call.prefix - call.suffix_ids.size
         if (
             call.teacher is None
@@ -257,9 +276,9 @@ def _compute_reward_advantages(scored: Sequence[_ScoredEpisode], algorithm: Algo
 def _compute_critic_advantages(
     scored: Sequence[_ScoredEpisode], algorithm: Algorithm, critic: CriticFunction | None
 ) -> tuple[list[Row], int, dict[str, float]]:
-    """Return [T_e] advantages per scored episode in sampled order, the number of rewarded parts, and critic metrics.
+    """Return [T_e] advantages per scored episode, the number of process rewards, and critic metrics.
 
-    Also writes the critic's old values and the target returns into the samples.
+    Also writes the critic's old values and its target returns into the samples.
     """
     if critic is None:
         raise ValueError(
@@ -322,9 +341,10 @@ def _compute_credit_metrics(
 
 
 def build_discarded_outcomes(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> dict[str, Outcome]:
-    """Return outcomes by uuid for groups discarded as surplus (`oversampled`) or `stale`.
+    """Return an outcome per episode id for groups that were discarded before training.
 
-    The tokens of their timelines are counted under that reason.
+    Args:
+        reason: "oversampled" for surplus groups, or "stale". The groups' tokens are counted under it.
     """
     outcomes = {}
     for episode in list_episodes(groups):

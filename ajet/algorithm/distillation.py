@@ -19,7 +19,7 @@ from ajet.schema.episode import Group
 
 
 class Distillation(Grpo):
-    """Distil a teacher into the policy. The penalties argument holds log p - log teacher."""
+    """Trains the policy towards a teacher's distribution. `penalties_E_T` holds log policy - log teacher."""
 
     formula = "of its token t: `weight` × (log π_teacher − log π), plus `reward_weight` × that of `grpo`"
     paper = "GKD, arXiv 2306.13649; [Thinking Machines, 2025](https://thinkingmachines.ai/blog/on-policy-distillation/)"

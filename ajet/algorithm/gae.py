@@ -25,7 +25,7 @@ EPSILON = 1e-6
 
 
 class Gae(Algorithm):
-    """Compare an attempt with the critic's expectation. A single attempt at a task is enough."""
+    """PPO's estimator: compares each token's return with the critic's value. Needs one attempt per task only."""
 
     formula = (
         "of its token t: δ_t + `gamma` `lam` × that of its next token, δ_t = r_t + `gamma` V_t+1 − V_t, V by a "

@@ -25,7 +25,7 @@ UNSTABLE_KEYS = ("tool_call_id", "id")
 
 
 class Gigpo(Grpo):
-    """Compare steps in equal states. Step rewards, if present, form the returns."""
+    """GRPO plus a comparison of steps that different attempts took in the same state."""
 
     formula = (
         "that of `grpo`, plus `process_weight` × (R_t − mean) / (std + 1e-6) over all steps of the group in the "
@@ -35,8 +35,9 @@ class Gigpo(Grpo):
     needs = frozenset({"group"})
 
     def parts(self, episode: Episode) -> list[ProcessReward]:
-        """Return a discounted return per step, compared across attempts in the same state. Other parts are credited as
-        usual.
+        """Return one process reward per step: its discounted return, compared with steps in the same state.
+
+        Other process rewards are passed on unchanged.
         """
         assert episode.verdict is not None and episode.reward is not None
         step_rewards: dict[int, float] = {}

@@ -40,7 +40,7 @@ Mode = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ImportanceCorrection:
-    """Importance weights of tokens: their mode, cap and floor."""
+    """Computes importance weights of tokens: trainer against sampling policy, truncated or masked."""
 
     cap: float
     mode: Mode = "token_truncate"
@@ -54,11 +54,17 @@ class ImportanceCorrection:
 
     @property
     def over_replies(self) -> bool:
-        """Whether a weight depends on the complete reply."""
+        """True if the weight of a token depends on its complete reply."""
         return not self.mode.startswith("token")
 
     def gaps(self, trainer_K: Tensor, engine_K: Tensor, replies_K: Tensor) -> Tensor:
-        """Return [K] log ratios per trained token. The input must contain all tokens of each reply."""
+        """Return [K] log ratios trainer - engine of trained tokens, per token or combined over the reply.
+
+        Args:
+            trainer_K: the trainer's logprobs, with all tokens of each reply.
+            engine_K: logprobs of the sampling engine.
+            replies_K: reply ids; equal ids mark tokens of one reply.
+        """
         gap = trainer_K.detach() - engine_K
         if not self.over_replies:
             return gap
@@ -76,10 +82,14 @@ class ImportanceCorrection:
         return weights_T >= self.cap if self.mode.endswith("truncate") else weights_T == 0
 
     def tighten(self, gap: float | None, alarm: float | None) -> ImportanceCorrection:
-        """Return a correction with a cap closer to 1 if `gap` exceeds `alarm`: cap' - 1 = (cap - 1) alarm / gap.
+        """Return a correction with a cap closer to 1 if engine and trainer disagree.
 
-        `gap` is the mean distance between engine and trainer logprobs for equal weights. Both numbers are in nats per
-        token. The result depends on the measurement alone, so a resumed run gets the same cap.
+        The new cap is 1 + (cap - 1) alarm / gap if `gap` exceeds `alarm`. It depends on the measurement alone, so a
+        resumed run gets the same cap.
+
+        Args:
+            gap: mean distance between engine and trainer logprobs for equal weights, in nats per token.
+            alarm: distance above which the cap is reduced, in nats per token.
         """
         if gap is None or alarm is None or gap <= alarm:
             return self
@@ -133,7 +143,7 @@ class StaleBounds:
 
     @property
     def needs_ages(self) -> bool:
-        """Whether the bounds depend on token ages (`ages_T`)."""
+        """True if the bounds depend on the age of a token (`ages_T`)."""
         return self.decay is not None and not self.strict
 
     def find_outside(self, logratio_T: Tensor, advantages_T: Tensor, ages_T: Tensor | None) -> Tensor:

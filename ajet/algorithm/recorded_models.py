@@ -1,7 +1,7 @@
-"""Replay recorded model outputs of a finished step when credit is computed a second time.
+"""Replays recorded critic values and reference logprobs of a finished step, to compute advantages again.
 
-The critic's values and the reference gaps come from the step's outcomes. Invariant: no number is invented. Missing or
-non-finite numbers, or a count different from the episode's trained tokens, raise an error with the episode's uuid.
+Invariant: no number is invented. Missing or non-finite numbers, or a count different from the episode's trained tokens,
+raise an error with the episode's id.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def make_recorded_critic(outcomes: Mapping[str, Outcome]) -> CriticFunction:
 
 
 def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
-    """Return a function for logprob pairs with the recorded difference. The function raises NotRecordedError.
+    """Return a function that gives policy and reference logprobs with the recorded difference.
 
-    Credit reads only the difference between policy and reference, so the reference row is 0.
+    Advantages depend only on the difference, so the reference logprobs are 0. The function raises NotRecordedError.
     """
 
     def logprobs(samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:

@@ -1,8 +1,9 @@
-"""Stale tokens, sampled by earlier weights than the trained weights, and the mismatch alarm.
+"""Measures stale tokens (sampled by earlier weights than those being trained), and handles the mismatch alarm.
 
 Invariant: a run with stale tokens logs their importance weights at its start and their age at each step. A synchronous
-run has no stale tokens. The mismatch alarm tightens an update's bound by a measurement of the update's initial weights
-(`ImportanceCorrection.tighten`), never by earlier steps, so a resumed run gets the same bound.
+run has no stale tokens. The mismatch alarm (engine and trainer disagree on logprobs) tightens an update's bound by a
+measurement of the update's initial weights (`ImportanceCorrection.tighten`), never by earlier steps, so a resumed run
+gets the same bound.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Freshness(NamedTuple):
-    """The age of a group, checked when the group enters a queue and when it enters a batch."""
+    """The age of a group in policy versions, checked when it enters a queue and when it enters a batch."""
 
     age: int
     """Policy versions between the oldest weights that sampled trained tokens and the present weights."""
@@ -32,12 +33,12 @@ class Freshness(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the group must be discarded as `stale`."""
+        """True if the group must be discarded as `stale`."""
         return not self.is_usable
 
 
 def measure_freshness(episodes: Iterable[Episode], version: int, trainer: TrainerConfig) -> Freshness:
-    """Return the freshness of a group's episodes for an update of policy `version`.
+    """Return the age of a group's tokens relative to an update of policy `version`.
 
     A group without trained tokens is fresh. The function is stateless: the episode store enforces that a group is
     trained only once (`max_trained_count`).
@@ -48,7 +49,7 @@ def measure_freshness(episodes: Iterable[Episode], version: int, trainer: Traine
 
 
 def describe_importance_weights(trainer: TrainerConfig) -> str:
-    """Describe the loss factor of a stale token, for log lines."""
+    """Describe in words the factor on the loss of a stale token, for log lines."""
     cap, algorithm = trainer.importance_cap, trainer.algorithm
     if algorithm.old_policy == "behaviour":
         return "the ratio to the policy that sampled the tokens (algorithm.old_policy: behaviour)"
@@ -85,7 +86,7 @@ def compute_staleness_metrics(episodes: Iterable[Episode], version: int) -> dict
 
 
 def _list_sampled_versions(episodes: Iterable[Episode]) -> list[int]:
-    """Return the policy version of each run of trained tokens."""
+    """Return the policy version of each contiguous run of trained tokens."""
     calls = (call for episode in episodes if episode.scored for call in episode.calls if call.is_step)
     return [run.low for call in calls for run in call.versions]
 

@@ -1,4 +1,4 @@
-"""Build training batches from given replies (`ajet sft`): how much each token counts.
+"""Builds training batches from given replies (`ajet sft`), with a weight per token.
 
 Invariants: every token to be learned is in exactly one sample, whatever the score of its reply. All other tokens are
 already counted by reason (`Episode.untrained`), so given = trained + the sum over reasons. No result depends on a
@@ -43,7 +43,12 @@ def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step:
 
 
 def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, step: int) -> TrainingBatch:
-    """Build a batch of preference pairs with a mean loss. The first episode of a group is the chosen reply."""
+    """Build a batch of preference pairs with the mean DPO loss.
+
+    Args:
+        groups: One pair each; the first episode is the chosen reply.
+        scores: computes the sum of log policy - log reference per reply.
+    """
     share = 1 / len(groups)
     sides = [[_make_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
     samples = [sample for pair in sides for side in pair for sample in side]

@@ -1,8 +1,8 @@
-"""Credit of single tokens: process rewards of parts, and critic advantages. Rows are in sampled order.
+"""Advantages of single tokens, from process rewards and from a critic. Rows are in sampled order.
 
-`add_process_credit`: a part (a step, an agent, a tool use or a text) is compared with the parts of the same name in its
-group. The algorithm compares parts the way attempts are compared. The part's advantage, times `process_weight`, is
-added to the attempt's advantage at each token of the part, and to no other token.
+A part is a piece of an attempt with a reward of its own: a step, an agent, a tool use or a text. `add_process_credit`
+compares a part with the parts of the same name in its group, the way the algorithm compares attempts. The part's
+advantage, times `process_weight`, is added to the attempt's advantage at each token of the part, and to no other token.
 
 With a critic, the last trained token gets the attempt's reward, each token its KL penalty, and the last token of each
 part the part's reward times `process_weight`. Invariant: with a critic, attempts are never compared and no reward is
@@ -32,7 +32,13 @@ CriticFunction = Callable[[list[Sample]], list[Floats]]
 def compute_token_rewards(
     episode: Episode, reward: float, penalties_T: Row, places: ReplyPlaces, algorithm: Algorithm
 ) -> tuple[Row, int]:
-    """Return [T] rewards of the trained tokens in sampled order, and the number of rewarded parts."""
+    """Return [T] rewards of an episode's trained tokens for a critic, and the number of process rewards.
+
+    Args:
+        reward: reward of the attempt, given to the last token.
+        penalties_T: KL penalties, subtracted from each token's reward.
+        places: for each call, where its reply lies in the row.
+    """
     row: Row = -np.asarray(penalties_T, np.float64)
     if not row.size:
         return row, 0
@@ -43,6 +49,7 @@ def compute_token_rewards(
         ends = [
             min(start + span.stop, stop) for start, stop, span in spans if span.start < min(span.stop, stop - start)
         ]
+        # The reward goes to the part's last trained token, as an attempt's reward goes to its last token.
         if ends:  # without ends no token of the part is trained
             row[max(ends) - 1] += algorithm.settings.process_weight * part.reward
     return row, len(parts)
@@ -51,7 +58,10 @@ def compute_token_rewards(
 def compute_value_advantages(
     algorithm: Algorithm, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]
 ) -> tuple[list[Row], ...]:
-    """Compute advantages and returns with the algorithm. Raise UserError for wrong shapes or non-finite numbers."""
+    """Compute the advantages and the critic's target returns by the algorithm.
+
+    Raises UserError for wrong shapes or non-finite numbers.
+    """
     computed = algorithm.of_values(rewards_E_T, values_E_T)
     expected_shapes = [row.shape for row in rewards_E_T]
     converted = [[np.asarray(row, np.float64) for row in rows] for rows in computed]
@@ -92,11 +102,12 @@ def add_process_credit(
     places_E: Sequence[ReplyPlaces],
     algorithm: Algorithm,
 ) -> int:
-    """Add process credit to `rows` in place and return the number of parts.
+    """Add the advantages of process rewards to `rows` in place. Return the number of process rewards.
 
     Args:
-        rows: [T] per episode, in the order of its trained tokens.
+        rows: [T] advantages per episode, in sampled order.
         groups_E: Group ids. Equal numbers mark the same group.
+        places_E: for each episode and call, where the reply lies in the row.
     """
     weight = algorithm.settings.process_weight
     if not weight:
@@ -118,7 +129,7 @@ SampledRun = tuple[int, int, slice]
 
 
 def list_sampled_runs(samples: Sequence[Sample]) -> list[SampledRun]:
-    """Return the sampled runs of an episode's samples, in call order."""
+    """Return all contiguous runs of trained tokens of an episode's samples, in the order of its calls."""
     runs = [
         (span.call, at, slice(span.start, span.stop))
         for at, sample in enumerate(samples)
@@ -128,13 +139,21 @@ def list_sampled_runs(samples: Sequence[Sample]) -> list[SampledRun]:
 
 
 def gather_tokens(samples: Sequence[Sample], rows_S_T: Sequence[npt.NDArray[np.floating]]) -> Floats:
-    """Return [T_e]: the trained tokens' entries of `rows_S_T`, with a [T] row per sample of an episode."""
+    """Collect the trained tokens' entries from per-sample rows into one [T_e] row in sampled order.
+
+    Args:
+        samples: all samples of one episode.
+        rows_S_T: for each sample a [T] row over all its tokens.
+    """
     parts = [rows_S_T[at][where] for _, at, where in list_sampled_runs(samples)]
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
 
 def scatter_tokens(samples: Sequence[Sample], row_T: Floats) -> list[Floats]:
-    """Inverse of `gather_tokens`: return a [T] row per sample, 0 at untrained tokens."""
+    """Distribute a [T_e] row of trained tokens to one [T] row per sample, 0 at other tokens.
+
+    This is the inverse of `gather_tokens`.
+    """
     rows = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
     start = 0
     for _, at, where in list_sampled_runs(samples):

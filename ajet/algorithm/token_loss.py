@@ -1,9 +1,9 @@
-"""Combine all terms of a trained token's loss: importance * policy loss, for tokens within the bounds, + coefficient *
-KL estimate.
+"""TokenLoss: combines all loss terms of a trained token.
 
-Invariant: a single place defines the terms and their order, so that every backbone trains the same loss. The caller
-applies weights (DESIGN decision 8) and sums. Callers that process a reply in several passes also compute the statistics
-of complete replies (`ReplyStatistics`).
+The loss is importance weight * policy loss, for tokens within the bounds, + coefficient * KL estimate. Invariant: a
+single place defines the terms and their order, so that every backbone trains the same loss. The caller applies token
+weights (DESIGN decision 8) and sums. Callers that process a reply in several passes also compute the statistics of
+complete replies (`ReplyStatistics`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TokenLossTerms(NamedTuple):
 
 
 class ReplyStatistics(NamedTuple):
-    """Statistics of each token's complete reply. Shapes: [T]; constants in the gradient."""
+    """Statistics of the complete reply of each token, each [T] and constant in the gradient."""
 
     drift: Tensor | None = None
     """`LossInputs.drift`, read if the policy loss is `over_replies`."""
@@ -82,12 +82,12 @@ class TokenLoss:
 
     @property
     def over_replies(self) -> bool:
-        """Whether the loss reads `ReplyStatistics`, because a term depends on complete replies."""
+        """True if a term depends on complete replies, so the loss reads `ReplyStatistics`."""
         return self.policy.over_replies or self._corrects_replies
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether logprobs before the update are needed even with a single optimizer step."""
+        """True if logprobs before the update are needed even with a single optimizer step."""
         return self.over_replies or self.policy.over_batch
 
     @property
@@ -95,8 +95,11 @@ class TokenLoss:
         return self.correction is not None and self.correction.over_replies
 
     def tighten(self, gap: float | None, alarm: float | None) -> TokenLoss:
-        """Return a loss with the correction tightened by a mismatch of engine and trainer
-        (`ImportanceCorrection.tighten`).
+        """Return a loss whose importance weights are bounded more tightly, if engine and trainer disagree.
+
+        Args:
+            gap: mean distance between engine and trainer logprobs, in nats per token.
+            alarm: distance above which the bound is tightened.
         """
         found = self.correction.tighten(gap, alarm) if self.correction is not None else None
         return self if found is self.correction else replace(self, correction=found)
@@ -104,12 +107,13 @@ class TokenLoss:
     def compute_reply_statistics(
         self, present_K: Tensor, old_K: Tensor, engine_K: Tensor, replies_K: Tensor
     ) -> ReplyStatistics:
-        """Compute [K] statistics for all trained tokens of complete replies.
+        """Compute statistics for all K trained tokens of complete replies.
 
         Args:
             present_K: The policy's present logprobs.
             old_K: The policy's logprobs before the update.
-            replies_K: Reply ids of the tokens.
+            engine_K: Logprobs of the sampling engine.
+            replies_K: Reply ids; equal ids mark tokens of one reply.
         """
         drift = gaps = None
         if self.policy.over_replies:

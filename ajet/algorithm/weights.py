@@ -37,7 +37,7 @@ def compute_token_weights(aggregation: Aggregation, lengths_E: Sequence[int], ma
 
 
 def compute_mini_batch_scale(aggregation: Aggregation, batch: Sequence[Sample], part: Sequence[Sample]) -> float:
-    """Return the factor on the weights of `part` if `part` alone makes an optimizer step.
+    """Return the factor on token weights when the samples of `part` alone make an optimizer step.
 
     The scaled weights follow decision 8 over the part, as the original weights do over the batch.
     """

@@ -1,8 +1,8 @@
-"""Hints of a debug run on mistakes in an agent or a judge.
+"""Hints of a debug run on likely mistakes in the user's agent or judge.
 
-An agent may never send the task's question, send the task's whole row with the answer, or share messages between
-attempts. A judge may compare values of different kinds. Invariant: a hint follows from the messages sent in an episode,
-or from code whose values an episode shows. A comparison is reported only if the kinds of both sides are known.
+An agent may never send the task's question, send the task's complete row with the answer, or share messages between
+attempts. A judge may compare values of different types. Invariant: a hint follows from the messages sent in an episode,
+or from code whose values an episode shows. A comparison is reported only if the types of both sides are known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: ty
 
 
 def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]) -> str:
-    """Return a hint if the agent uses the empty `main_query` of tasks, or "" if each question was sent."""
+    """Return a hint if the agent reads `main_query` although the tasks have none.
+
+    The result is "" if each question was sent.
+    """
     unasked = [episode for episode in episodes if is_question_missing(episode)]
     if not unasked:
         return ""
@@ -63,7 +66,7 @@ def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]
 
 
 def hint_on_printed_task(episodes: Sequence[Episode]) -> str:
-    """Return a hint if the agent put a task's whole row into a prompt, with the answer, or ""."""
+    """Return a hint if a prompt contains the task's complete row, and so the answer, else ""."""
     printed = [episode for episode in episodes if _is_printed(episode)]
     if not printed:
         return ""
@@ -81,7 +84,7 @@ def _is_printed(episode: Episode) -> bool:
 
 
 def is_question_missing(episode: Episode) -> bool:
-    """True if the task has no `main_query`, and no sent message contains the task's other texts."""
+    """True if the task has no `main_query`, and no message of the agent contains the task's other texts."""
     task = episode.task
     if task.main_query.strip() or task.env_type != "no_env" or not episode.calls:
         return False
@@ -107,7 +110,7 @@ def _normalize_space(text: str) -> str:
 
 
 def _find_field_use(workflow: type[object]) -> str:
-    """Return file:line of the first line that reads the field in the workflow's file, or ""."""
+    """Return file:line of the first line in the workflow's file that reads `main_query`, or ""."""
     file = find_source_file(workflow)
     if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
         return ""
@@ -121,9 +124,9 @@ MIN_QUESTION_CHARS = 8
 
 
 def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] | None) -> str:
-    """Return a hint if a request contains another task's question, or its own question twice, or "".
+    """Return a hint if a request contains the question of another task, or its own twice, else "".
 
-    A question contained in the task itself, for example as a worked example, does not count.
+    A question that the task itself contains, for example as a worked example, does not count.
     """
     prompts = [_remove_question(episode) for episode in episodes if episode.calls]
     if all(prompt == prompts[0] for prompt in prompts):
@@ -182,9 +185,9 @@ _MAX_ASSIGNMENTS = 8
 
 
 def hint_on_comparisons(experiment: Experiment, episode: Episode) -> list[str]:
-    """Return a hint for each `==` or `!=` in the judge's or the workflow's code whose sides can never be equal.
+    """Return a hint for each `==` or `!=` in the judge's or workflow's code that compares different types.
 
-    For example, a number is compared with text. The kinds of the sides follow from the code and the episode's values.
+    For example, a number is compared with text. The types follow from the code and the episode's values.
     """
     named = (
         (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
@@ -231,7 +234,10 @@ def _find_comparison_hints(
 
 
 def _find_comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
-    """Yield both sides and the line of each == and != without a constant. Others may be guards for other rows."""
+    """Yield (left, right, line) of each == and != without a constant.
+
+    Comparisons with a constant may be guards for other rows.
+    """
     for node in ast.walk(body):
         if isinstance(node, ast.Compare):
             left = node.left
@@ -256,7 +262,7 @@ def _find_assignments(body: ast.AST) -> dict[str, ast.expr]:
 
 @dataclass(frozen=True)
 class _ComparedSide:
-    """One side of a comparison. `shown` is the value in the episode, if known."""
+    """One side of a comparison with its type. `shown` is its value in the episode, if known."""
 
     kind: str
     shown: str = ""
@@ -267,14 +273,14 @@ class _ComparedSide:
 
 @dataclass(frozen=True)
 class _KindFinder:
-    """Finds the kind of an expression, by the roles of parameters and the metadata of each role in the episode."""
+    """Finds the type of an expression, from what the function's parameters stand for and the episode's metadata."""
 
     roles: Mapping[str, str]
     assigned: Mapping[str, ast.expr]
     values: Mapping[str, Mapping[str, Any]]
 
     def find_kind(self, side: ast.expr) -> _ComparedSide | None:
-        """Return the kind of a side, or None if the kind is not known."""
+        """Return the type of one side of a comparison, or None if unknown."""
         side = self._resolve_name(side)
         if isinstance(side, ast.JoinedStr):
             return _ComparedSide("text")
@@ -291,7 +297,7 @@ class _KindFinder:
         return self._find_column_kind(side)
 
     def _find_column_kind(self, side: ast.expr) -> _ComparedSide | None:
-        """Return the kind of `task.metadata["x"]` and the like, by the value in the episode."""
+        """Return the type of an expression such as `task.metadata["x"]`, from its value in the episode."""
         if isinstance(side, ast.Subscript):
             owner, key = side.value, side.slice
         elif (

@@ -1,7 +1,7 @@
-"""`--backbone debug`: play a few tasks as in training and show each episode, without training.
+"""`--backbone debug`: runs a few tasks as in training and shows each episode, without training.
 
-Invariants: the screen always shows the present activity. An episode is on the disk and on the screen at once after the
-end: Ctrl-C loses only unfinished episodes. Equal failures are shown once and counted. The run succeeds if at least one
+Invariants: the screen always shows the present activity. An episode is on the disk and on the screen as soon as it
+ends, so Ctrl-C loses only unfinished ones. Equal failures are shown once and counted. The run succeeds if at least one
 episode did.
 """
 
@@ -77,7 +77,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
 
 
 class DebugSession:
-    """The episodes of a debug run so far."""
+    """The episodes of a debug run so far: records and shows them, and counts failures."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> None:
         self._experiment, self._run, self._interrupts = experiment, run, interrupts
@@ -89,7 +89,7 @@ class DebugSession:
         self._failures: dict[Signature, list[Episode]] = {}
 
     def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
-        """Note that all parts are loaded, and the number of planned episodes."""
+        """Record the number of planned episodes, once all components are loaded."""
         self._expected, self._watch, self._workflow = episodes, watch, workflow
         self._began = time.monotonic()
 
@@ -131,7 +131,7 @@ class DebugSession:
             show_episode(episode)
 
     def conclude(self) -> None:
-        """Record the metrics of the ended episodes, and print the verdict and hints."""
+        """Record the metrics of all episodes, and print the result and hints."""
         seconds = time.monotonic() - self._began
         if not self.episodes:
             console.print(f"No episode had ended after {format_seconds(seconds)}: nothing was recorded.")
@@ -258,7 +258,11 @@ def _sign_failure(episode: Episode) -> Signature:
 
 
 def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
-    """Return a line for each task: the rewards, and whether training can learn from the task."""
+    """Return a line per task with its rewards, and whether training can learn from it.
+
+    Args:
+        learns: True if a group has a learning signal.
+    """
     first = groups[:SHOWN_TASKS]
     shown = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
     if len(groups) > SHOWN_TASKS:

@@ -43,7 +43,11 @@ start.
 
 
 def check_machine(folder: Path) -> list[Finding]:
-    """Check processors, memory, GPUs and disk, within the process's limits. `folder`: of the runs' records."""
+    """Check processors, memory, GPUs and disk, within the limits of this process.
+
+    Args:
+        folder: folder of the runs' output, whose disk is checked.
+    """
     python = Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     return [python, _check_cores(), _check_memory(), *_check_gpus(), _check_disk(folder)]
 

@@ -1,8 +1,8 @@
-"""Shows an episode on a terminal: messages, tools, outcome and reason.
+"""Shows one episode on a terminal: messages, tool calls, reward and reason.
 
-Invariants: a failed episode is shown with the boundary of the failure and the user's own lines of the traceback. Frames
-of packages are counted, not shown. A frame belongs to the user if its file is not in an installed package, Python or
-ajet. A model's text reaches the terminal without control characters.
+Invariants: a failed episode is shown with the failing side (boundary) and the user's own lines of the traceback. Frames
+of packages are counted, not shown. A frame is the user's if its file is not in an installed package, Python or ajet. A
+model's text reaches the terminal without control characters.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ KIND_ADVICE = {"APIConnectionError": _CLIENT_ADVICE, "AuthenticationError": _CLI
 
 
 def show_episode(episode: Episode) -> None:
-    """Show a panel: turns, tool calls, reward and reason, forks, and the tokens training would use."""
+    """Print a panel of an episode: turns, tool calls, reward and reason, forks, and the number of trainable tokens.
+
+    A fork is a call that does not continue an earlier one, so its tokens form a new sequence.
+    """
     lines = Text()
     for number, tools in enumerate(_list_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
@@ -129,7 +132,7 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
 
 
 def is_message_enough(failure: Failure) -> bool:
-    """True if a failure's message is enough, without its kind and frames of ajet."""
+    """True if a failure's message explains it, so that its type and traceback need not be shown."""
     return failure.kind == "JudgeFailure" or bool(find_failure_hint(failure.kind))
 
 
@@ -163,7 +166,7 @@ def _outcome_colour(episode: Episode) -> str:
 
 
 def _list_tools(episode: Episode) -> list[str]:
-    """Return each list of tools passed by the agent, by names and arguments, in order of use."""
+    """Return each list of tools that the agent sent, as names with arguments, in order of use."""
     used = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
     return [", ".join(_tool_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
 
@@ -190,7 +193,7 @@ def _tool_signature(tool: dict[str, Any]) -> str:
 
 
 def _last_frames(failure: Failure) -> list[str]:
-    """Return the last lines of the traceback without the message, which is shown above the lines."""
+    """Return the last lines of the traceback without the exception's message, which is shown above them."""
     frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
     if message and frames.endswith(message):
         frames = frames[: -len(message)].rpartition("\n")[0]
@@ -241,9 +244,9 @@ def _cut_mark(call: Call) -> str:
 
 
 def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
-    """Return for each call the agent, the indices of messages to show, and the call.
+    """Return (agent, indices of messages to show, call) for each call.
 
-    The messages are those without an earlier call, then the reply. The agent is "" if unchanged.
+    Shown are the messages that no earlier call has, then the reply. The agent is "" if it is that of the call before.
     """
     several = len({call.agent for call in episode.calls}) > 1
     shown: set[int] = set()

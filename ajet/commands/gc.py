@@ -1,7 +1,7 @@
-"""`ajet gc RUN`: lists or removes a run's removable files.
+"""`ajet gc RUN`: lists or removes files of a run that its retention bounds allow to remove.
 
-Invariants: a live run is not changed (its lock). A live run applies its own bounds when saving. Without `yes` no file
-is removed. `ajet.record.retention` decides which files may go. Orphaned data in the run's store goes, too.
+Invariants: a run in progress is not changed (its lock); it applies its own bounds when saving. Without `yes` no file is
+removed. `ajet.record.retention` decides which files may go, including orphaned data in the run's store.
 """
 
 from __future__ import annotations

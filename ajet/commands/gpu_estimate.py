@@ -1,4 +1,4 @@
-"""Estimates GPU memory and step time for backbones whose trainer and engine take turns on GPUs, by formula.
+"""Estimates GPU memory and step time by formula, for backbones whose trainer and engine share GPUs in turns.
 
 Invariant: all numbers are estimated, not measured, from the size of the model, the settings and the published peak
 numbers of a GPU. docs/sizes.md has each formula with the source. Not included: communication, moving offloaded weights,
@@ -32,7 +32,7 @@ GpuName = Literal["H200", "H100", "A100", "L40S", "4090"]
 
 
 class GpuType(NamedTuple):
-    """The published peak numbers of a GPU."""
+    """Published peak numbers of one GPU model."""
 
     memory: float  # bytes
     flops: float
@@ -82,13 +82,13 @@ class GpuMemory:
 
     @property
     def update(self) -> float:
-        """The peak of an update, after the engine has freed its memory."""
+        """Peak bytes per GPU during an update, after the engine has freed its memory."""
         shards = self.weights + self.gradients + self.optimizer + self.reference
         return CONTEXT + shards + self.gathered + self.activations + self.logits
 
     @property
     def sampling(self) -> float:
-        """The memory in use while the engine samples."""
+        """Bytes per GPU in use while the engine samples."""
         return CONTEXT + self.engine_weights + self.cache + self.resident
 
 
@@ -133,11 +133,11 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
 def estimate_seconds(
     size: ModelSize, settings: AjetConfig, gpu: GpuType, *, compute: float, bandwidth: float
 ) -> tuple[float, float]:
-    """Return seconds of sampling, and of scoring and update, in one step with all replies of full length.
+    """Return (seconds of sampling, seconds of scoring and update) of one step with replies of full length.
 
     Args:
-        compute: The reached share of the GPU's operations.
-        bandwidth: The reached share of the GPU's bandwidth.
+        compute: share of the GPU's peak operations that is reached, from 0 to 1.
+        bandwidth: share of the GPU's peak bandwidth that is reached, from 0 to 1.
     """
     rollout, trainer = settings.rollout, settings.trainer_common
     flops, moved = gpu.flops * compute, gpu.bandwidth * bandwidth

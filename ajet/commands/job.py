@@ -1,7 +1,7 @@
-"""AgentJetJob: a launch from Python, and its result.
+"""AgentJetJob: builds and starts a training run from Python, and reads its result.
 
-Invariant: a job is a YAML under construction. `tune()` runs exactly the file written by `dump_job_as_yaml`, as `ajet
---conf` would. The result is read from the run directory, and an earlier run has the same result.
+Invariant: a job is a YAML under construction. `tune()` runs exactly the file that `dump_job_as_yaml` writes, as `ajet
+--conf` would. The result is read from the run directory, so an earlier run gives the same result.
 """
 
 from __future__ import annotations

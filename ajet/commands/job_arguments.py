@@ -1,8 +1,9 @@
 """Translates arguments of AgentJetJob and `ajet.tune` to keys below `ajet` of a YAML.
 
-Invariants: the argument names are AgentJet's, and each stands for one key: a check of the key also covers the name. A
-run resolving a reference to a class or function finds the same object, or the reference is refused. Code of a file is
-named by the file. Code of the running program or notebook is named by `__main__`, which no other process can find.
+Invariants: the argument names are AgentJet's, and each stands for one key, so a check of the key also covers the name.
+A run that resolves a reference to a class or function finds the same object, or the reference is refused. Code of a
+file is named by the file. Code of the running program or notebook is named by `__main__`, which no other process can
+find.
 """
 
 from __future__ import annotations

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
-    """Run or plan the experiment, and return the exit code 0. Raises UserError, KeyboardInterrupt or a bug."""
+    """Train, debug or plan the experiment, and return the exit code 0.
+
+    Raises UserError, KeyboardInterrupt, or any other exception of a defect.
+    """
     if options.dry_run:
         from ajet.commands.plan import dry_run
 
@@ -42,7 +45,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
     """Run the experiment and return the run's folder.
 
-    The folder differs from the experiment's own if another run uses the latter. Raises as `launch`.
+    It is another folder than the configured one if an earlier run occupies that one. Raises as `launch`.
     """
     experiment, overridden = apply_sections(experiment, options.from_store)
     experiment.require_ready()
@@ -145,7 +148,7 @@ def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None
 
 @contextmanager
 def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
-    """Warn of settings without effect, then enter `closed_by_outcome`.
+    """Warn of settings without effect, then record within the block how the run ends.
 
     Args:
         serving: True in `ajet serve`.
@@ -166,7 +169,7 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
 
 
 def warn_of_unconfined(experiment: Experiment) -> None:
-    """Warn if the model's code would run as this user."""
+    """Warn if model-written code would run with the current user's rights."""
     if experiment.ajet.environment.sandbox == "none":
         logger.warning(
             "environment.sandbox is none: code of `tuner.sandbox()` runs as the current user, without confinement"

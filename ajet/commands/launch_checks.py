@@ -1,4 +1,4 @@
-"""Checks of a launch without a need for model, run folder or port, also for plans and `config validate`."""
+"""Checks of a training start that need no model, run folder or port, so plans and `config validate` share them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
 
 
 def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
-    """Raise UserError for an algorithm or an engine without training, unless the run does not train.
+    """Raise UserError if the algorithm or the engine cannot train, unless the run does not train.
 
     Args:
-        remote: True if other processes, without access to a teacher, play the attempts.
+        remote: True if sampler processes, which have no access to a teacher model, run the attempts.
     """
     if "trains" not in experiment.backbone.can:
         return
@@ -72,7 +72,7 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
 
 
 def require_teacher(experiment: Experiment) -> None:
-    """Raise UserError if the teacher's model is missing. No policy is loaded for the check."""
+    """Raise UserError if the teacher model is missing. Loads no weights of the policy."""
     needed = "teacher" in load_algorithm(experiment).needs
     if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.requirements import teacher_source

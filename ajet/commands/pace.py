@@ -1,7 +1,7 @@
-"""The measured speed of episodes and steps on this machine, and the estimated time of a training step.
+"""Measured speed of episodes and steps on this machine, and an estimate of a training step's time.
 
-Invariant: seconds come from this machine's records with the same model, never from an assumption. If a training plays
-more episodes at once than were measured, the estimate is a range.
+Invariant: seconds come from this machine's records with the same model, never from an assumption. If training runs more
+episodes at once than were measured, the estimate is a range.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = "model"
 
 
 class EpisodePace(NamedTuple):
-    """The pace of the episodes of a debug run."""
+    """Seconds and concurrency of the episodes of a debug run."""
 
     episodes: int  # ended episodes
     seconds: float
@@ -34,7 +34,7 @@ class EpisodePace(NamedTuple):
     longest: float  # seconds of the longest episode
 
     def to_metrics(self) -> dict[str, float]:
-        """Return the numbers for the run's record. A plan reads the numbers back."""
+        """Return the numbers as metrics for the run's record, from which a plan reads them."""
         return {
             "debug/seconds": self.seconds,
             "debug/at_once": self.at_once,
@@ -62,7 +62,7 @@ def read_pace(experiment: Experiment) -> EpisodePace | None:
 
 
 def read_step_seconds(experiment: Experiment) -> float | None:
-    """Return the seconds per step of the run to be continued, or None without a step."""
+    """Return the measured seconds per step of the run that would be resumed, or None without a step."""
     found = [row.get("seconds/step") for row in _read_metrics(experiment.root / experiment.name)]
     last = [seconds for seconds in found if isinstance(seconds, int | float)][-STEPS:]
     return median(last) if last else None
@@ -76,10 +76,10 @@ def _read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def estimate_step_seconds(pace: EpisodePace, settings: AjetConfig) -> tuple[float, float]:
-    """Return the seconds for playing the episodes of one step, at best and at worst.
+    """Return (lowest, highest) estimate of the seconds that one step's episodes take.
 
-    At best the engine gets faster in proportion to the number of concurrent episodes. At worst the engine gets no
-    faster at all.
+    The lowest assumes that the engine's speed grows in proportion to the number of concurrent episodes, the highest
+    that it does not grow at all.
     """
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat
     worst = pace.seconds / pace.episodes * episodes

@@ -1,7 +1,7 @@
-"""Checks a run before any cost, and prints the plan, for `ajet plan`, `--dry-run` and `config validate`.
+"""Checks a run before any cost, and prints its plan (`ajet plan`, `--dry-run`, `config validate`).
 
-Invariant: no run directory, no model weights, no port, and no process but the services of the YAML, which are named and
-ended again. `require_present`, for `validate`, imports no user code.
+Invariant: no run directory, no model weights, no port, and no process except the services of the YAML, which are named
+and ended again. `require_present`, for `validate`, imports no user code.
 """
 
 from __future__ import annotations
@@ -195,8 +195,10 @@ def _print_plan(
 
 
 def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_tokenizer: str) -> dict[str, str]:
-    """Return the rows on the model and the first task's prompt. `no_tokenizer` is the reason for a missing
-    tokenizer.
+    """Return the plan's rows on the model and on the first task's prompt.
+
+    Args:
+        no_tokenizer: reason why there is no tokenizer, or "".
     """
     path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
     if no_tokenizer:
@@ -214,11 +216,11 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
 
 
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
-    """Return the rows on the play of a step, and on the number of steps.
+    """Return the plan's rows on the episodes of a step, and on the number of steps.
 
     Args:
         train: Number of training tasks.
-        epoch: Number of tasks played in an epoch.
+        epoch: Number of tasks used in an epoch.
     """
     from ajet.algorithm.staleness import describe_importance_weights
     from ajet.commands.sampling.colocated import count_threads_per_side
@@ -246,7 +248,11 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
 
 
 def _describe_length(settings: AjetConfig, epoch: int) -> str:
-    """Return the number of steps of a run, and the use of tasks that fill no step. An epoch has `epoch` tasks."""
+    """Return the plan's text on the number of steps, and on tasks that do not fill a step.
+
+    Args:
+        epoch: number of tasks in an epoch.
+    """
     trainer, steps = settings.trainer_common, settings.count_steps(epoch)
     played = steps * settings.data.train_batch_size
     if trainer.total_training_steps:
@@ -258,10 +264,10 @@ def _describe_length(settings: AjetConfig, epoch: int) -> str:
 
 
 def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, str]:
-    """Return the model's tokenizer and "", or None and the reason, if only the model's size is known.
+    """Return (tokenizer, ""), or (None, reason) if only the size of the model is known.
 
     Raises:
-        UserError: The tokenizer is needed and missing, or the model is refused for another reason.
+        UserError: the tokenizer is needed and missing, or the model is refused for another reason.
     """
     from ajet.engine.models import TOKENIZER_FILES, load_tokenizer
 
@@ -332,10 +338,12 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
 
 
 def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, int] | None]:
-    """Raise UserError for a missing reference, file of tasks or model on this machine.
+    """Raise UserError if a referenced file, task file or model is missing on this machine.
 
-    No user code is imported, no process started, and no network used. Returns a description of unchecked items, and the
-    number of tasks of each split, or None if the tasks are not on this machine.
+    No user code is imported, no process started, and no network used.
+
+    Returns:
+        Sentences on what was not checked, and the number of tasks per split (None if they are not on this machine).
     """
     from ajet.train.sft.reading import require_sources
 

@@ -1,8 +1,8 @@
-"""Settings, agent and model of a recorded run, for commands that play the run again.
+"""Settings, agent and model of a recorded run, for commands that run its agent again.
 
 Invariants: the record provides settings only. Code comes from the user's own project, and addresses and environment
-from no record. A model named by a record is fetched or converted only with the user's permission, by an answer on the
-terminal or by --fetch.
+from no record. A model named by a record is downloaded or converted only with the user's permission, by an answer on
+the terminal or by --fetch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
 
 
 def _is_own(place: Path, record: Path) -> bool:
-    """Return whether a file or folder is the project's own or a tutorial, and not in the record."""
+    """True if a path belongs to the user's project or to ajet's tutorials, and not to the record."""
     from ajet.config.locations import find_tutorials
 
     place = place.resolve()

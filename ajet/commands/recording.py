@@ -1,7 +1,7 @@
-"""The record of `ajet serve` without training, and of `ajet observe`.
+"""EpisodeRecording: writes the episodes of `ajet serve` without training, and of `ajet observe`.
 
-Invariant: an acknowledged episode is on the disk, once. An episode ended by the server's end is written before the
-server exits. `BLOCK` episodes share a file and a row of metrics.
+Invariant: an acknowledged episode is on the disk, once. Episodes in progress at the server's end are written before it
+exits. `BLOCK` episodes share a file and a row of metrics.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ class EpisodeRecording:
         """Uuids of written episodes not yet passed to `record_missing`."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Write an episode. After UserError or OSError the same call may be repeated. Thread-safe."""
+        """Write an episode to the record. Thread-safe.
+
+        After UserError or OSError the same call may be repeated.
+
+        Args:
+            lease: lease of the task, not used here.
+            kept: the episode.
+        """
         with self._lock:
             self._write_episode(kept.episode)
             self._written.add(kept.episode.uuid)
@@ -52,7 +59,13 @@ class EpisodeRecording:
                     self._write_episode(episode)
 
     def log_metrics(self, *, last: bool = False) -> None:
-        """Write the metrics of full blocks, or of all with `last`. Failed rows are written with the next."""
+        """Write one row of metrics for each complete block of episodes.
+
+        A row that fails is written with the next call.
+
+        Args:
+            last: True to write the incomplete block too.
+        """
         with self._lock:
             if last and self._block:
                 self._close_block()

@@ -1,6 +1,6 @@
-"""Runners for backbones that train in the run's own process, and code that depends on a backbone's runner.
+"""Runners that train in the run's own process, and functions that ask a backbone's runner.
 
-`ajet.train.runner` has the contract.
+`ajet.train.runner` defines the interface: a runner starts the processes of a training.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class InProcessRunner(Runner):
 
 
 def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, interrupts: Interrupts) -> None:
-    """Train with assembled parts.
+    """Train with opened components (engine, tasks, judge, …).
 
     Args:
-        samplers: The playing samplers. None: this process plays, in turns with the updates.
+        samplers: sampler processes that run the episodes. None: this process runs them, in turns with the updates.
     """
     from ajet.task_reader.contamination import find_overlap
     from ajet.train.loop import train
@@ -123,10 +123,10 @@ def apply_sections(experiment: Experiment, from_store: Address | None = None) ->
 
 
 def load_algorithm(experiment: Experiment) -> Algorithm:
-    """Return the run's algorithm, possibly named by the backbone's own keys, after a trial on a group.
+    """Open the run's algorithm and test it on one group. The backbone's own keys may name it.
 
     Raises:
-        UserError: The algorithm fails, or the backbone refuses the settings.
+        UserError: the algorithm fails, or the backbone refuses the settings.
     """
     from ajet.algorithm import open_algorithm
     from ajet.algorithm.registry import try_group

@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate an entry point for scripts. An uncaught UserError or interrupt is shown as one screen."""
+    """Decorate a function for scripts so that its uncaught UserError or interrupt prints one short screen."""
 
     @functools.wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
@@ -38,7 +38,7 @@ def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable
 
 
 class _BriefHook:
-    """An exception hook for one exception. Any other exception goes to the previous hook."""
+    """A `sys.excepthook` for one exception. Any other exception goes to the previous hook."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

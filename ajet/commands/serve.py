@@ -1,8 +1,8 @@
-"""`ajet serve`: a model, and its trainer if the backbone trains, at an address for external agents.
+"""`ajet serve`: serves a model to external agents, and trains it on their episodes if the backbone trains.
 
-Invariants: with a training backbone, every episode finished by a client is trained on once or recorded with the reason,
-even if the server is killed in between. The store holds the episode until a checkpoint has used it. Without training an
-episode's end is acknowledged when it is recorded. The admin key is in no file and no log: it comes from the
+Invariants: with a training backbone, every episode that a client finishes is trained on once or recorded with the
+reason, even if the server is killed in between. The store holds the episode until a checkpoint has used it. Without
+training an episode's end is acknowledged when it is recorded. The admin key is in no file and no log: it comes from the
 environment, or is shown once.
 """
 
@@ -58,7 +58,7 @@ BACKLOG = 2
 
 @dataclass(slots=True)
 class ServeParts:
-    """The parts of a running server."""
+    """The opened components of a running server."""
 
     backbone: Backbone
     gateway: Gateway
@@ -124,13 +124,13 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 def assemble_server(
     experiment: Experiment, run: RunDirectory, *, keeper: EpisodeStore | None = None
 ) -> Iterator[ServeParts]:
-    """Open all parts of a server, and close them after the block.
+    """Open all components of a server, and close them after the block.
 
     Args:
-        keeper: Records an episode's end before the acknowledgement. None: the store, read by the trainer.
+        keeper: records an episode before its end is acknowledged. None: the store that the trainer reads.
 
     Raises:
-        UserError: A part cannot be opened.
+        UserError: a component cannot be opened.
     """
     from ajet.backbone import open_backbone
     from ajet.rollout.served import EpisodeRegistry
@@ -194,10 +194,13 @@ def open_held_out(
     backbone: Backbone,
     gateway: Gateway,
 ) -> RunParts | None:
-    """Return the parts for playing held-out tasks as in a launch, or None without tasks or an agent in the YAML.
+    """Open the components that run held-out tasks as a training run does.
+
+    Returns:
+        None if the YAML has no held-out tasks or no agent.
 
     Raises:
-        UserError: As in a launch.
+        UserError: as in a training run.
     """
     from ajet.commands.services import require_services
     from ajet.rollout import Rollout
@@ -233,7 +236,11 @@ def open_held_out(
 def record_served(
     desk: EpisodeRegistry, run: RunDirectory, recording: EpisodeRecording, interrupts: Interrupts
 ) -> None:
-    """Show every episode at its end, and record the rest at the end. Ends by KeyboardInterrupt."""
+    """Show and record episodes as they end, until an interrupt, and then record the rest.
+
+    Args:
+        desk: the server's open and ended episodes.
+    """
     run.status.set(phase="serving", step=0)
 
     def keep(results: list[Group | Episode]) -> None:
@@ -255,9 +262,9 @@ def record_served(
 
 
 def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Backbone) -> Sequence[Task]:
-    """Return the held-out tasks for clients, or an empty sequence if the tasks cannot be read.
+    """Return the held-out tasks offered to clients, or [] if they cannot be read.
 
-    A reader names a default split that its data may not have. The reader's other tasks can still be served.
+    A reader may name a default split that its data lack. Its other tasks can still be served.
     """
     from ajet.schema.errors import TaskError
     from ajet.task_reader.overlong import drop_overlong
@@ -272,10 +279,10 @@ def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone:
 
 
 def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -> None:
-    """Answer clients from now on, and print the address.
+    """Start to answer clients, and print the address.
 
     Args:
-        given_key: The key from the environment. None: a random key is created and shown.
+        given_key: key from the environment. None: a random key is created and shown.
     """
     from ajet.rollout.served import make_routes
 

@@ -96,7 +96,7 @@ def _explain_down(wrong: list[tuple[RequiredService, str]]) -> UserError:
 # A hook that cannot be loaded only causes a warning, since the run may not need the hook. A UserError of a hook
 # ends the run.
 class RunHook(Protocol):
-    """A context around each command that plays episodes, including `--dry-run`."""
+    """A context that plug-ins put around each command that runs episodes, including `--dry-run`."""
 
     def __call__(
         self, experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str

@@ -37,10 +37,10 @@ GIVEN_UP_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class RunTally:
-    """Counts over a run's rows of metrics.
+    """Counts of tasks and episodes over a run's rows of metrics.
 
-    Tasks are positions in the training order, over all epochs. Positions `waiting` at the newest step are not skipped.
-    Positions `given_up`, and not played since, are counted as given up.
+    A task is a position in the training order, over all epochs. Positions in `waiting` of the newest step are in
+    progress and not skipped. Positions in `given_up` that did not run later count as given up.
     """
 
     trained: int

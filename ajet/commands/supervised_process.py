@@ -1,7 +1,7 @@
-"""A child process that ends with all its children, whatever ends this process.
+"""SupervisedProcess: a child process that ends with all its children, whatever ends this process.
 
-Invariant: a keeper process (`ajet.workflow.keeper`) is the child's parent. The keeper ends the child's tree when this
-process is gone, even if this process was killed. The child's output goes to a log.
+Invariant: a supervisor process (`ajet.workflow.keeper`, the keeper) is the child's parent. It ends the child's process
+tree when this process is gone, even after a kill. The child's output goes to a log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READ_BYTES = 1 << 16
 
 
 class SupervisedProcess:
-    """A program started and ended by this process. Errors call the program a service."""
+    """A program that this process starts through a supervisor and ends. Errors call it a service."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path) -> None:
         self.name, self._command, self._folder, self._log = name, list(command), folder, log
@@ -75,7 +75,7 @@ class SupervisedProcess:
         self._read_end()
 
     def is_over(self) -> bool:
-        """Return whether the program and its children have ended. Then the report is ready or will never come."""
+        """True if the program and its children have ended, so the supervisor's report is ready or will never come."""
         if self.keeper is None or self.keeper.poll() is None:
             return False
         return self.report is None or _is_readable(self.report, 0)
@@ -100,10 +100,13 @@ class SupervisedProcess:
         descriptors: Sequence[int] = (),
         user: int | None = None,
     ) -> None:
-        """Start a program with its keeper, as `user` if set.
+        """Start the supervisor process, which starts the program.
 
         Args:
+            folder: working folder of the program.
             anew: True to clear the log first.
+            descriptors: descriptors that the program inherits.
+            user: user id of the program; None for the current user.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         report, theirs = os.pipe()

@@ -1,4 +1,4 @@
-"""Defaults of `ajet.tune` to fit the model and the machine. A setting of the caller always has priority.
+"""Defaults of `ajet.tune` that fit the model and the machine. Settings of the caller have priority.
 
 The defaults of the YAML are for a GPU: 32 tasks, 4 attempts each, replies of 4,096 tokens. On a CPU such a step takes
 hours.

@@ -1,9 +1,10 @@
-"""Compose a YAML and overrides into a typed, checked `Experiment`.
+"""Composes a YAML and overrides into a typed, checked `Experiment`.
 
-Input: a YAML file or a dict, `--backbone`, `key=value` overrides. Output: an `Experiment` with the typed `ajet`, and
-`resolve_reference` for classes named in a YAML. A run starts with `load_experiment`. Records are read as data with
-`load_recorded_experiment` and `read_recorded_tree`. Invariant: every value has an origin for error messages. The
-working directory and a backbone's package have no influence, and torch is never imported.
+Input: a YAML file or a dict, `--backbone` (the trainer integration), `key=value` overrides. Output: an `Experiment`
+with the typed section `ajet`, and `resolve_reference` for classes named in a YAML. A run starts with `load_experiment`.
+Records (folders of earlier runs) are read as data with `load_recorded_experiment` and `read_recorded_tree`. Invariant:
+every value has an origin for error messages. The working directory and a backbone's package have no influence, and
+torch is never imported.
 """
 
 from __future__ import annotations

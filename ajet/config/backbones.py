@@ -1,6 +1,6 @@
-"""Backbone descriptors, found by name without importing a backbone's package.
+"""Backbone descriptors: what a trainer integration (local, verl, …) can do, readable without importing it.
 
-Invariant: code compares no backbone by name; abilities and places are read from the descriptor (`can`, `roots`,
+Invariant: code compares no backbone by name. Abilities and places of code are read from the descriptor (`can`, `roots`,
 `idle`). Descriptors name their code as text, because settings are checked without torch, ray or the backbone. A
 backbone is a name rather than a file: the name reaches the command line, other processes and readers of a record.
 """
@@ -73,8 +73,10 @@ CAPABILITY_WORDS: Mapping[Capability, str] = {
 
 @dataclass(frozen=True)
 class KeyAdvice:
-    """Replacements below `ajet` for a backbone's own keys that no layer fills. Keys are dotted, without the backbone's
-    name."""
+    """Advice on keys of a backbone's own config that have a replacement below `ajet`.
+
+    Keys are dotted, without the backbone's name.
+    """
 
     instead: Mapping[str, str] = field(default_factory=dict)
     """Replacement text for keys in sections unknown to the backbone or shared with ajet."""
@@ -88,7 +90,11 @@ class KeyAdvice:
     """Our key for each short name of the backbone in sections of the same name."""
 
     def list_unread(self, off: Collection[str] = ()) -> dict[str, str]:
-        """Return the ignored keys. `off`: the keys of `switched` that the user sets to false."""
+        """Return the backbone's keys that ajet ignores, each with the effective setting.
+
+        Args:
+            off: keys of `switched` that the user sets to false, whose further keys then have an effect.
+        """
         found = dict(self.unread)
         for switch, keys in self.switched.items():
             if switch not in off:
@@ -98,7 +104,7 @@ class KeyAdvice:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A backbone's name, abilities and code places, readable without importing its package."""
+    """The name and abilities of a backbone (trainer integration), and references to its code."""
 
     name: str
     about: str
@@ -165,7 +171,7 @@ def find_backbone(name: str) -> Descriptor:
 
 
 def find_checkpoint_owner(state: Mapping[str, Any]) -> Descriptor | None:
-    """Return the backbone named in the checkpoint's state: the owner of the checkpoint's format.
+    """Return the backbone in whose own format a checkpoint is written, by the checkpoint's state.
 
     None: Hugging Face layout. Raises ConfigError for a broken package.
     """

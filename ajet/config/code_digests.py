@@ -1,6 +1,6 @@
-"""Digests of the user's code and prompt files used for playing and scoring in a run.
+"""Digests of the user's code and prompt files that affect rollouts and rewards of a run.
 
-Invariant: a digest changes only with code reached from the named class or function: the file, imported modules of the
+Invariant: a digest changes only with code that the named class or function reaches: its file, imported modules of the
 user, and text files named by a literal. Comments and layout do not count. Code loaded by a computed name, prompts built
 from several literals, and installed packages are not covered.
 """
@@ -32,7 +32,7 @@ _SIZE = 16
 
 
 def digest_code(experiment: Experiment) -> CodeDigests:
-    """Return the digests of all code affecting the run, keyed by the configuration key that names the code."""
+    """Return the digests of all user code that affects the run, by the configuration key that names it."""
     found: CodeDigests = {}
     for key, text in _list_candidate_texts(experiment):
         digests = (
@@ -44,7 +44,10 @@ def digest_code(experiment: Experiment) -> CodeDigests:
 
 
 def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
-    """Return the identity of the scoring: settings and code of the judge, or all code if no judge is named."""
+    """Return a digest of everything that determines rewards: settings and code of the judge.
+
+    If no judge is named, it covers all user code.
+    """
     settings = {key: value for key, value in experiment.list_training_settings().items() if key.startswith(JUDGE)}
     scoring = {key: files for key, files in code.items() if key.startswith(JUDGE)}
     if not experiment.ajet.task_judge.list_judges():  # the workflow or the task reader scores
@@ -53,7 +56,10 @@ def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
 
 
 def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
-    """Return files with different digests, each with the keys naming the file. Only keys in both are compared."""
+    """Return the files whose digests differ, each with the configuration keys that reach it.
+
+    Only keys in both digests are compared.
+    """
     found: dict[str, list[str]] = {}
     for key in sorted(before.keys() & now.keys()):
         for file in sorted(before[key].keys() | now[key].keys()):

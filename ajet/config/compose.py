@@ -1,4 +1,4 @@
-"""Hydra composes ajet's defaults, the backbone's layer, the preset, the user's YAML and the overrides, in this order.
+"""Merges the layers of a configuration: ajet's defaults, the backbone's, the preset, the user's YAML and overrides.
 
 Invariant: later layers win. Only the chosen backbone's layer is read. The working directory has no effect, and Hydra's
 global state is restored. Without interpolations and with plain values only, layers are merged directly in a tenth of
@@ -32,14 +32,17 @@ _SHIPPED, _USER, _ROOT = "ajet_shipped_layer", "ajet_users_yaml", "ajet_experime
 
 @dataclass(frozen=True)
 class Layer:
-    """One source of values: a file, a flag or an override. The tree has the root names of the composed tree."""
+    """One source of configuration values: a file, a flag or an override.
+
+    `tree` has the same root names as the composed configuration.
+    """
 
     title: str
     tree: dict[Any, Any] = field(repr=False)
     document: Document | None = field(default=None, repr=False)
 
     def get_value(self, path: KeyPath) -> Any:
-        """Return a key's value as written in the layer, or ABSENT for a missing key."""
+        """Return the value of a key as this layer writes it, or ABSENT."""
         node: Any = self.tree
         for part in path:
             if not isinstance(node, dict) or part not in node:
@@ -48,18 +51,18 @@ class Layer:
         return node
 
     def locate(self, path: KeyPath, *, value: bool = False) -> str:
-        """Return file:line:column, or the override itself."""
+        """Return where this layer sets a key: file:line:column, or the override's text."""
         return self.document.locate(path, value=value) if self.document else self.title
 
 
 @dataclass(frozen=True)
 class Layers:
-    """All layers of an experiment, first to last."""
+    """All configuration layers of an experiment, from first to last. Later ones win."""
 
     stack: tuple[Layer, ...]
 
     def find_winner(self, path: KeyPath) -> Layer | None:
-        """Return the last layer with the key, or with the key's nearest ancestor."""
+        """Return the last layer that sets the key, or else a section around the key."""
         while path:
             for layer in reversed(self.stack):
                 if layer.get_value(path) is not ABSENT:
@@ -76,7 +79,12 @@ class Layers:
 def collect_layers(
     document: Document, parts: YamlParts, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
 ) -> Layers:
-    """Return the layers in order. `chosen`: the files of backbone and preset; `flag`: the value of `--backbone`."""
+    """Return the configuration layers in the order of their precedence.
+
+    Args:
+        chosen: files of the backbone's layer and the preset.
+        flag: value of `--backbone`.
+    """
     stack = []
     for path in [find_default_config() / "ajet_default.yaml", *chosen]:
         defaults = _read_shipped_file(path)
@@ -96,7 +104,15 @@ def _read_shipped_file(path: Path) -> Document:
 
 
 def compose(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None) -> DictConfig:
-    """Return a tree with unresolved interpolations. Raise ConfigError for input refused by Hydra or OmegaConf."""
+    """Merge the layers to one tree, with interpolations not yet resolved.
+
+    Args:
+        chosen: files of the backbone's layer and the preset.
+        flag: value of `--backbone`.
+
+    Raises:
+        ConfigError: Hydra or OmegaConf refuses the input.
+    """
     from omegaconf.errors import OmegaConfBaseException
 
     for number, each in enumerate(overrides):

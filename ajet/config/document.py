@@ -1,4 +1,4 @@
-"""Document: a YAML file with the place of every key and value.
+"""Document: a parsed YAML file that knows line and column of every key and value.
 
 Invariant: each path of the tree has a `NodePlace`, so every later error can name file:line:column. Scalars are read as
 in OmegaConf (1e-6 is a number, dates are text). Duplicate keys are errors. The size of the values is bounded before
@@ -200,8 +200,14 @@ _YamlLoader.add_implicit_resolver(
 def _count_nodes(
     node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[int], depth: int
 ) -> tuple[int, int]:
-    """Return (values, depth) below a node, visiting each node once. Raises for excess and for self-containing
-    anchors."""
+    """Return (number of values, depth) below a YAML node, and visit each node once.
+
+    Raises ConfigError for too many values, and for anchors that contain themselves.
+
+    Args:
+        known: results of visited nodes.
+        open_nodes: nodes that contain this one.
+    """
     if id(node) in known:
         return known[id(node)]
     if id(node) in open_nodes:

@@ -29,8 +29,10 @@ def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def load_project_dotenv(*, record: Path) -> None:
-    """Load the working directory's `.env` for a command on a record's model, unless the directory lies in the
-    record."""
+    """Load the working directory's `.env` for a command on a recorded run's model.
+
+    A directory inside the record is skipped, because the record may come from another person.
+    """
     here = Path.cwd().resolve()
     if not here.is_relative_to(record.resolve()):
         load_dotenv_files([here])

@@ -47,7 +47,7 @@ PRESET = ("ajet", "trainer_common", "algorithm", "preset")
 
 @dataclass(frozen=True)
 class Experiment:
-    """The input of a run, made by `load_experiment` or `Experiment.from_dict`."""
+    """A complete, typed configuration: the input of a run. Made by `load_experiment` or `Experiment.from_dict`."""
 
     ajet: AjetConfig
     sections: dict[str, Any]
@@ -77,10 +77,15 @@ class Experiment:
         from_python: bool = False,
         base_document: Document | None = None,
     ) -> Experiment:
-        """Return the experiment of a YAML with the content `tree` in the folder `base`. Raises ConfigError.
+        """Compose the experiment of a YAML with the content `tree` in the folder `base`.
 
         Args:
+            exp_dir: folder of all runs.
             from_python: True if no such file exists. Errors then name no file, except for values of `base_document`.
+            base_document: YAML file from which `tree` was derived.
+
+        Raises:
+            ConfigError: the content cannot be used.
         """
         named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
         path = Path(base).absolute() / f"{named}.yaml"
@@ -108,12 +113,12 @@ class Experiment:
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
     def require_ready(self, *, serving: bool = False, evaluating: bool = False, previewing: bool = False) -> None:
-        """Raise ConfigError if no run can start: a missing key, or a value refused by this version.
+        """Raise ConfigError if no run can start: a required key is missing, or this version refuses a value.
 
         Args:
-            serving: Agents and tasks may come from clients.
-            evaluating: No training task is read.
-            previewing: No launch now. A later launch may name a store filled by samplers.
+            serving: True in `ajet serve`, where agents and tasks may come from clients.
+            evaluating: True if no training task is read.
+            previewing: True if no run starts now. A later start may name a store that sampler processes fill.
         """
         (*_, users) = (layer.document for layer in self.layers.stack if layer.document is not None)
         written = str(self.yaml_path) if self.yaml_path.exists() else "command line"
@@ -126,22 +131,28 @@ class Experiment:
         return has_tasks(self.ajet)
 
     def list_idle_keys(self, *, serving: bool = False) -> list[IdleKeys]:
-        """Return settings without effect, each with place and reason. `serving`: in `ajet serve`."""
+        """Return the user's settings that have no effect in this run, each with place and reason.
+
+        Args:
+            serving: True in `ajet serve`.
+        """
         return find_idle_keys(self.ajet, self.layers, serving=serving)
 
     def dump_resolved(self, own: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN) -> str:
-        """Return the complete config with resolved values. `ajet --conf` on the text repeats the run from any folder.
+        """Return the complete configuration as YAML, with resolved values.
+
+        `ajet --conf` on the text repeats the run from any folder.
 
         Args:
-            own: Passed to `make_writable`.
-            hide: Passed to `make_writable`.
+            own: converts each text in the user's own sections.
+            hide: converts a secret written literally.
         """
         tree = {"ajet": self.settle_values(), **self.sections, **self.backbone_overrides}
         head = f"{RESOLVED}{self.name}: `ajet --conf` on this file repeats the run.\n"
         return head + dump_yaml(make_writable(tree, self.raw, backbones=self.backbone_overrides, own=own, hide=hide))
 
     def list_training_settings(self) -> dict[str, Any]:
-        """Return the flat settings that must be equal when a run continues another run.
+        """Return the flat settings that must stay equal when a run is resumed.
 
         Names, logging, debugging, the gateway, run folders and the frequency of saving and validation are left out.
         Paths inside the project are relative, so a moved project has equal settings.
@@ -176,13 +187,13 @@ class Experiment:
         ]
 
     def replace_defaults(self, values: Mapping[str, Any]) -> Experiment:
-        """Return the experiment with other values for keys not set by the user.
+        """Return the experiment with other values for keys that the user did not set.
 
         Args:
-            values: By the names of `list_training_settings`.
+            values: by the names of `list_training_settings`.
 
         Raises:
-            ValueError: This version refuses a value.
+            ValueError: this version refuses a value.
         """
         ajet = self.ajet.model_copy(deep=True)
         for name, value in values.items():
@@ -194,17 +205,23 @@ class Experiment:
         return replace(self, ajet=ajet)
 
     def adapt_to_serve(self) -> Experiment:
-        """Return the experiment for `ajet serve`, where clients continue during updates: `is_cap: auto` is a cap
-        there."""
+        """Return the experiment for `ajet serve`, where `is_cap: auto` means a cap.
+
+        Clients continue there during updates, so some tokens are stale.
+        """
         settings = self.ajet.trainer_common.algorithm
         if settings.is_cap != "auto" or settings.old_policy == "behaviour":
             return self
         return self.replace_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
 
     def _affects_training(self, notes: dict[str, Any]) -> bool:
-        """Return True if a key changes the training, in a launch or in `ajet serve`.
+        """Return True if a key can change the training, in a run or in `ajet serve`.
 
-        Keys of an unchosen reader have no effect. Without training, all keys read by any backbone are compared.
+        Keys of readers that are not chosen have no effect. Without training, all keys that any backbone reads are
+        compared.
+
+        Args:
+            notes: a key's notes, from `walk_keys`.
         """
         backbone = self.backbone if "trains" in self.backbone.can else Descriptor("", "")
         ways = (False,) if self.ajet.sft.objective is not None else (False, True)

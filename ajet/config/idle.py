@@ -1,9 +1,9 @@
-"""Find keys set by the user without effect.
+"""Finds idle keys: keys that the user has set and that have no effect in this run.
 
 Invariant: the result follows from the schema (`idle`, `when`), the backbone's descriptor, the table of accepted keys
-and the layers. Idle keys are never refused. Each key has a line with key, place and reason; keys of a section with
-equal reasons share a line. A resolved file of ajet holds every key, so only values different from the default count as
-set.
+and the layers (sources of values). Idle keys are never refused. Each key has a line with key, place and reason. Keys of
+a section with equal reasons share a line. A resolved file of ajet holds every key, so only values different from the
+default count as set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESOLVED = "# The resolved config of "
 
 @dataclass(frozen=True, slots=True)
 class IdleKeys:
-    """Keys without effect, and the reason."""
+    """Keys of one section without effect, with their common reason."""
 
     keys: tuple[str, ...]
     """Full dotted names of the keys."""
@@ -53,10 +53,13 @@ class IdleKeys:
 def find_idle_reason(
     notes: dict[str, Any], config: AjetConfig, backbone: Descriptor, *, serving: bool = False
 ) -> IdleReason | None:
-    """Return why a key with these notes (of `walk_keys`) has no effect, or None for an effective key.
+    """Return why a key has no effect with this backbone and these settings, or None if it has one.
 
-    The reason comes from the outermost idle section, given the backbone and the choices of `config`. `serving`: True in
-    `ajet serve`.
+    The reason is that of the outermost section without effect.
+
+    Args:
+        notes: the key's notes, from `walk_keys`.
+        serving: True in `ajet serve`.
     """
     validates = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
     declared = (
@@ -91,10 +94,10 @@ def _get_setting(config: Any, key: str) -> Any:
 def _find_declared_reason(
     notes: dict[str, Any], backbone: Descriptor, serving: bool, validates: bool
 ) -> IdleReason | None:
-    """Return the reason that the schema declares for `ajet serve` or all backbones, else the backbone's reason.
+    """Return the reason that the schema declares for a key, or else the one in the backbone's descriptor.
 
     Args:
-        validates: The server plays held-out tasks as a launch does.
+        validates: True if the server runs held-out tasks as a training run does.
     """
     for place in (SERVE,) * serving + (EVERYWHERE,):
         if place in notes["idle"]:
@@ -105,7 +108,7 @@ def _find_declared_reason(
 
 
 def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> IdleReason | None:
-    """Return the reason of the innermost key or section of a path in the table."""
+    """Return the reason of the longest prefix of `path` in a table of dotted keys."""
     for depth in range(len(path), 0, -1):
         if (name := ".".join(path[:depth])) in table:
             why = table[name]
@@ -114,7 +117,12 @@ def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Id
 
 
 def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[IdleKeys]:
-    """Return the keys set by the user but unread by the run, in the order of the layers."""
+    """Return the keys set by the user that have no effect, in the order of the layers.
+
+    Args:
+        layers: all sources of values.
+        serving: True in `ajet serve`.
+    """
     users = list_user_layers(layers)
     shared: dict[tuple[str, str], list[_IdleKey]] = {}
     others = [
@@ -140,12 +148,13 @@ def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
 
 
 def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
-    """Return the layers of the user: the YAML, flags and overrides."""
+    """Return the layers that the user wrote: the YAML, flags and overrides."""
+    # The last layer with a document is the user's YAML; flags and overrides follow it.
     return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
 
 
 class _IdleKey(NamedTuple):
-    """A key without any effect."""
+    """One key without effect, with its place and reason."""
 
     name: str
     section: str
@@ -175,7 +184,10 @@ def _find_accepted_keys(users: Sequence[Layer]) -> Iterator[_IdleKey]:
 
 
 def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys of other backbones: one with a counterpart names ours, the rest of a section share a line."""
+    """Yield keys in sections of backbones that are not chosen.
+
+    A key with an equivalent key of ajet names it. The rest of a section shares a line.
+    """
     chosen = find_backbone(config.backbone)
     for owner in list_shipped_backbones().values():
         for root in owner.roots:
@@ -196,7 +208,7 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
 
 
 def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys of the chosen backbone overridden by ajet's keys."""
+    """Yield keys of the chosen backbone whose value ajet's own keys replace."""
     chosen = find_backbone(config.backbone)
     off = [
         switch
@@ -216,7 +228,7 @@ def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> It
 
 
 def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
-    """Return the paths where a backbone's key may be in a YAML, empty for another backbone's key."""
+    """Return the paths at which a YAML may contain a backbone's key, or [] for another backbone's key."""
     path = tuple(key.split("."))
     return [path, (chosen.name, *path)] if path[0] in chosen.roots else []
 
@@ -228,7 +240,7 @@ def _has_our_value(key: str, value: Any, config: AjetConfig) -> bool:
 
 
 def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys of unread backbone sections, unless our keys have the values already."""
+    """Yield keys in backbone sections that no code reads, unless ajet's equivalent keys have the same values."""
     for path, layer, ours, value, advice in find_unread_keys(users):
         node: Any = config
         for name in ours.split(".")[1:]:

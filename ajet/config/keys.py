@@ -97,7 +97,7 @@ _FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)
 
 
 class Counterpart(NamedTuple):
-    """A key of ours for a backbone's key."""
+    """The key of ajet that decides a key of a backbone's config."""
 
     key: str
     same: bool
@@ -105,21 +105,25 @@ class Counterpart(NamedTuple):
 
 
 def find_counterpart(path: Sequence[Any], layers: tuple[Path, ...]) -> Counterpart | None:
-    """Return ajet's key for a backbone's key, for example (`actor_rollout_ref`, `model`, `lora_rank`), or None.
+    """Return ajet's equivalent of a backbone's key, for example (`actor_rollout_ref`, `model`, `lora_rank`), or None.
 
     Args:
-        layers: The files composing the backbone's config.
+        layers: files that compose the backbone's config from ajet's keys.
     """
     return _read_counterparts(layers).get(tuple(path))
 
 
 def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
-    """Return each key filled from an ajet key in the layers, with the ajet key."""
+    """Return each backbone key that is filled from an ajet key, with that key.
+
+    Args:
+        layers: files that compose the backbone's config from ajet's keys.
+    """
     return dict(_read_counterparts(layers))
 
 
 def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
-    """Return the path of the first key filled from `key` in the layers, or None."""
+    """Return the path of the first backbone key that is filled from ajet's key `key`, or None."""
     return next((path for path, near in _read_counterparts(layers).items() if near.key == key), None)
 
 

@@ -1,4 +1,4 @@
-"""Remote model servers for judges and for agents that play opponents.
+"""Remote model servers for judges, and for agents whose opponents are models.
 
 Invariant: address and keys come from the environment of the run's start, even if an attempt's own environment names the
 gateway (rollout.isolation: process, sandbox).

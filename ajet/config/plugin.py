@@ -1,8 +1,9 @@
-"""The plug-in contract: a package's description of its parts.
+"""Plugin: a package's description of what it adds to ajet (its parts).
 
-A package extending ajet has a module with a `Plugin`, registered in the entry-point group `ajet.plugins`. The parts of
-ajet itself are registered in the same way. Invariant: a `Plugin` holds names, help lines and references
-`module:attribute`. Reading a `Plugin` imports only its module.
+A part is something that a YAML selects by name, such as an algorithm, a reader or a judge. A package that extends ajet
+has a module with a `Plugin`, registered in the entry-point group `ajet.plugins`. ajet's own parts are registered the
+same way. Invariant: a `Plugin` holds names, help lines and references `module:attribute`. Reading it imports only its
+module.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NamedKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PluginPart:
-    """A part selectable in a YAML, described without importing its code."""
+    """Something that a YAML selects by name, described without importing its code."""
 
     code: str
     """Reference to the part's class or function."""
@@ -88,7 +89,7 @@ class LaunchFlag:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """Keys added to a section of the configuration by a plug-in."""
+    """Names the section of the configuration to which a plug-in adds keys, and the keys' model."""
 
     path: str
     """The section below `ajet` (for example `environment`), or "" for `ajet` itself."""
@@ -98,7 +99,10 @@ class ConfigKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """The parts of one package. Values of a table are references `module:attribute`, or a `PluginPart`."""
+    """Everything that one package adds to ajet, by kind.
+
+    Values of a table are references `module:attribute`, or a `PluginPart`.
+    """
 
     name: str
     about: str
@@ -168,7 +172,7 @@ class Plugin:
     """Renamed references of older YAMLs, each with the present reference."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, PluginPart]:
-        """Return the plug-in's parts of a kind by name."""
+        """Return the plug-in's parts of one kind (such as "algorithm"), by name."""
         table: Mapping[str, str | PluginPart] = getattr(self, _TABLES[kind])
         return {name: PluginPart(part) if isinstance(part, str) else part for name, part in table.items()}
 
@@ -195,11 +199,14 @@ NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
 
 
 def load_code(reference: str) -> Any:
-    """Return the object of a plug-in's reference. Use `resolve_reference` for the user's references."""
+    """Import the object of a plug-in's reference `module:attribute`.
+
+    Use `resolve_reference` for references in a user's YAML.
+    """
     module, _, attribute = reference.replace("->", ":").partition(":")
     return getattr(import_module(module), attribute)
 
 
 def spell_reference(kind: NamedKind) -> str:
-    """Return an example of a reference to the user's own part of a kind."""
+    """Return an example of a reference to the user's own code for a kind of part."""
     return f"{kind}.py->My{kind.capitalize()}"

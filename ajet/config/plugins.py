@@ -1,8 +1,7 @@
-"""The plug-ins of the process, and their parts by name.
+"""Finds the plug-ins of this process and their parts (algorithms, readers, judges, … selected by name).
 
-Plug-ins of the distribution `ajet` are always known. Plug-ins of other distributions are loaded once, for an unknown
-name or a full list. A process started by ajet skips the search, and loads the plug-ins listed in AJET_PLUGINS by the
-driver.
+Plug-ins of the distribution `ajet` are always known. Those of other distributions are loaded once, for an unknown name
+or a full list. A process started by ajet skips the search, and loads the plug-ins listed in AJET_PLUGINS by its parent.
 
 Invariant: a name of a kind belongs to a single plug-in. A plug-in that fails to load or claims a taken name is reported
 and ignored. Commands without a need for the plug-in still work.
@@ -35,7 +34,7 @@ processes."""
 
 @dataclass(frozen=True)
 class LoadedPlugin:
-    """A plug-in, or the problem with loading the plug-in."""
+    """A plug-in, or the reason why it could not be loaded."""
 
     place: str
     """Reference to the `Plugin` object of the package."""
@@ -63,12 +62,15 @@ PartIndex = dict[NamedKind, dict[str, PluginPart]]
 
 
 def find_parts(kind: NamedKind) -> dict[str, PluginPart]:
-    """Return the parts of a kind shipped with ajet, by name."""
+    """Return the parts of one kind that ship with ajet, by name."""
     return _index_shipped()[kind]
 
 
 def find_all_parts(kind: NamedKind) -> dict[str, PluginPart]:
-    """Return the parts of a kind of all distributions, by name. May search the installed distributions."""
+    """Return the parts of one kind of all installed plug-ins, by name.
+
+    May search the installed distributions.
+    """
     return _index_all(tuple(sys.path), os.environ.get(VARIABLE))[kind]
 
 
@@ -80,12 +82,12 @@ def find_part(kind: NamedKind, name: object) -> PluginPart | None:
 
 
 def list_first_names(kind: NamedKind) -> list[str]:
-    """Return the names of the parts shipped with ajet, with the first name of a part with several names."""
+    """Return the names of the parts of one kind that ship with ajet, one per part."""
     return list({part.code: name for name, part in reversed(find_parts(kind).items())}.values())[::-1]
 
 
 def find_first_name(kind: NamedKind, name: str) -> str:
-    """Return the first name of a part, or the name itself for an unknown part."""
+    """Return the first name of a part for any of its names, or the name itself if it is unknown."""
     part = find_part(kind, name)
     return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
 
@@ -106,7 +108,7 @@ def list_plugins() -> tuple[LoadedPlugin, ...]:
 
 @contextmanager
 def hand_to_workers() -> Iterator[None]:
-    """Within the block, started processes load the already loaded plug-ins without a search."""
+    """Within the block, processes started by this one load the same plug-ins without a search."""
     before = os.environ.get(VARIABLE)
     shipped = {each.place for each in _list_shipped()}
     os.environ[VARIABLE] = ",".join(each.place for each in list_plugins() if each.plugin and each.place not in shipped)
@@ -120,9 +122,9 @@ def hand_to_workers() -> Iterator[None]:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the version of each loaded plug-in by name, or "" if not installed on the machine.
+    """Return the version of each loaded plug-in by name, or "" if it is not installed as a package.
 
-    Machines of a cluster compare these versions, because each machine loads the plug-ins listed by the driver.
+    Machines of a cluster compare these versions.
     """
     files = _find_entry_points(tuple(sys.path))
     installed = {place: _read_version(file) for file in files for place in _read_places(file)}
@@ -131,7 +133,7 @@ def list_versions() -> dict[str, str]:
 
 
 def find_renamed(reference: str) -> str:
-    """Return the present reference for a reference in a YAML, unchanged unless renamed by a plug-in."""
+    """Return the current reference for one in a YAML. It is unchanged unless a plug-in renamed it."""
     plugins = _list_usable()
     return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 

@@ -1,7 +1,7 @@
-"""Find the statements of the user's files reached from a class or function, and the prompt files named by them.
+"""Finds the statements of the user's files that a class or function reaches, and prompt files they name.
 
 Invariant: source is read, not imported or run. Comments, layout and unreached statements do not count. Files of Python,
-installed packages and ajet are not followed. A module with invisible bindings counts completely.
+installed packages and ajet are not followed. A module whose names cannot all be seen in its source counts completely.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class ParsedModule:
 
 @dataclass
 class ReachedCode:
-    """Collects reached statements, file by file."""
+    """Collects the statements that a class or function reaches, across files."""
 
     roots: tuple[Path, ...]
     """Folders searched after a file's own: the YAML's and the working directory."""
@@ -186,7 +186,10 @@ class ReachedCode:
     _found: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
     def add(self, file: Path, name: str | None) -> None:
-        """Add the code reached from `name` in `file` (None: the complete file). An unparsable file adds no code."""
+        """Add the statements that `name` reaches in `file` and in the files it imports.
+
+        None adds the complete file. A file that cannot be parsed adds nothing.
+        """
         pending: list[_Target] = [(file.resolve(), name)]
         while pending:
             target = pending.pop()

@@ -182,7 +182,7 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
 
 
 def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
-    """Raise ConfigError if several steps should train on a group and the mode stores no group for a second step."""
+    """Raise ConfigError if a group should be trained in several steps, but no store holds it for later steps."""
     backbone, times = find_backbone(config.backbone), get_setting(config, tuple(TIMES.split(".")))
     mode = get_setting(config, ("trainer_common", "mode"))
     if times > 1 and "trains" in backbone.can and (serving or mode != "async"):
@@ -197,7 +197,7 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
 
 
 def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
-    """Raise ConfigError for two mutually exclusive settings."""
+    """Raise ConfigError for two settings that exclude each other."""
     rollout, given = config.rollout, config.sft
     clashes = [
         (rollout.deterministic and rollout.group_deadline is not None, ("rollout", "group_deadline"),
@@ -214,7 +214,10 @@ def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
-    """Raise ConfigError for code of the running program that other processes of the backbone or isolation need."""
+    """Raise ConfigError for references into the running program, if another process must import them.
+
+    A backbone with worker processes, and `rollout.isolation`, need importable code.
+    """
     isolation = find_part("isolation", config.rollout.isolation)
     named: list[tuple[tuple[str | int, ...], Any]] = [
         (("rollout", "user_workflow"), config.rollout.user_workflow),

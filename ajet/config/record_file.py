@@ -1,8 +1,9 @@
-"""Open files of a record, possibly written by another person. All file access to records is in this module.
+"""Opens files of a record (the folder of an earlier run), which another person may have written.
 
-Invariant: a run's folder may be reached through links, as named by the user. Below the folder no link is followed, and
-only regular files of a plausible size are opened. A record therefore cannot make its reader read or replace an outside
-file, or block. All opens are relative to descriptors: swapping a file for a link during a command has no effect.
+All file access to records is in this module. Invariant: a run's folder may be reached through links, as named by the
+user. Below the folder no link is followed, and only regular files of a plausible size are opened. A record therefore
+cannot make its reader read or replace an outside file, or block. All opens are relative to descriptors: swapping a file
+for a link during a command has no effect.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MOST_EXTENTS = 1024
 
 
 class RecordFileError(UserError, OSError):
-    """A file or folder of a record that is not opened: a link, no regular file, or too large."""
+    """A path in a record is a link, no regular file, or too large, and is not opened."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
@@ -189,7 +190,7 @@ def split_record_path(path: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _is_inner(parts: tuple[str, ...], at: int) -> bool:
-    """Return whether component `at` is a folder inside a run's folder."""
+    """True if component `at` of a path is a folder inside a run's folder."""
     name, above = parts[at], parts[max(0, at - 2) : at]
     return (
         name in INNER_FOLDERS | RUN_KINDS

@@ -1,9 +1,9 @@
-"""Scopes: a user's files import their own neighbours, and no other code does.
+"""Scopes: the import namespace of a folder of user code, in which files import modules next to them.
 
-Invariant: in folder F, `import helpers` means F/helpers.py at load time and inside later calls; a file of another
-folder gets its own. `sys.path` and the imports of libraries stay unchanged. A folder is a package named by its real
-path. The modules live below that package, and their `__import__` searches the package first. A file reachable by the
-ordinary import is imported ordinarily, so no file is loaded twice. `ajet` always means the running ajet.
+Invariant: in a file of folder F, `import helpers` means F/helpers.py at load time and inside later calls. A file of
+another folder gets its own. `sys.path` and the imports of libraries stay unchanged. A folder is a package named by its
+real path. The modules live below that package, and their `__import__` searches the package first. A file that the
+ordinary import finds is imported ordinarily, so no file is loaded twice. `ajet` always means the running ajet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _names: dict[tuple[str, str], str | None] = {}
 
 
 def make_scope(folder: Path, *, fallbacks: Sequence[Path] = ()) -> str:
-    """Return the package name of a folder's scope, made on first use. `fallbacks`: folders to search afterwards."""
+    """Return the name of the package that stands for a folder, and create it on first use.
+
+    Args:
+        fallbacks: folders that imports search afterwards.
+    """
     folder = folder.resolve()
     package = PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if package not in sys.modules:
@@ -45,18 +49,18 @@ def make_scope(folder: Path, *, fallbacks: Sequence[Path] = ()) -> str:
 
 
 def import_in(package: str, dotted: str) -> ModuleType:
-    """Import `dotted` as a file in the scope would. Raises the errors of that code."""
+    """Import a dotted name as a file of this scope would. Raises the errors of the imported code."""
     own = _find_own_name(package, dotted)
     return importlib.import_module(own if own is not None else dotted)
 
 
 def strip_scope(name: str) -> str:
-    """Return a module name without the scope's package."""
+    """Return a module name without the name of its folder's package."""
     return name.partition(".")[2] if name.startswith(PREFIX) else name
 
 
 class _ScopeFinder:
-    """Finds modules below a scope's package, and gives source files the scope's `__import__`."""
+    """Import finder for modules of user folders. It gives them an `__import__` that searches their folder."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -96,7 +100,7 @@ def _make_import_function(package: str) -> Any:
 
 
 def _find_own_name(package: str, dotted: str) -> str | None:
-    """Return the full name of a neighbour module, or None for the ordinary import."""
+    """Return the full name of a module in the scope's folder, or None if the ordinary import applies."""
     if (package, dotted) not in _names:
         _names[package, dotted] = _look_up_own_name(package, dotted)
     return _names[package, dotted]

@@ -1,7 +1,7 @@
-"""External services required by a run.
+"""External services (tool servers, model servers, …) that a run needs to be reachable.
 
-Invariant: `Plugin.services` is the complete list of functions from an experiment to required services. A launch and a
-dry run check all services before anything costly starts.
+Invariant: `Plugin.services` is the complete list of functions that derive required services from an experiment. A run
+and a dry run check all services before anything costly starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ajet.schema.bounded_json import load_json
 
 @dataclass(frozen=True)
 class RequiredService:
-    """An external service called by the run."""
+    """An external service that the run calls, with the check of its reachability."""
 
     name: str
     """Description of the service, for example "environment service"."""

@@ -1,8 +1,8 @@
-"""Split a user's YAML into its parts.
+"""Splits a user's YAML by its root sections: `ajet`, a backbone's config, and the user's own.
 
 Invariant: every root name belongs to a single part. `ajet` is typed. `hydra` and `defaults` are checked, then dropped,
-because ajet's layers are always composed; other entries are errors. Further parts are a backbone's config and the
-user's section, passed to the workflow unchanged.
+because ajet's layers are always composed; other entries in them are errors. The user's own sections reach the workflow
+unchanged.
 """
 
 from __future__ import annotations

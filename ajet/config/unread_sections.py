@@ -1,7 +1,7 @@
-"""Find root sections of a backbone's config that no code reads, and ajet's keys with the same meaning.
+"""Finds sections of a backbone's config at a place where no code reads them, and ajet's equivalent keys.
 
-Only a descriptor's `roots` are read at the root; its `sections` count below the backbone's name. Counterparts come from
-the layers that fill backbone keys (`find_counterpart`) and from the descriptor's tables (`advice`).
+Only a descriptor's `roots` are read at the root of a YAML. Its `sections` count below the backbone's name. Equivalents
+come from the layers that fill backbone keys (`find_counterpart`) and from the descriptor's tables (`advice`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TO_FILL_IN = {_WORKFLOW: "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>
 
 
 class UnreadKey(NamedTuple):
-    """A backbone key at an unread place."""
+    """A backbone's key at a place where no code reads it."""
 
     path: KeyPath
     layer: Layer
@@ -96,7 +96,15 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
 
 
 def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequence[str], layer: Layer) -> dict[str, Any]:
-    """Return ajet's values from a backbone's own, with placeholders for missing values."""
+    """Return values for ajet's keys, taken from a backbone's keys in the user's YAML.
+
+    Missing values get placeholders.
+
+    Args:
+        own: the backbone's keys with their values.
+        owner: the backbone.
+        missing: ajet's keys that a run still needs.
+    """
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
         near = find_counterpart(path, owner.filled)

@@ -1,6 +1,6 @@
-"""The origin of a value: each layer's value, and the winner.
+"""Explains where a value comes from: the value in each layer (source), and the layer that wins.
 
-Invariant: the printed winner is the value that the run uses; secrets are hidden.
+Invariant: the printed winner is the value that the run uses. Secrets are hidden.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several adapters on one model: assignment to agents, storage and loading.
+"""Several LoRA adapters on one model: which agent uses which, how they are stored and loaded.
 
     model folder/adapters/agents.json      {"format": 1, "adapters": [{"name": "solver", "agents": ["solver"]}, ...]}
     model folder/adapters/NAME/            the adapter in peft's layout
@@ -31,7 +31,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter and its agents, as patterns of target tags and agent names (`critic`, `player-*`)."""
+    """A LoRA adapter and the agents that use it, as patterns of target tags and agent names (`critic`, `player-*`)."""
 
     name: str
     agents: tuple[str, ...]
@@ -58,7 +58,12 @@ class Adapters(Sequence[Adapter]):
         return tuple(each.name for each in self._all)
 
     def find_adapter(self, agent: str, target: str) -> str | None:
-        """Return the name of the agent's adapter, or None without a match."""
+        """Return the name of the adapter that an agent uses, or None for the model without adapters.
+
+        Args:
+            agent: name of the agent.
+            target: the agent's target tag.
+        """
         for each in self._all:
             if any(fnmatchcase(target, pattern) or fnmatchcase(agent, pattern) for pattern in each.agents):
                 return each.name

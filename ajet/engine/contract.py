@@ -1,7 +1,7 @@
-"""The two engine interfaces (DESIGN decision 3).
+"""The two engine interfaces, TokenEngine and ChatEngine (DESIGN decision 3).
 
-`TokenEngine` takes ids and returns ids, logprobs and versions; training samples from it. `ChatEngine` takes and returns
-messages, for debugging, evaluation and debug models; its replies are never trained on.
+`TokenEngine` takes token ids and returns ids, logprobs and policy versions. Training samples from it. `ChatEngine`
+takes and returns messages, for debugging, evaluation and judges, and its replies are never trained on.
 
 Invariant of a TokenEngine: the concatenated chunks are exactly the sampled ids, including a sampled end token. Closing
 the iterator early frees the slot. A chunk's version is the policy step of the weights that sampled it. `logprobs`
@@ -74,7 +74,7 @@ class TokenRequest:
 
 @dataclass(slots=True)
 class TokenChunk:
-    """Further tokens of a reply; only the last chunk has `finish` set."""
+    """A few further tokens of a streamed reply. Only the last chunk has `finish` set."""
 
     ids: list[int]
     logprobs: list[float]

@@ -18,7 +18,7 @@ from ajet.record.files import read_json
 
 
 class Dimensions(NamedTuple):
-    """A model's dimensions, as in config.json."""
+    """Layer count, widths and head counts of a dense decoder, as in config.json."""
 
     hidden: int
     layers: int
@@ -32,12 +32,12 @@ class Dimensions(NamedTuple):
 
     @property
     def query_width(self) -> int:
-        """Width of a layer's queries."""
+        """Width of a layer's query projection."""
         return self.heads * self.width
 
     @property
     def kv_width(self) -> int:
-        """Width of a layer's keys, equal to the width of its values."""
+        """Width of a layer's key projection, equal to that of its values."""
         return self.kv_heads * self.width
 
     @property
@@ -54,7 +54,7 @@ class Dimensions(NamedTuple):
 
     @property
     def head(self) -> int:
-        """Number of weights in the head."""
+        """Number of weights in the output head."""
         return self.vocabulary * self.hidden
 
     def size(self) -> ModelSize:
@@ -106,7 +106,10 @@ def read_size_and_context(model: str | None, base: Path) -> tuple[ModelSize | No
 
 
 def parse_size(model: str) -> ModelSize | None:
-    """Return the size in a model's name (`Qwen2.5-7B-Instruct`, `Mixtral-8x7B`): parameters alone, all else 0."""
+    """Read the parameter count from a model's name (`Qwen2.5-7B-Instruct`, `Mixtral-8x7B`), or return None.
+
+    All other numbers of the result are 0.
+    """
     found = re.search(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", Path(model).name, re.I)
     if found is None:
         return None
@@ -121,7 +124,7 @@ _LONGEST_HEAD = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The numbers of a model that determine its memory."""
+    """The numbers of a model from which memory is estimated."""
 
     parameters: int
     adapted: int

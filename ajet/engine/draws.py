@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 
 def hash_draw_key(key: DrawKey) -> int:
-    """Return the 64-bit start of a call's sequence."""
+    """Hash the key of a call to the 64-bit start of its random sequence."""
     state = 0
     for part in key:
         state = _mix_bits((state ^ (part & _MASK)) + _WEYL & _MASK)
@@ -24,7 +24,12 @@ def hash_draw_key(key: DrawKey) -> int:
 
 
 def draw_uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Return number `position` of each stream, shape [B], in [0, 1) with 53 bits each."""
+    """Return [B] uniform numbers in [0, 1) with 53 bits each.
+
+    Args:
+        streams_B: start of each row's sequence (`hash_draw_key`).
+        positions_B: position of the token in each row's reply.
+    """
     z = streams_B + (positions_B + np.uint64(1)) * np.uint64(_WEYL)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

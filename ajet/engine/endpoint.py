@@ -66,7 +66,7 @@ class EndpointEngine:
 
     @classmethod
     def for_model(cls, name: str) -> EndpointEngine:
-        """Return the engine of a debug model; equal names share one engine.
+        """Return the engine for a model at the server in the environment variables. Equal names share one engine.
 
         The server is OPENAI_BASE_URL, or OpenAI's if only OPENAI_API_KEY is set. Calls raise EngineFailure if neither
         is set.

@@ -1,7 +1,7 @@
-"""A TokenEngine that follows a remote trainer by loading the checkpoint folders it writes.
+"""EngineFollower: an engine of a sampler process that loads the checkpoints a trainer in another process writes.
 
 Invariant: the engine samples with a folder's complete weights or the previous ones. All tensors are located, and their
-files held open, before the first write; a checkpoint's files must match their recorded digests. Running calls continue
+files held open, before the first write. A checkpoint's files must match their recorded digests. Running calls continue
 with the new weights, and each token carries the version that sampled it.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EngineFollower(Protocol):
-    """An engine with replaceable weights."""
+    """A token engine whose weights can be replaced by those in a folder."""
 
     tokenizer: Any
 
@@ -48,8 +48,9 @@ class EngineFollower(Protocol):
 
         Args:
             folder: folder of the weights; None for the weights of model.path.
-            probe: log-probabilities of a fixed text by version, to recognise the weights of a remote server. Local
-                engines ignore the probe.
+            version: policy step of the weights.
+            probe: log-probabilities of a fixed text under each announced version, by which a remote server's weights
+                are recognized. Local engines ignore it.
             on_wait: called about once per second while running replies finish.
             is_leader: True if this process sends weights to the remote server.
 
@@ -202,9 +203,10 @@ def open_saved_tensors(
 
 
 def _require_written(folder: Path, files: Iterable[Path]) -> None:
-    """Check that a checkpoint's weights match their digests; other folders pass.
+    """Check that a checkpoint's weight files match their recorded digests.
 
-    Sizes are compared first: with wrong sizes a copy is still running, with right sizes and other bytes it is damaged.
+    Folders that are no checkpoints pass. Sizes are compared first: with wrong sizes a copy is still running
+    (FileNotFoundError), with right sizes and other bytes the file is damaged (UserError).
     """
     if not (folder / STATE).exists() and step_of(folder) < 0:
         return

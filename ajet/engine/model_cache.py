@@ -1,4 +1,4 @@
-"""A cache of model folders, shared by several processes.
+"""A cache of converted or downloaded models, one folder per entry, shared by several processes.
 
 Invariant: an entry is absent or complete. The process that makes an entry holds its lock (`ajet.record.lock`), works in
 a temporary folder next to it, and renames the folder at the end.
@@ -72,7 +72,7 @@ EVERY_S = 3.0
 
 
 class ProgressLines:
-    """Shows a bar on a terminal, else plain lines: one per new task, then at most one every few seconds."""
+    """Shows the progress of a download or conversion: a bar on a terminal, else occasional lines."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr

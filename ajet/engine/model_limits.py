@@ -72,7 +72,10 @@ def read_limits(folder: Path) -> ModelLimits:
 
 
 def warn_unreplayed_experts(folder: Path) -> None:
-    """Log a warning if the model has experts: their choice is computed anew in training."""
+    """Warn if the model is a mixture of experts, since training computes their choice anew.
+
+    It does not reuse the choice made while sampling.
+    """
     if experts := read_limits(folder).experts:
         logger.warning(
             "The model is a mixture of {} experts, and this training has no router replay: for some tokens the trainer "

@@ -35,7 +35,7 @@ class HubUnreachableError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A located model. Exactly one of `folder` and `gguf_file` is set."""
+    """Where the files of a model are. Exactly one of `folder` and `gguf_file` is set."""
 
     path: str
     """Path as written by the user."""
@@ -307,10 +307,9 @@ _OTHER_NAME = re.compile(
 
 
 def refuse_hosted(name: str, expected: str = "") -> None:
-    """Refuse the name of a hosted model: its weights are not available, but evaluation is possible.
+    """Raise UserError if `name` is a model that exists only as a hosted service.
 
-    Raises:
-        UserError: `name` is a hosted model.
+    Its weights are not available for training. The message says how to evaluate it.
     """
     of_openai, other = _OPENAI_NAME.fullmatch(name), _OTHER_NAME.fullmatch(name)
     if (found := of_openai or other) is None:

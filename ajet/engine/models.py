@@ -281,7 +281,11 @@ def fingerprint_tokenizer(tokenizer: Any) -> str:
 
 
 def fingerprint_chat_template(tokenizer: Any, options: dict[str, Any]) -> str:
-    """Return a fingerprint of the conversion from messages to text with the arguments `options`."""
+    """Return a digest that determines how messages become text.
+
+    Args:
+        options: further arguments of the chat template.
+    """
     return _hash_parts(json.dumps([tokenizer.chat_template, options], sort_keys=True))
 
 

@@ -1,7 +1,7 @@
-"""Probe: each policy version's logprobs of a fixed text, to identify the weights of a remote server.
+"""WeightsProbe: identifies the weights of a remote server by their logprobs of a fixed text.
 
-The trainer announces the probe with each policy. Invariant: weights that the trainer did not announce never pass. A
-server does not have a version if its logprobs differ by more than engine and trainer may differ
+The trainer announces the logprobs with each policy version. Invariant: weights that the trainer did not announce never
+pass. A server does not have a version if its logprobs differ by more than engine and trainer may differ
 (`trainer_common.canary`). If several versions match, the oldest counts, because samples must never appear fresher than
 they are.
 """
@@ -25,7 +25,7 @@ def encode_probe_text(tokenizer: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WeightsProbe:
-    """Logprobs of a fixed prompt by each announced version, to identify a server's weights."""
+    """The logprobs of a fixed text under each announced policy version."""
 
     ids: tuple[int, ...]
     tolerance: float
@@ -34,17 +34,23 @@ class WeightsProbe:
     """By version: the log-probabilities of `ids[1:]` at temperature 1."""
 
     def measure_gap(self, version: int, found: Sequence[float]) -> float:
-        """Return the gap between a version's logprobs and `found` in nats per token; infinite for unknown versions."""
+        """Return the mean distance between a version's logprobs and measured ones, in nats per token.
+
+        It is infinite for unknown versions.
+
+        Args:
+            found: logprobs that the server computed for the text.
+        """
         if version not in self.logprobs or len(found) != len(self.logprobs[version]):
             return float("inf")
         return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.logprobs[version], np.float64)).mean())
 
     def matches(self, version: int, found: Sequence[float]) -> bool:
-        """Return True if the version may have computed the logprobs `found`. NaN never matches."""
+        """Return True if weights of this version may have computed the logprobs `found`. NaN never matches."""
         return self.measure_gap(version, found) <= self.tolerance
 
     def find_oldest(self, found: Sequence[float]) -> int | None:
-        """Return the oldest version that matches `found`, or None."""
+        """Return the oldest version whose logprobs match `found`, or None."""
         return next((version for version in sorted(self.logprobs) if self.matches(version, found)), None)
 
     def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
@@ -62,11 +68,13 @@ class WeightsProbe:
     def resume_from(
         cls, earlier: WeightsProbe | None, ids: tuple[int, ...], tolerance: float, *, version: int
     ) -> WeightsProbe:
-        """Return the probe of a trainer that resumes from `version`, without logprobs of this version yet.
+        """Return the probe of a trainer that resumes from `version`, whose own logprobs are added later.
 
         Args:
-            earlier: probe announced before the resume. Logprobs of versions below `version` are taken from this probe,
-                if the text has the same ids.
+            earlier: probe announced before the resume. Logprobs of versions below `version` are taken from it, if the
+                text has the same ids.
+            ids: token ids of the text.
+            tolerance: largest distance of matching logprobs, in nats per token.
         """
         earlier_logprobs = earlier.logprobs if earlier is not None and earlier.ids == ids else {}
         return cls(ids, tolerance, {one: row for one, row in earlier_logprobs.items() if one < version})

@@ -59,7 +59,7 @@ Scoring in bfloat16 differs slightly from sampling; another temperature differs 
 
 
 class CallNotStartedError(EngineFailure):
-    """The call was not started, because another process is changing the server's weights."""
+    """A call was not sent, because another process is changing the server's weights."""
 
 
 class RemoteEngine:
@@ -187,12 +187,13 @@ class RemoteEngine:
             self.version = version
 
     def confirm_weights(self, version: int, name: str | None) -> None:
-        """Set version and name of the server's weights; replies count only while the name stays the same.
+        """Set version and name of the server's weights. Replies count only while the server reports this name.
 
         Call it within `drain_calls`. The version may be older than before.
 
         Args:
-            name: None if the server has no name for its weights.
+            version: policy step of the weights.
+            name: the server's name for them; None if it has none.
         """
         with self._idle:
             self.version, self._expected, self.has_unknown_weights = version, name, False
@@ -297,7 +298,12 @@ class RemoteEngine:
         return answer
 
     async def _add_unit_logprobs(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
-        """Merge all chunks and add logprobs at temperature 1 from a second request."""
+        """Merge a reply's chunks, and add logprobs at temperature 1 from a second request to the server.
+
+        Args:
+            held: the chunks of the complete reply.
+            version: policy version of the reply.
+        """
         merged = TokenChunk([], [], [], version, held[-1].finish)
         for chunk in held:
             merged.ids += chunk.ids
@@ -327,7 +333,7 @@ class RemoteEngine:
             return task
 
     async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
-        """Raise `failure` unless the server's name for its weights is the confirmed one."""
+        """Raise `failure` unless the server's current name for its weights is the confirmed one."""
         if self._expected is None:
             return
         answer = await self._open_client().get(self._wire.name_route)

@@ -47,7 +47,7 @@ EPISODE_SHARE = 0.8
 
 
 def limit_silence(seconds: float, key: str, episode: float | None) -> tuple[float, str]:
-    """Return the allowed silence in seconds and the setting responsible for it.
+    """Return the allowed seconds without data from the server, and the setting that limits them.
 
     Args:
         seconds: value of the setting `key`.
@@ -142,7 +142,11 @@ class RemoteServer:
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
     def hangs(self, *, begun: bool = False) -> EngineHangs:
-        """Return the failure for a silent server, and log a rate-limited warning."""
+        """Return the failure for a server that sends no data, and log a rate-limited warning.
+
+        Args:
+            begun: True if part of the reply arrived.
+        """
         what = "began its reply and then" if begun else "accepted the request and"
         limit = f" ({self._timeout_key})" if self._timeout_key else ""
         message = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
@@ -152,7 +156,7 @@ class RemoteServer:
         return EngineHangs(message)
 
     def clean(self, text: str) -> str:
-        """Return the text without the key, shortened."""
+        """Return a server's text without the API key, shortened for messages."""
         return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
 
 

@@ -28,14 +28,20 @@ The other implementations omit features missing in their kernels (soft-capped sc
 
 
 def logits_match(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
-    """True if logits [N, V] of a model in `dtype` are equal at each of N tokens, up to rounding."""
+    """Return True if two computations of a model's logits agree at every token, up to rounding.
+
+    Args:
+        found: logits [N, V].
+        wanted: logits [N, V] of the reference computation.
+        dtype: number format of the model, which determines the tolerance.
+    """
     return measure_largest_gap(found, wanted, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
 
 
 def measure_largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
-    """Return the worst token's gap: nats in float32, else total variation.
+    """Return the distance of two logits at the worst token: nats in float32, else total variation.
 
-    Infinite if a value is not finite; 0 for no tokens.
+    It is infinite if a value is not finite, and 0 for no tokens.
     """
     if not found.shape[0]:
         return 0.0

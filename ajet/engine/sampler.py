@@ -1,4 +1,4 @@
-"""Opens a TokenEngine that only samples: for the debug backbone and `ajet chat`.
+"""Opens a TokenEngine for processes that sample and do not train: the debug backbone and `ajet chat`.
 
 Invariant: the weights are loaded once, in the engine's own dtype, without a second copy.
 """

@@ -60,7 +60,7 @@ class ServerWeights(ABC):
         """
 
     def give(self, folder: Path, name: str) -> None:
-        """Load the weights in `folder` into the server and name them `name`.
+        """Load the weights in `folder` into the server and set their name to `name`.
 
         Raises:
             UserError: the server cannot be reached or refuses.

@@ -44,7 +44,7 @@ class TokenStream:
 
 
 class Outbox:
-    """Collects the chunks of a step by loop."""
+    """Collects the chunks of one engine step for each event loop, to wake each loop once."""
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, TokenChunk | EngineFailure]]] = {}
@@ -54,7 +54,7 @@ class Outbox:
         self._by_loop.setdefault(stream.loop, []).append((stream, item))
 
     def send(self) -> None:
-        """Wake each loop with queued items once; items of closed loops are dropped."""
+        """Deliver all queued chunks and wake each loop once. Items of closed loops are dropped."""
         boxes, self._by_loop = self._by_loop, {}
         for loop, items in boxes.items():
             try:

@@ -88,7 +88,9 @@ class TeacherEndpoint:
                 )
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
-        """Return logprobs, shape [T] per line, 0 outside the mask.
+        """Return the teacher's logprobs of recorded token sequences, one [T] row per line.
+
+        Entries outside the mask of trained tokens are 0.
 
         Raises:
             TeacherFailure: the server failed or sent an invalid answer.
@@ -96,7 +98,7 @@ class TeacherEndpoint:
         return list(await asyncio.gather(*(self._score_timeline(line) for line in lines)))
 
     async def leave(self) -> None:
-        """Close the connections on their loop."""
+        """Close the connections, on the event loop to which they belong."""
         client, self.client = self.client, None
         if client is not None:
             await client.aclose()

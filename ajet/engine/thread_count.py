@@ -87,10 +87,15 @@ class ThreadCount:
             logger.info("now {}", self.describe())
 
     def _count_for_load(self, same: float, lower: float, now: float) -> int:
-        """Return the count for the load of both priorities.
+        """Return the number of threads for a measured load.
 
         Processes of lower priority take a core that is free, but may yield it. A trial with more threads shows it: the
         next measurement counts only what they then still use.
+
+        Args:
+            same: CPU seconds used by processes of the same priority.
+            lower: CPU seconds used by processes of lower priority.
+            now: time of the measurement.
         """
         count = choose_count(self._cores, same + lower, self._limit, self.value)
         without = choose_count(self._cores, same, self._limit, self.value)

@@ -1,9 +1,10 @@
-"""Stores which models passed the check against their eager forward pass on this machine.
+"""VerdictCache: remembers which models passed the engine's self-check (agreement with their eager forward pass).
 
-Invariant: the key of a verdict covers everything relevant except the values of the weights: modules and configuration,
+Invariant: the key of an entry covers everything relevant except the values of the weights: modules and configuration,
 the model's code and files next to it, ajet's code, number formats, device, processor, libraries and their environment
 variables; not the thread count, which affects rounding only. Only agreement is stored; failed models are checked every
-time. The canary checks the weights at each start, so a run without canary neither stores nor uses verdicts.
+time. The canary (a comparison of engine and trainer at each start) checks the weights, so a run without it neither
+stores nor uses entries.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ _LIBRARY_VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "
 
 
 class VerdictCache:
-    """Verdicts in one folder, one file each. `folder`: None for ajet's cache.
+    """Stored results of the self-check in one folder, one file each.
 
     An unreadable or read-only folder only costs time: models are then checked at each start.
+
+    Args:
+        folder: None for ajet's cache.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -51,7 +55,9 @@ class VerdictCache:
 
 
 def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
-    """Return the key of a verdict on `model`, or "" if some of its code is not in a file.
+    """Return the key under which a model's check is stored.
+
+    The result is "" if some of the model's code is not in a file.
 
     Args:
         code: folders of ajet's modules that compute the model.

@@ -1,8 +1,8 @@
-"""Judges an attempt: a verdict with a reward, or no score and the reason.
+"""Judges (reward functions): turn an attempt into a verdict with a reward, or without a score and with the reason.
 
 Input: the task and the workflow's output. Output: a `Verdict` or a JudgeFailure. Invariant: a reward is a finite number
-from the workflow or the judge; a judge that fails or cannot decide never yields 0. `scorers` holds named scorers,
-`extraction` and `math_equality` the building blocks, `math_judge` a complete judge.
+from the workflow or the judge. A judge that fails or cannot decide never yields 0. `scorers` holds named scorers,
+`extraction` and `math_equality` their common functions, `math_judge` a complete judge.
 """
 
 from ajet.task_judge.base_judge import BaseJudge, Judgement

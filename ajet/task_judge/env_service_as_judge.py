@@ -1,4 +1,4 @@
-"""EnvServiceJudge: the score of the episode's environment.
+"""EnvServiceJudge: takes the reward from the episode's environment service.
 
 Invariant: the reward is the environment's unchanged score. A missing score is a failure of the environment, never 0.
 """

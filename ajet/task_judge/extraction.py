@@ -44,10 +44,10 @@ def answer_text(answer: Any) -> str:
 
 
 def strip_thoughts(text: str) -> str:
-    """Return the text without thoughts, by the marks of each model family (<think>, [THINK], …).
+    """Return the text without the model's reasoning (<think>…</think>, [THINK] and other families' tags).
 
-    An unclosed thought reaches to the end. A thought with only a closing mark began before the text, since some
-    templates open the thought in the prompt.
+    Reasoning without an end tag reaches to the end of the text. An end tag without a start tag ends reasoning that
+    began in the prompt, as in some chat templates.
     """
     parts: list[str] = []
     start, thinking = 0, False
@@ -65,7 +65,7 @@ def strip_thoughts(text: str) -> str:
 
 
 def find_thought_ends(text: str) -> list[int]:
-    """Return the position behind each mark that ends a thought."""
+    """Return the index after each tag that ends reasoning."""
     return [tag.end() for tag in _THINK.finditer(text) if any(tag.groups())]
 
 
@@ -95,7 +95,7 @@ def boxed_answer(text: Any, *, first: bool = False) -> str | None:
 
 
 def tagged_answer(text: Any, *, first: bool = False) -> str | None:
-    """The content of the last <answer>…</answer> (or the first) outside <think>, or None."""
+    """Return the content of the last (or first) <answer>…</answer> outside <think>, or None."""
     text, start, found = strip_thoughts(answer_text(text)), None, None
     for tag in _ANSWER.finditer(text):
         if not tag.group(1):
@@ -175,7 +175,7 @@ def _parse_printed_blocks(text: str) -> list[dict[str, Any]] | None:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A form of answers: the instruction for the model and the reader."""
+    """A form in which answers are written: the instruction for the model, and the parser."""
 
     instruction: str  # to the model
     read: Callable[[str], str | None]
@@ -190,8 +190,14 @@ FORMS = {
 
 
 def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) -> str:
-    """Return the name of a task's answer form from the metadata; "" for none. Raises BoundaryError for an unknown
-    name."""
+    """Return the name of the answer form that a task's metadata selects, or "".
+
+    Args:
+        otherwise: form for tasks that select none.
+
+    Raises:
+        BoundaryError: the name is unknown.
+    """
     named = metadata.get("answer_schema") or otherwise or ""
     if named not in FORMS:
         known = ", ".join(name for name in FORMS if name)
@@ -200,5 +206,5 @@ def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) ->
 
 
 def find_form(metadata: Mapping[str, Any], otherwise: str | None = None) -> AnswerForm:
-    """The form itself. Raises BoundaryError."""
+    """Return the answer form that a task's metadata selects. Raises BoundaryError for an unknown name."""
     return FORMS[find_form_name(metadata, otherwise)]

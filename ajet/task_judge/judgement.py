@@ -1,4 +1,4 @@
-"""Turns the return value of a judge or scorer into a verdict.
+"""Converts the return value of a judge or scorer to a verdict.
 
 Invariant: a reward in a verdict is a finite number. A value that is no reward raises JudgeFailure and never becomes 0.
 """
@@ -27,12 +27,16 @@ _OF_A_MAPPING = ("score", "success", "reason")
 
 
 def read_verdict(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
-    """Return the verdict of a judge's return value. Raises JudgeFailure.
+    """Convert a judge's return value to a verdict.
 
     Args:
+        judgement: a number, (reward, success), a list of rewards per turn, a mapping, a Verdict, or None.
         who: name of the reward for errors.
         gamma: discount of a list of rewards.
         success: the workflow's success, used if the judge did not decide.
+
+    Raises:
+        JudgeFailure: the value is no reward.
     """
     judgement = _to_python_scalar(judgement)
     if judgement is None:
@@ -81,8 +85,10 @@ def _is_number(text: str) -> bool:
 
 
 def discount_rewards(reward: Any, who: str, gamma: float) -> float | None:
-    """Return the reward, or the discounted sum of rewards per turn, r_0 + gamma * r_1 + …; None for no score. Raises
-    JudgeFailure."""
+    """Return a reward as one number: a list of rewards per turn becomes r_0 + gamma * r_1 + …
+
+    None means no score. Raises JudgeFailure.
+    """
     if isinstance(reward, (list, tuple)):
         if not reward:
             return None
@@ -91,12 +97,12 @@ def discount_rewards(reward: Any, who: str, gamma: float) -> float | None:
 
 
 def turn_rewards(reward: Any, who: str) -> tuple[float, ...]:
-    """The rewards of the turns, where there are several. Raises JudgeFailure."""
+    """Return the rewards per turn if the reward is a list, else (). Raises JudgeFailure."""
     return tuple(_require_number(part, who) for part in reward) if isinstance(reward, (list, tuple)) else ()
 
 
 def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
-    """Set the process rewards of a verdict. Raises JudgeFailure."""
+    """Add process rewards (rewards of parts of the attempt) to a verdict. Raises JudgeFailure."""
     for part in parts:
         if not isinstance(part, ProcessReward):
             raise JudgeFailure(
@@ -107,7 +113,7 @@ def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
 
 
 def check_verdict(verdict: Verdict, who: str) -> Verdict:
-    """The verdict, unchanged. Raises JudgeFailure for a reward, a part or a metric that is no finite number."""
+    """Return the verdict if all its numbers are finite, else raise JudgeFailure."""
     parts = [(name, value) for name, value in verdict.parts.items() if value is not None]
     for name, value in (*verdict.metrics.items(), *parts):
         if not isinstance(value, Real) or not math.isfinite(value):
@@ -120,7 +126,10 @@ def check_verdict(verdict: Verdict, who: str) -> Verdict:
 
 
 def _read_mapping(mapping: Mapping[str, Any], who: str, gamma: float) -> Verdict:
-    """Read `score`, optional `success` and `reason`; further numbers become parts, as in verl's reward functions."""
+    """Convert a mapping with `score` and optional `success` and `reason` to a verdict.
+
+    Further numbers become the verdict's `parts`, as in verl's reward functions.
+    """
     score = mapping["score"]
     success = _read_success(mapping.get("success"), who)
     if _is_truth(score):
@@ -131,8 +140,10 @@ def _read_mapping(mapping: Mapping[str, Any], who: str, gamma: float) -> Verdict
 
 
 def _is_pair(judgement: Any) -> bool:
-    """True for (reward, is_success): a tuple of two, or a list with a bool or None in second place. A list of two
-    numbers is two rewards."""
+    """True for (reward, success): a tuple of two, or a list with a bool or None in second place.
+
+    A list of two numbers is two rewards of turns.
+    """
     if not isinstance(judgement, (tuple, list)) or len(judgement) != 2:
         return False
     return isinstance(judgement, tuple) or judgement[1] is None or _is_truth(judgement[1])
@@ -178,9 +189,9 @@ def _read_success(value: Any, who: str) -> bool | None:
 
 
 async def call_user_function(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's function: awaited if async, else run in its own thread.
+    """Call a user's function: await it if async, else run it in a thread of its own.
 
-    Hanging judges would use up a thread pool. Code that ends the program ends only its own call.
+    A pool would fill up with hanging judges. Code that ends the program ends only its own call.
     """
     answer = (
         function(*args) if inspect.iscoroutinefunction(function) else await in_thread(_contain_exit, function, *args)
@@ -199,7 +210,7 @@ def _contain_exit(function: Callable[..., Any], *args: Any) -> Any:
 # Invariant: a reward in a verdict is a finite number. A judge that raises or returns any other value is a
 # JudgeFailure; an undecided judge gives no score, never 0. Blocking user code never blocks the event loop.
 class Judging(Protocol):
-    """The methods of a judge that is the user's, or a task reader's own: see BaseJudge."""
+    """Interface of judges written by users or brought by a task reader (`BaseJudge`)."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         """Return a reward, (reward, is_success), a Verdict or None; may be awaitable."""
@@ -208,30 +219,43 @@ class Judging(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
-    """One attempt as a judge gets it: the task and the workflow's output."""
+    """What a judge reads about one attempt: the task and the workflow's output."""
 
     task: WorkflowTask
     output: WorkflowOutput
 
 
 class Ranking(Protocol):
-    """A judge that ranks the attempts at one task."""
+    """Interface of judges that rank the attempts at one task against each other."""
 
     async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
-        """Verdicts, by the same names. Raises JudgeFailure."""
+        """Return a verdict for each attempt, under the same keys as in `attempts`.
+
+        Args:
+            attempts: input of each attempt, by its index.
+            seed: fixes the order in which attempts are shown to a model.
+
+        Raises:
+            JudgeFailure: the attempts cannot be ranked.
+        """
         ...
 
     async def awake(self) -> None:
-        """Raises JudgeFailure if no ranking model is reachable."""
+        """Check that a ranking model is reachable. Raises JudgeFailure."""
         ...
 
 
 class Judge:
-    """Calls `judging` (None: no judge) if the workflow set no reward."""
+    """Decides the verdict of an attempt: the workflow's own reward, or else the configured judge's."""
 
     def __init__(self, judging: Judging | None, *, gamma: float = 1.0, ranks: Ranking | None = None) -> None:
-        """`gamma` discounts a list of rewards, one per turn: r_0 + gamma * r_1 + …; `ranks`: judge of complete groups,
-        if any."""
+        """Wrap the configured judges.
+
+        Args:
+            judging: judges single attempts; None for no judge.
+            gamma: discount of rewards per turn, r_0 + gamma * r_1 + …
+            ranks: ranks the attempts at a task; None for no ranking.
+        """
         self._judging, self._gamma = judging, gamma
         self.ranks = ranks
 
@@ -246,7 +270,7 @@ class Judge:
 
     @property
     def said(self) -> str:
-        """The judge's own description; "" without one."""
+        """Description of the judge in its own words, or ""."""
         return str(getattr(self._judging, "said", ""))
 
     @property
@@ -255,8 +279,15 @@ class Judge:
         return self._judging is not None
 
     async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
-        """Return verdicts of the attempts at one task by the same keys; needs `ranks`. `seed`: order of presentation.
-        Raises JudgeFailure."""
+        """Rank the attempts at one task by `ranks`, and return their verdicts under the same keys.
+
+        Args:
+            attempts: input of each attempt, by its index.
+            seed: fixes the order in which attempts are shown to a model.
+
+        Raises:
+            JudgeFailure: the attempts cannot be ranked.
+        """
         assert self.ranks is not None
         try:
             return await self.ranks.compare(attempts, seed)
@@ -266,7 +297,7 @@ class Judge:
             raise JudgeFailure(f"{self} raised {type(problem).__name__}: {problem}") from problem
 
     async def awake(self) -> None:
-        """Raises JudgeFailure if no ranking model is reachable."""
+        """Check that a ranking model is reachable. Raises JudgeFailure."""
         assert self.ranks is not None
         try:
             await self.ranks.awake()
@@ -288,8 +319,13 @@ class Judge:
             require(tasks)
 
     async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
-        """The workflow's own reward, else the judge's. Raises RewardFailure for the first, JudgeFailure, or the
-        BoundaryError the judge raised."""
+        """Return the verdict of an attempt.
+
+        Raises:
+            RewardFailure: the workflow's own reward is invalid.
+            JudgeFailure: the judge failed.
+            BoundaryError: as raised by the judge.
+        """
         if output.reward is not None:
             who = "the workflow's reward"
             try:

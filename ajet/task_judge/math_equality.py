@@ -39,11 +39,17 @@ def require_math_verify() -> None:
 
 
 def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
-    """Whether `candidate` equals the answer `reference`: 1/2 = 0.5 = \\frac{1}{2}, 1,234 = 1234, (x+1)^2 expanded.
+    r"""Return True if two answers have equal values: 1/2 = 0.5 = \frac{1}{2}, 1,234 = 1234, (x+1)^2 expanded.
 
-    False also where the comparison takes longer than `timeout` seconds: an answer that cannot be checked is not
-    accepted. Raises MissingExtraError when it takes math-verify and that is not installed, JudgeFailure when no worker
-    starts.
+    A comparison that takes longer than `timeout` seconds gives False: an answer that cannot be checked is not accepted.
+
+    Args:
+        candidate: the model's answer.
+        reference: the right answer.
+
+    Raises:
+        MissingExtraError: the comparison needs math-verify, which is not installed.
+        JudgeFailure: no worker process starts.
     """
     if max(len(candidate), len(reference)) > LONGEST:
         return False
@@ -127,7 +133,7 @@ class _MathWorker:
 
 
 class _WorkerPool:
-    """Hands each comparison to an idle worker."""
+    """Assigns each comparison to an idle worker process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()

@@ -220,7 +220,10 @@ def _split_equation(text: str) -> list[str]:
 
 
 def _split_name(sides: list[str]) -> tuple[str | None, str]:
-    """Return name and value of `name = value` in either order; (None, last side) for other equations."""
+    """Split `name = value`, in either order, into (name, value).
+
+    Other equations give (None, last side).
+    """
     if len(sides) == 2:
         if _NAME.fullmatch(sides[0]):
             return sides[0], sides[1]

@@ -30,7 +30,12 @@ JudgeOpener = Callable[["Experiment"], "Judging | None"]
 
 
 def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> Judge:
-    """Open the judge: the named judge or scorers, else the task reader's, else a plug-in's fallback, else none.
+    """Open the judge of an experiment.
+
+    It is the configured judge or scorers, else the task reader's, else one that a plug-in offers, else none.
+
+    Args:
+        reader_judge: the judge that the task reader brings, or None.
 
     Raises:
         ConfigError, UnresolvedReferenceError: a setting is wrong.
@@ -43,7 +48,11 @@ def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> J
 
 
 def prepare_judge(experiment: Experiment, run: RunDirectory | None = None) -> None:
-    """Prepare the judge before the first attempt, such as rubrics. `run`: None without a run. Raises UserError."""
+    """Prepare the judge before the first attempt, for example write rubrics. Raises UserError.
+
+    Args:
+        run: folder of the run; None without a run.
+    """
     if prepare := _find_judge(experiment).prepare:
         load_code(prepare)(experiment, run)
 
@@ -61,7 +70,7 @@ def _find_judge(experiment: Experiment) -> PluginPart:
 
 
 def _open_fallback(experiment: Experiment) -> Judging | None:
-    """Return the first fallback judge of a plug-in; None without one."""
+    """Return the first judge that a plug-in offers for experiments without one, or None."""
     openers: list[JudgeOpener] = [load_code(reference) for reference in list_references("fallback_judges")]
     return next((judging for opener in openers if (judging := opener(experiment)) is not None), None)
 

@@ -1,9 +1,8 @@
-"""AworldAgentLoop: agents of AWorld as a workflow.
+"""AworldAgentLoop: the workflow that runs agents of AWorld.
 
-Invariants: an agent is trained if and only if its address came from `get_llm_server_address()`; each episode builds its
+Invariants: an agent is trained if and only if its address came from `get_llm_server_address()`. Each episode builds its
 own agents, and their AWorld objects end with the episode. The class is a `rollout.user_workflow` on every backbone, and
-a `_target_` in the agent.yaml of a verl not launched by ajet (verl then owns the steps).
-Text that may be awaited, as in AWorld's newer versions.
+a `_target_` in the agent.yaml of a verl that ajet did not launch (verl then runs the training loop).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ start()  # an agent's module imports AWorld after this call
 
 
 class Told(str):
-    """Text that may be awaited, as in AWorld's newer versions, or not."""
+    """A text that can also be awaited, since AWorld's newer versions await it."""
 
     def __await__(self) -> Generator[Any, None, str]:
         return str(self)
@@ -36,7 +35,7 @@ class Told(str):
 
 
 class AworldAgentLoop(Workflow):
-    """Subclass it and write `build_agents`."""
+    """The workflow of an AWorld agent. Subclass it and write `build_agents`."""
 
     name: str = "aworld"
     _tuner: ModelTuner | None = PrivateAttr(default=None)
@@ -52,10 +51,10 @@ class AworldAgentLoop(Workflow):
         """Build an AWorld Agent or Swarm for each episode; may be `async`."""
 
     def get_llm_server_address(self, server_name: str | None = None) -> Told:
-        """Return the `llm_base_url` of a trained agent: a new one per call, valid until the episode ends.
+        """Return the model address (`llm_base_url`) that makes an agent trained.
 
-        The address contains a key and is as secret (any `llm_api_key` works). May be awaited. `server_name` has no
-        effect.
+        Each call returns a new one, valid until the episode ends. It contains a key and must be kept secret; any
+        `llm_api_key` works. The result may be awaited. `server_name` has no effect.
         """
         at = self._require_tuner().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
         self._addresses.add(at.keyed_url)
@@ -90,7 +89,7 @@ class AworldAgentLoop(Workflow):
         return WorkflowOutput(metadata={"final_answer": answer.answer})
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """Called for a `_target_` by a verl not launched by ajet: see `ajet_verl.agent.plain`."""
+        """Run one task for a verl that ajet did not launch (`ajet_verl.agent.plain`)."""
         from ajet_verl.agent.plain import play_session
 
         return await play_session(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)

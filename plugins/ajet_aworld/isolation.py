@@ -1,11 +1,10 @@
-"""Separation of concurrent AWorld episodes.
+"""Separates AWorld's global state between concurrent episodes of one process.
 
-By default AWorld keeps all episodes of a process together: messages in one unlocked file, agents in one table by id
-(the end of any task closes the tools of all agents in it), run states in one list of 1,000. Invariant: AWorld's objects
-belong to the episode of their context (contextvars), are visible only there, and end with it; outside of episodes
-AWorld's tables and memory are unchanged.
+By default AWorld shares it: messages in one unlocked file, agents in one table by id (the end of any task closes the
+tools of all agents in it), run states in one list of 1,000. Invariant: AWorld's objects belong to the episode of their
+context (contextvars), are visible only there, and end with it. Outside of episodes AWorld's state is unchanged.
 
-Imports AWorld: import it only to play an episode.
+Imports AWorld: import it only to run an episode.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _lock = threading.Lock()
 
 
 class EpisodeState:
-    """The AWorld objects of one episode."""
+    """The AWorld objects that belong to one episode."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
@@ -39,7 +38,7 @@ class EpisodeState:
 
 
 class _Memory:
-    """AWorld's memory: the episode's own; outside of episodes AWorld's default, made on first use."""
+    """Forwards AWorld's memory to the episode's own, or outside of episodes to AWorld's default."""
 
     _outside: Any = None
 
@@ -54,7 +53,7 @@ class _Memory:
 
 
 class _Table(MutableMapping[str, Any]):
-    """A table of agents in which the episode's entries precede AWorld's."""
+    """A table of agents in which the episode's entries hide AWorld's global ones."""
 
     def __init__(self, name: str, outside: dict[str, Any]) -> None:
         self._name, self._outside = name, outside
@@ -90,7 +89,11 @@ _CONFIG: Any = None
 
 @contextmanager
 def isolate_episode(session: str) -> Iterator[None]:
-    """Separate AWorld's objects within the block, and in tasks started there. `session`: the tasks' session id."""
+    """Separate AWorld's objects within the block, and in tasks started there.
+
+    Args:
+        session: session id of the episode's AWorld tasks.
+    """
     _install_isolation()
     state = EpisodeState()
     token = _state.set(state)
@@ -109,7 +112,7 @@ def isolate_episode(session: str) -> Iterator[None]:
 
 
 def _poll_within_episode(self: Any, timeout: float | None = None) -> None:
-    """Replaces AWorld's polling: none for a known end, and none beyond the episode."""
+    """Replace AWorld's polling for the end of a task: it stops at a known end, and with the episode."""
     if self.future.done():
         return
     known, state = self._task, _state.get()

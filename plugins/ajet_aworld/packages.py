@@ -37,7 +37,7 @@ def install_finders() -> None:
 
 
 class _FirstFinder:
-    """The first finder: for `train`, if it would be found in AWorld's wheel."""
+    """Import finder before all others: finds ajet's `train` instead of the one in AWorld's wheel."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -52,7 +52,10 @@ class _FirstFinder:
 
 
 class _LastFinder:
-    """The last finder: for a name without a package, and for modules missing in a user's package of the name."""
+    """Import finder after all others: finds ajet's `train` and `env` if no other package has the name.
+
+    It also finds modules that a user's package of the name lacks.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -65,7 +68,10 @@ class _LastFinder:
 
 
 def load_hidden(module: ModuleType, name: str) -> Any:
-    """Return the attribute `name` of AWorld's own file of the module's name. Raises AttributeError."""
+    """Return an attribute of the AWorld file that ajet's module of the same name hides.
+
+    Raises AttributeError.
+    """
     package, _, stem = module.__name__.rpartition(".")
     for place in sys.modules[package].__path__:
         file = Path(place) / f"{stem}.py"

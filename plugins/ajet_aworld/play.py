@@ -1,11 +1,11 @@
-"""Runs one task by AWorld's runner with built agents.
+"""Runs one task with AWorld's own runner.
 
-Invariants: an agent with an address of the episode uses the episode's client under its own name, so its calls form its
-own timelines; other agents' models are not touched. No request is repeated: the gateway records a failed call. A tool's
-answer reaches the model complete, since the gateway has its own limits. An agent with a tool that did not start, or a
-lost call, has failed, whatever its answer; a call that may have been delivered is not repeated.
+Invariants: an agent with an address of the episode uses the episode's client under its own name, so its calls form
+token sequences of their own. Models of other agents are not touched. No request is repeated: the gateway records a
+failed call. A tool's result reaches the model complete, since the gateway has its own limits. An agent with a tool that
+did not start, or a lost call, has failed, whatever its answer. A call that may have reached its server is not repeated.
 
-Imports AWorld: import it only to play an episode.
+Imports AWorld: import it only to run an episode.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _MAX_MESSAGE = 500
 
 
 def _call_once(function: Any) -> Any:
-    """Wrap AWorld's function that calls a tool: AWorld reports a lost call to the model like a tool's own error."""
+    """Wrap AWorld's function that calls a tool, so that a lost call fails the episode.
+
+    AWorld would report it to the model like a tool's own error.
+    """
 
     async def call(*args: Any, **keywords: Any) -> Any:
         token = _problem.set("")
@@ -88,7 +91,7 @@ for _name in ("call_mcp_tool_with_reuse", "call_mcp_tool_with_exit_stack"):
 
 
 class EpisodeProvider(OpenAIProvider):
-    """AWorld's provider over the episode's client: without retries, sharing expensive objects."""
+    """AWorld's model client over the episode's client, without retries."""
 
     def __init__(self, client: Any) -> None:
         self._given, self.is_http_provider = client, False
@@ -99,7 +102,7 @@ class EpisodeProvider(OpenAIProvider):
 
 
 def list_agents(built: Any) -> list[Any]:
-    """Return all agents of an Agent or a Swarm, each once, in order. Raises AgentFailure for other values."""
+    """Return all agents of an Agent or a Swarm once, in order. Raises AgentFailure for other values."""
     found: dict[int, Any] = {}
     _collect_agents(built, found)
     if not found:
@@ -119,7 +122,7 @@ def _collect_agents(part: Any, found: dict[int, Any]) -> None:
 
 
 def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
-    """Connect each agent to the model of its address: one of `addresses` is the trained model."""
+    """Connect each agent whose address is one of `addresses` to the trained model."""
     taken: set[str] = set()
     for agent in agents:
         settings = agent.conf.llm_config
@@ -142,7 +145,15 @@ def _choose_name(name: str, taken: set[str]) -> str:
 
 
 async def run_agents(built: Any, agents: Sequence[Any], question: str, session: str) -> TaskResponse:
-    """Run the agents and return AWorld's answer. Raises ToolFailure, AgentFailure."""
+    """Run the agents on a question and return AWorld's answer.
+
+    Args:
+        built: the Agent or Swarm.
+        session: session id of the AWorld task.
+
+    Raises:
+        ToolFailure, AgentFailure: the run failed.
+    """
     missing: list[str] = []
     for agent in agents:
         prepare_agent(agent, missing)
@@ -182,7 +193,11 @@ async def _cancel_runner(running: asyncio.Future[Any]) -> None:
 
 
 def prepare_agent(agent: Any, missing: list[str]) -> None:
-    """Prepare an agent; servers without tools are added to `missing` once it has listed tools."""
+    """Prepare an agent for the episode.
+
+    Args:
+        missing: receives the names of servers without tools, once the agent has listed its tools.
+    """
     memory = agent.memory_config
     settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
     settings |= {

@@ -1,11 +1,9 @@
-"""An import of AWorld without side effects, whoever imports it first.
+"""Import hooks that keep AWorld's import from changing the process.
 
 By default its import removes all loguru sinks, adds its own, writes eight files into `./logs`, and runs `pip install`
-for a missing package. Invariant: after `install_finder` sinks stay, lines of AWorld's modules are dropped, lines of
+for a missing package. Invariant: after `install_finder` sinks stay, log lines of AWorld's modules are dropped, lines of
 other modules through AWorld's logger go to loguru unchanged, and a missing package is an ImportError. With
 AWORLD_LOG_PATH AWorld's files and lines appear as usual, and the other sinks stay.
-
-The finder handles two of AWorld's modules and no others.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class _Loader(SourceFileLoader):
 
 @contextmanager
 def _keep_sinks() -> Iterator[None]:
-    """Keep the log sinks during the import in this thread; other threads' sinks change as usual."""
+    """Undo changes of loguru's sinks by this thread's import. Changes by other threads take effect."""
     from loguru import logger
 
     add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))
@@ -90,7 +88,7 @@ def _keep_sinks() -> Iterator[None]:
 
 
 class _Lines:
-    """One of AWorld's loggers: lines of its own modules are dropped, other modules' lines are logged."""
+    """Replaces one of AWorld's loggers: drops lines of AWorld's modules and logs those of others."""
 
     def __init__(self, original: Any) -> None:
         self._original = original

@@ -1,6 +1,6 @@
-"""Changes of a process that runs AWorld's agents, before user code is imported.
+"""Prepares a process for AWorld's agents, before user code is imported.
 
-Invariant: `import ajet` changes nothing. The kernel calls `start` (`Plugin.start`); so does a script's import of
+Invariant: `import ajet` changes nothing. ajet's start calls `start` (`Plugin.start`), and so does a script's import of
 `train` or of `ajet_aworld.agent_loop`.
 """
 

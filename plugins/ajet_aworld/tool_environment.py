@@ -1,8 +1,8 @@
-"""The tools of an AWorld agent: the configuration of AWorld's MCP client for one address.
+"""Configures the tools of an AWorld agent: AWorld's MCP client for one environment address.
 
-Invariants: inside an episode, an environment with episodes (`ajet env up`) returns an own address, ended with the
-episode: no episode reads another one's changes. A lost environment fails the episode, since AWorld reports the loss to
-its model like any tool's error. A known token is sent; none is required.
+Invariants: inside an episode, an environment of `ajet env up` returns an address of its own, ended with the episode, so
+no episode reads another one's changes. A lost environment fails the episode, since AWorld reports the loss to its model
+like any tool's error. A known token is sent; none is required.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def get_agent_tool_env_and_servers(
 
 
 class EpisodeTools:
-    """The addresses of one episode."""
+    """Opens and ends the environment addresses of one episode."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, str]] = {}
@@ -85,7 +85,10 @@ class EpisodeTools:
         self._lost: list[str] = []
 
     def begin(self, address: str, headers: Mapping[str, str]) -> str:
-        """Return an own address at the environment, or `address` without episodes. Raises EnvironmentFailure."""
+        """Open an episode at the environment and return its address.
+
+        An environment without episodes keeps its `address`. Raises EnvironmentFailure.
+        """
         sent = {key: value for key, value in headers.items() if key == "Authorization"}
         try:
             at = _find_episodes_route(address, sent)
@@ -103,7 +106,7 @@ class EpisodeTools:
         return urljoin(address, answer["path"])
 
     async def end(self) -> None:
-        """End the episodes and note losses. Idempotent; after a cancellation the next call ends the remaining ones."""
+        """End the opened episodes and record lost servers. Idempotent: a second call ends what a cancellation left."""
         while self._open:
             address, sent = self._open.popitem()
             try:
@@ -127,7 +130,7 @@ _episode: ContextVar[EpisodeTools | None] = ContextVar("ajet_aworld_tools", defa
 
 @contextmanager
 def open_episode_tools(tuner: ModelTuner) -> Iterator[EpisodeTools]:
-    """Give tools the episode's own addresses within the block; they end with the episode at the latest."""
+    """Give tool configurations the episode's own addresses within the block."""
     tools = EpisodeTools()
     tuner.resources.callback(tools.end)
     token = _episode.set(tools)
@@ -142,7 +145,7 @@ _warned: set[tuple[str, ...]] = set()
 
 
 def _warn_missing(address: str, lacks: Sequence[str]) -> None:
-    """Warn once per process about servers missing there."""
+    """Warn once per process that the environment at `address` lacks these servers."""
     if lacks and (address, *lacks) not in _warned:
         _warned.add((address, *lacks))
         logger.warning(
@@ -183,7 +186,7 @@ def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailur
 
 
 def _find_episodes_route(address: str, sent: Mapping[str, str]) -> str | None:
-    """Return the server's route for episodes, or None. Raises OSError."""
+    """Return the environment's URL that creates episodes, or None. Raises OSError."""
     headers = {**sent, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
     _, answer = send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
     meta = answer.get("result", {}).get("_meta", {}) if isinstance(answer.get("result"), dict) else {}

@@ -1,6 +1,6 @@
-"""Agents run as a command line: one process tree for each episode.
+"""Agents that are command-line programs: one process tree per episode.
 
-In: settings of a YAML section, a task, an endpoint. Out: the command's output and exit. Invariants: the command gets
-the episode's address and key in its environment, never in arguments; all its processes end with it, even if ajet is
-killed; output and folder are bounded.
+Input: settings of a YAML section, a task, a model endpoint. Output: the command's output and exit code. Invariants: the
+command gets the episode's address and key in its environment, never in arguments. All its processes end with it, even
+if ajet is killed. Output and folder sizes are bounded.
 """

@@ -1,7 +1,7 @@
-"""Select the variables of ajet's environment passed to a command.
+"""Selects which variables of ajet's own environment a command inherits.
 
-Invariant: an agent with a shell finds no secret of ajet: only named variables needed to start programs are passed, and
-none with a secret's shape. Further variables are set in `env:` of the section.
+Invariant: an agent with a shell finds no secret of ajet: only listed variables that programs need to start are
+inherited, and none that looks like a secret. Further variables are set in `env:` of the section.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ _noted: set[frozenset[str]] = set()
 
 
 def select_inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the variables of `ours` passed to a command. `named`: variables set by the section. Withheld names are
-    logged once."""
+    """Return the variables that a command inherits. Names of withheld ones are logged once.
+
+    Args:
+        ours: variables of this process.
+        named: variables that the YAML section sets.
+    """
     given: dict[str, str] = {}
     withheld: list[str] = []
     for name, value in ours.items():

@@ -1,7 +1,7 @@
-"""Run one command under a keeper process.
+"""Runs one command under a supervisor process (the keeper), which ends the command's process tree.
 
-Invariants: `wait` always returns after the keeper reports that all processes ended; output beyond the limit is never
-stored; `stop` may be called from any thread at any time.
+Invariants: `wait` returns only after the keeper has reported that all processes ended. Output beyond the limit is never
+stored. `stop` may be called from any thread at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stoppe
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command with its folder, environment and limits."""
+    """A command to run, with its folder, variables and resource limits."""
 
     command: Sequence[str]
     folder: Path
@@ -49,7 +49,7 @@ class CommandSpec:
 
 @dataclass(slots=True)
 class Ended:
-    """The end of a command: exit, resource use of its process tree, output."""
+    """How a command ended: exit code, resource use of its process tree, and output."""
 
     code: int | None
     """Exit code, -N for signal N; None if the command was never started."""
@@ -69,7 +69,7 @@ class Ended:
 
 
 class RunningCommand:
-    """A started command. Raises OSError if the keeper cannot be started."""
+    """A started command. Raises OSError if its supervisor process cannot be started."""
 
     def __init__(self, order: CommandSpec) -> None:
         self._spec = order
@@ -180,7 +180,10 @@ ANSWER_BYTES = 4 << 20
 
 
 class EpisodeFolder:
-    """The folder: the command runs in `work`; `home` and `task_file` are next to it."""
+    """The temporary folder of an episode.
+
+    The command runs in its subfolder `work`. `home` and `task_file` are next to it.
+    """
 
     def __init__(self, parent: str | None, name: str) -> None:
         """Create the folder. Raises OSError."""
@@ -191,7 +194,13 @@ class EpisodeFolder:
         self.work, self.home, self.task_file = self.root / "work", self.root / "home", self.root / "task.json"
 
     def fill(self, template: Path | None, files: Mapping[str, str], task: Mapping[str, Any]) -> None:
-        """Copy the template, write the files over it, and write the task file."""
+        """Prepare the folder: copy the template, write files over it, and write the task file.
+
+        Args:
+            template: folder to copy into `work`, or None.
+            files: contents by path below `work`.
+            task: the task as JSON values.
+        """
         if template is not None:
             shutil.copytree(template, self.work, symlinks=True)
         self.work.mkdir(exist_ok=True)

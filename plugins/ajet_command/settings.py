@@ -26,7 +26,7 @@ MEGABYTE = 1 << 20
 
 
 class CommandLimits(BaseModel):
-    """Limits of one episode's process tree; null is unbounded."""
+    """Resource limits of one episode's process tree. null means no limit."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,7 +1,7 @@
-"""CommandWorkflow: an agent run as a command line.
+"""CommandWorkflow: runs an agent that is a command-line program.
 
-Invariants: an episode's processes end with the episode (timeout, cancellation and end of ajet included); the key is
-redacted from recorded output; a failed command is a failed episode with a reason.
+Invariants: an episode's processes end with the episode (also at timeout, cancellation and the end of ajet). The key is
+redacted from recorded output. A failed command is a failed episode with a reason.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class CommandOverLimit(AgentFailure):
 
 
 class CommandWorkflow(Workflow):
-    """Runs the command of the YAML section `command_agent`; see docs/command_agents.md. Subclasses may read another
-    section or compute another outcome."""
+    """Runs the command of the YAML section `command_agent` (docs/command_agents.md).
+
+    Subclasses may read another section or compute another outcome.
+    """
 
     name: str = "command"
     section: ClassVar[str] = "command_agent"
@@ -116,7 +118,10 @@ class CommandWorkflow(Workflow):
         return ended.stdout
 
     def outcome(self, workflow_task: WorkflowTask, ended: Ended, answer: str) -> WorkflowOutput:
-        """Return the outcome of the episode. Override for a reward of your own; by default the judge decides."""
+        """Return the workflow's output, without a reward by default, so that the judge scores it.
+
+        Override it to set a reward.
+        """
         used = {
             "exit_code": ended.code,
             "ended_by": ended.ended_by,
@@ -230,7 +235,7 @@ def _get_question(workflow_task: WorkflowTask) -> str:
 
 
 def _describe_task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
-    """Return the task as the agent sees it: of its metadata only the keys listed in `command_agent.metadata`."""
+    """Return the task as the agent may see it, with only the metadata keys of `command_agent.metadata`."""
     task = workflow_task.task
     return {
         "task_id": task.task_id,
@@ -251,7 +256,7 @@ def _redact_secret(ended: Ended, secret: str) -> None:
 
 
 def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
-    """Raise AgentFailure for a forced end or a failure code."""
+    """Raise AgentFailure if the command was killed or returned a failure code."""
     limits = settings.limits
     excesses = {
         "memory": f"more than {limits.memory_mb:g} MB of memory (limits.memory_mb)" if limits.memory_mb else "",
@@ -302,8 +307,10 @@ FORM = '{"reward": 0.5, "errors": []}'
 
 
 def apply_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
-    """Set reward, final answer and metrics of the output from the last line. Raises the line's failure, or AgentFailure
-    for a malformed line."""
+    """Set reward, final answer and metrics from the command's last output line.
+
+    Raises the failure that the line reports, or AgentFailure for a malformed line.
+    """
     score = parse_score(printed)
     if score["errors"]:
         raise make_failure(score["errors"][0])
@@ -334,8 +341,10 @@ def parse_score(printed: str) -> dict[str, Any]:
 
 
 def make_failure(error: Any) -> BoundaryError:
-    """Convert `{"boundary", "type", "message"}` to a failure; an unknown boundary is an environment failure, never a
-    reward."""
+    """Convert `{"boundary", "type", "message"}` to an exception.
+
+    `boundary` names the failing side. An unknown one is an environment failure, never a reward.
+    """
     row = error if isinstance(error, dict) else {"message": str(error)}
     kind = FAILURES.get(str(row.get("boundary")), EnvironmentFailure)
     message = ": ".join(str(row[name]) for name in ("type", "message") if row.get(name))

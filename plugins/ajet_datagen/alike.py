@@ -1,8 +1,8 @@
-"""Find duplicate tasks by letters, and by an embedding model if configured.
+"""Finds duplicate tasks by their letters, and by an embedding model if one is configured.
 
-Invariant: among duplicates by any measure the first task stays, in the given order; only questions are compared.
-Optionally, different numbers make two tasks distinct: another number has another answer. The letter measure is the
-cosine of counts of four-character runs (case and spaces ignored): it finds repeated wordings but no paraphrases. A
+Invariant: of duplicates by any measure the first task stays, in the given order. Only questions are compared.
+Optionally, different numbers make two tasks distinct, since another number has another answer. The letter measure is
+the cosine of counts of four-character runs (case and spaces ignored): it finds repeated wordings but no paraphrases. A
 model finds paraphrases, with some false matches.
 """
 
@@ -30,7 +30,10 @@ FIGURES = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", re
 
 @dataclass(frozen=True, slots=True)
 class SimilarityMeasure:
-    """One similarity measure: vectors of length 1, and the cosine from which two texts are duplicates."""
+    """Vectors of texts by one measure, and the cosine from which two texts count as duplicates.
+
+    All vectors have length 1.
+    """
 
     vectors: Vectors
     threshold: float
@@ -39,7 +42,7 @@ class SimilarityMeasure:
 
 
 def count_letter_runs(texts: Sequence[str]) -> Vectors:
-    """Return [N, WIDTH] letter vectors of length 1."""
+    """Return [N, WIDTH] hashed counts of four-character runs per text, scaled to length 1."""
     vectors = np.zeros((len(texts), WIDTH), np.float32)
     for row, text in enumerate(texts):
         plain = re.sub(r"\s+", " ", text.casefold()).strip()
@@ -55,8 +58,10 @@ def normalize_vectors(vectors: Vectors) -> Vectors:
 
 
 def index_numbers(texts: Sequence[str]) -> Numbers:
-    """Return [N] an index for each set of numbers in a text, in any order; 0 for a text without numbers. Figures are
-    normalised: 1,000 is 1000, 3.50 is 3.5."""
+    """Return [N] an index per text, equal for texts with the same numbers in any order.
+
+    0 marks a text without numbers. Numbers are normalised: 1,000 is 1000, 3.50 is 3.5.
+    """
     known: dict[tuple[str, ...], int] = {(): 0}
     found = np.zeros(len(texts), np.int64)
     for row, text in enumerate(texts):
@@ -66,17 +71,22 @@ def index_numbers(texts: Sequence[str]) -> Numbers:
 
 
 def can_be_duplicates(numbers: Numbers, others: Numbers | np.int64) -> npt.NDArray[np.bool_]:
-    """True where texts with these number indexes (`index_numbers` of both together) can be duplicates: equal numbers,
-    or a text without numbers."""
+    """Return a boolean mask, True where two texts have equal numbers or one has none.
+
+    Args:
+        numbers: results of `index_numbers`, computed for all texts together.
+        others: same, of a shape that broadcasts.
+    """
     return (numbers == others) | (numbers == 0) | (others == 0)
 
 
 def select_distinct(*measures: SimilarityMeasure, numbers: Numbers | None = None) -> list[int]:
-    """Return the indexes of texts that are below the threshold, by all measures, to every earlier selected text and to
-    all `known` texts.
+    """Return the indexes of texts that resemble no earlier selected text and no `known` text, by any measure.
 
-    All measures are of the same texts. `numbers`: `index_numbers` of these and then of the known texts; different
-    numbers are never duplicates. None: numbers are ordinary letters.
+    Args:
+        measures: measures of the same texts, which resemble each other from the measure's threshold on.
+        numbers: `index_numbers` of these texts and then of the known ones; texts with different numbers are never
+            duplicates. None compares numbers as ordinary letters.
     """
     places: list[int] = []
     held = [_ComparedTexts(measure, numbers) for measure in measures]
@@ -89,7 +99,7 @@ def select_distinct(*measures: SimilarityMeasure, numbers: Numbers | None = None
 
 
 class _ComparedTexts:
-    """The vectors which the next text must not resemble, by one measure."""
+    """Vectors of the known and the selected texts, by one measure."""
 
     def __init__(self, measure: SimilarityMeasure, numbers: Numbers | None) -> None:
         self._measure, count = measure, len(measure.vectors)
@@ -111,8 +121,14 @@ class _ComparedTexts:
 
 
 def select_unlike(vectors: Vectors, known: Vectors, threshold: float, numbers: Numbers | None = None) -> list[int]:
-    """Return the indexes of texts below `threshold` to all `known` texts, such as training tasks unlike held-out tasks.
-    `numbers`: as in `select_distinct`."""
+    """Return the indexes of texts that resemble no `known` text, such as training tasks unlike held-out tasks.
+
+    Args:
+        vectors: [N, ·] vectors of length 1.
+        known: [M, ·] vectors of length 1.
+        threshold: cosine from which two texts are duplicates.
+        numbers: as in `select_distinct`.
+    """
     if not len(known) or not len(vectors):
         return list(range(len(vectors)))
     cosines = vectors @ known.T

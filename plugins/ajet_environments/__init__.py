@@ -1,1 +1,1 @@
-"""Hosted environments: tool servers behind one address, worlds of agents, and services beside a run."""
+"""Hosted environments: tool servers behind one HTTP address, simulated environments, and services of a run."""

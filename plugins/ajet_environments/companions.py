@@ -1,9 +1,9 @@
-"""Companions: programs started before a run and ended after the run (`ajet.services`).
+"""Companions: programs that start before a training run and end after it (`ajet.services` in the YAML).
 
-Invariants: a companion ends with all its children when the run ends, even after a kill: its keeper ends the process
-tree once this process is gone. Its output goes to a log in the run's folder. A service already answering at the address
-belongs to another owner and is used, never ended. The run begins when all companions are ready, or not at all. A
-companion that fails during the run is restarted (`restarts`).
+Invariants: a companion ends with all its child processes when the run ends, even after a kill: a supervisor process
+(the keeper) ends them once the run's process is gone. Output goes to a log file in the run's folder. If a service
+already answers at the companion's address, the run uses that service and never ends it. The run begins when all
+companions are ready, or not at all. A companion that fails during the run is restarted up to `restarts` times.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ CONNECT_TIMEOUT_S = 2.0
 def run_companions(
     experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
 ) -> Iterator[list[str]]:
-    """Run the companions within the block and yield the names of the started ones.
+    """Run the companions of the experiment within the block and yield the names of those started here.
 
-    Logs go to `folder`/services, with `prefix` before each file name. Raises UserError.
+    Args:
+        folder: output folder of the run; logs go to `folder`/services.
+        flags: command-line flags such as `--with-NAME`, which select further services.
+        prefix: prepended to each log file's name.
+
+    Raises:
+        UserError: a companion cannot be started, or is not ready in time.
     """
     companions = choose_services(experiment, flags, os.environ)
     with ExitStack() as stack:
@@ -63,7 +69,7 @@ def run_companions(
 
 
 class RunningCompanion(SupervisedProcess):
-    """One companion process and its readiness."""
+    """Starts one companion process, checks its readiness, and ends it."""
 
     def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
         command = companion.command
@@ -77,7 +83,7 @@ class RunningCompanion(SupervisedProcess):
         self.restarts, self.timeout = companion.restarts, companion.timeout
 
     def require_startable(self) -> None:
-        """Raise UserError if the companion cannot be started as configured."""
+        """Raise UserError if the companion's folder is missing or its sandbox cannot be created."""
         from ajet_environments.confined import require_confinable
 
         if not self._folder.is_dir() and not self._is_answering():
@@ -90,7 +96,7 @@ class RunningCompanion(SupervisedProcess):
         self._start_process(anew=True)
 
     def restart(self) -> None:
-        """Start the companion again after its end; output is appended to the log. Raises UserError."""
+        """Start the companion again after it ended, and append its output to the same log. Raises UserError."""
         self.close()
         self.keeper, self._ended, self._searched_bytes = None, {}, self._log.stat().st_size
         self._start_process(anew=False)
@@ -133,7 +139,7 @@ class RunningCompanion(SupervisedProcess):
             ) from problem
 
     def wait_until_ready(self) -> None:
-        """Wait until the companion is ready. Raises UserError."""
+        """Block until the companion is ready. Raises UserError if it ends first or exceeds its timeout."""
         if self.keeper is None:
             return
         until = time.monotonic() + self._companion.timeout
@@ -220,7 +226,10 @@ LONGEST_S = 60.0
 
 
 class RestartWatcher:
-    """Watches processes, each with its number of restarts in a row."""
+    """Restarts companions that end during the run.
+
+    Args of the constructor: pairs of a companion and its largest number of restarts in a row.
+    """
 
     def __init__(self, running: Sequence[tuple[RunningCompanion, int]]) -> None:
         self._processes = [WatchedProcess(each, most) for each, most in running]
@@ -228,7 +237,7 @@ class RestartWatcher:
 
     @contextmanager
     def run_watcher(self) -> Iterator[None]:
-        """Watch the processes in a thread within the block."""
+        """Poll the companions in a daemon thread while the block runs."""
         thread = threading.Thread(target=self._watch_processes, name="ajet-restarts", daemon=True)
         if self._processes:
             thread.start()
@@ -247,7 +256,7 @@ class RestartWatcher:
 
 
 class WatchedProcess:
-    """The restart state of one process."""
+    """Decides when one companion is restarted, and when ajet stops restarting it."""
 
     def __init__(self, companion: RunningCompanion, most: int) -> None:
         self._companion, self._max_restarts = companion, most
@@ -259,7 +268,11 @@ class WatchedProcess:
         self._is_late = self._has_given_up = False
 
     def check_process(self, now: float) -> None:
-        """Check the process once; `now` is from a monotonic clock."""
+        """Update the restart state of the companion, and restart it when its delay has passed.
+
+        Args:
+            now: seconds of `time.monotonic()`.
+        """
         if self._has_given_up:
             return
         try:

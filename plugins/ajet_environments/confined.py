@@ -1,8 +1,8 @@
-"""Services behind a sandbox's walls (`services.NAME.confined`) and the forwarder to their port.
+"""Sandboxes for services with `confined: true`, and the forwarding of one host port into the sandbox.
 
 Invariants: a confined service sees the same files as a confined tool server (`ajet_sandbox.walls`), with a read-only
-working folder and no network. One port leads in, over a socket created on the host; no connection leads out. The host
-port listens once the program answers inside, and closes with the program.
+working folder and no network. One host port is forwarded into the sandbox through a Unix socket created on the host. No
+connection leads out. The host port listens once the program inside answers, and closes with the program.
 """
 
 from __future__ import annotations
@@ -42,7 +42,14 @@ DISK_BYTES = 8 << 30
 
 
 def require_confinable(name: str, companion: Companion, folder: Path) -> None:
-    """Raise ConfigError if the service is to be confined and cannot be, by its settings or on this machine."""
+    """Raise ConfigError if a service with `confined: true` cannot run in a sandbox.
+
+    The reason is a setting (unknown port, a shown home folder) or a machine without bubblewrap. `shows` without
+    `confined` is an error too.
+
+    Args:
+        folder: working folder of the service.
+    """
     if not companion.confined:
         if companion.shows:
             raise ConfigError(
@@ -80,9 +87,13 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
 
 
 class ServiceCell:
-    """Host-side resources for one start of a confined service.
+    """Holds the sandbox of one started service: command line, sockets, folder and forwarding thread.
 
-    Raises OSError if the port is taken, SandboxFailure if the sandbox cannot be prepared.
+    Args of the constructor: the service's settings, its command line, and its working folder.
+
+    Raises:
+        OSError: the port is in use.
+        SandboxFailure: the sandbox cannot be prepared.
     """
 
     def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
@@ -125,15 +136,17 @@ class ServiceCell:
         self._child_fds = (*program.descriptors, inside_ready_fd)
 
     def start_forwarding(self) -> None:
-        """Close the descriptors inherited by the child, and start the forwarding thread, whether the child was started
-        or not."""
+        """Close this process's copies of the child's descriptors, and start the forwarding thread.
+
+        Called after an attempt to start the child, also after a failed one.
+        """
         for each in self._child_fds:
             os.close(each)
         self._inside_socket.close()
         self._thread.start()
 
     def close(self) -> None:
-        """Close the port and remove the folder. Idempotent."""
+        """Close the host port and remove the sandbox's temporary folder. Idempotent."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
@@ -182,7 +195,7 @@ class ServiceCell:
 
 
 def _parse_port(companion: Companion) -> int | None:
-    """Return the local port named by `ready`, or None."""
+    """Return the port of the loopback address in `ready`, or None if `ready` is no such address."""
     with suppress(ValueError):
         place = urlsplit(companion.ready or "")
         if place.scheme in ("http", "tcp") and place.hostname in LOOPBACK_HOSTS:
@@ -195,8 +208,10 @@ def _resolve_shown(companion: Companion, folder: Path) -> list[Path]:
 
 
 def _build_limits() -> Limits:
-    """Return the limits of a service: it holds the worlds of all attempts, so its memory is bounded by the machine
-    alone."""
+    """Return the resource limits of a confined service.
+
+    The service holds the environments of all rollouts, so only the machine's own limit bounds its memory.
+    """
     memory, size, files = (
         resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILE_LIMIT)
     )

@@ -1,6 +1,6 @@
-"""Tasks listed by an environment service: an id each; the service tells their content when an episode is created.
+"""The task reader `env_service`: an environment service lists task ids, and creates an episode from an id.
 
-Invariant: a split has the service's tasks in the service's order; an unreachable service is one UserError.
+Invariant: a split has the service's tasks in the service's order. An unreachable service is one UserError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY = "ajet.task_reader.env_service"
 
 
 class EnvServiceReader:
-    """`env_service`: each task carries the service's `env_type`; `workflow_task.gym_env` plays it."""
+    """Reads tasks from an environment service. `workflow_task.gym_env` later runs the episode of a task."""
 
     judge = None
 
@@ -35,11 +35,11 @@ class EnvServiceReader:
         }
 
     def has(self, split: TaskSplit) -> bool:
-        """True if the split is named."""
+        """True if the YAML names this split."""
         return bool(self._splits[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return the tasks of a split, listed by the service. Raises TaskError."""
+        """Request the task ids of a split from the service and return one `Task` per id. Raises TaskError."""
         name = self._splits[split]
         key = f"{KEY}.{'training' if split == 'train' else 'validation'}_split"
         if not name:

@@ -1,8 +1,8 @@
-"""Python environments for programs with packages that conflict with ajet's, made once.
+"""Separate Python virtual environments for programs whose packages conflict with ajet's.
 
-Invariants: an environment belongs to one list of requirements (its folder is named by the list's digest) and is used
-only when complete. Every step has a time limit, so an unreachable index costs minutes at most. Two processes that make
-the same environment wait for each other, up to a limit.
+Invariants: a virtual environment belongs to one list of requirements (its folder is named by the list's digest) and is
+used only when complete. Every step has a time limit, so an unreachable package index costs minutes at most. Two
+processes that create the same one wait for each other, up to a limit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,16 @@ QUICK_HTTP = {
 
 
 def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.info) -> Path:
-    """Return the Python of an environment with the listed packages, made if missing (10 seconds to minutes).
+    """Return the Python executable of a virtual environment with the listed packages.
 
-    `say` is called before. Raises UserError if the environment cannot be made.
+    It is created if missing, which takes 10 seconds to minutes.
+
+    Args:
+        requirements: a requirements.txt file.
+        say: receives one message before a creation.
+
+    Raises:
+        UserError: the virtual environment cannot be created.
     """
     try:
         text = requirements.read_text(encoding="utf-8")
@@ -71,12 +78,19 @@ def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.in
 
 
 def compute_digest(text: str) -> str:
-    """Return the digest of requirements for this Python version."""
+    """Return 12 hex digits that identify a requirements text and this Python version."""
     return hashlib.sha256(f"{sys.version_info[0]}.{sys.version_info[1]}\n{text}".encode()).hexdigest()[:12]
 
 
 def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
-    """Fill the folder by `make` and mark it as complete; return the error in a list, or an empty list."""
+    """Empty the folder, fill it by `make`, and mark it as complete.
+
+    Args:
+        make: creates the content and returns "" or an error message.
+
+    Returns:
+        A list with the error message, or an empty list.
+    """
     shutil.rmtree(target, ignore_errors=True)  # an interrupted call may have left files
     if why := make():
         shutil.rmtree(target, ignore_errors=True)
@@ -86,7 +100,14 @@ def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
 
 
 def make_venv(target: Path, requirements: Path, what: str) -> str:
-    """Make a virtual environment and install the requirements; return "" or the error."""
+    """Create a virtual environment and install the requirements by uv, or by pip if uv fails.
+
+    Args:
+        what: description of the content, for error messages.
+
+    Returns:
+        "" or an error message.
+    """
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     python = str(target / "bin" / "python")
     why = run_command([sys.executable, "-m", "venv", "--without-pip", str(target)], "venv")
@@ -100,7 +121,7 @@ def make_venv(target: Path, requirements: Path, what: str) -> str:
 
 
 def run_command(command: Sequence[str], what: str) -> str:
-    """Run a command with a time limit and return "" or the error. A timeout kills its process group."""
+    """Run a command with a time limit and return "" or an error message. A timeout kills its process group."""
     try:
         process = subprocess.Popen(
             command,
@@ -128,6 +149,10 @@ def run_command(command: Sequence[str], what: str) -> str:
 
 
 def lock_folder(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Hold the lock of the folder. Raises UserError if the folder is not writable or locked longer than WAIT_S."""
+    """Hold an exclusive lock of the folder within a block.
+
+    Raises:
+        UserError: the folder is not writable, or locked for longer than WAIT_S.
+    """
     does, do = "creates Python environments there", "set AJET_CACHE to another folder"
     return alone(folder / ".lock", does, say=say, at_most=WAIT_S, do=do)

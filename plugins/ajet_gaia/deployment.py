@@ -55,7 +55,7 @@ class GaiaSection(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SelectedServer:
-    """One of GAIA's servers with the section's settings."""
+    """One of the GAIA servers together with the settings of the section `gaia`."""
 
     server: GaiaServer
     section: GaiaSection
@@ -74,14 +74,19 @@ class SelectedServer:
         return self.section.confined and self.server.sandboxed
 
     def listed(self) -> tuple[Mapping[str, Any], ...]:
-        """The server's tools in MCP's list format."""
+        """The server's tools in the format of MCP's `tools/list`."""
         return tuple(
             {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
             for tool in self.server.tools()
         )
 
     def at(self, workdir: Path, uid: int | None) -> McpServer:
-        """Return the server for an episode with working folder `workdir` and user `uid`."""
+        """Return the start settings of the server for one episode.
+
+        Args:
+            workdir: working folder of the episode.
+            uid: user id of the episode's servers; None for the current user.
+        """
         place = ServerPlace(
             workdir=Path(FOLDER) if self.confined else workdir,
             environments=packages_folder(),
@@ -108,7 +113,11 @@ class SelectedServer:
 
 
 def list_parts(section: GaiaSection, base: Path, where: str) -> list[EnvironmentPart]:
-    """Return the servers of a section.
+    """Return the tool servers that a `gaia` section selects.
+
+    Args:
+        base: folder for relative paths.
+        where: place of the section, for errors.
 
     Raises:
         UserError: a name is not in the catalogue.
@@ -134,7 +143,7 @@ def _make_part(tools: SelectedServer) -> EnvironmentPart:
 
 
 def prepare_packages(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """Install the packages of these servers; returns a sentence for each failure."""
+    """Install the packages of these servers. Return one sentence per failure."""
     return prepare(selected(names), packages_folder(), say=say)
 
 
@@ -194,7 +203,7 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """The folders and environment variables available to servers."""
+    """The folders and environment variables that a server may use."""
 
     workdir: Path
     """The working folder, as seen by the server."""
@@ -223,10 +232,10 @@ class ServerStart:
 
 
 def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
-    """Return the start command of a server at a place.
+    """Return the start command of a server.
 
     Raises:
-        FileNotFoundError: even the basic environment of `prepare` is missing, used by disabled servers to answer.
+        FileNotFoundError: even the basic virtual environment is missing, with which servers that are off answer.
     """
     off = why_off(server, place.variables, network=place.network, corpus=place.corpus is not None)
     python = interpreter_of(server, place.environments)

@@ -1,7 +1,7 @@
-"""Environments for the servers' packages, created once (`ajet_environments.venvs`).
+"""Creates the Python virtual environments of the servers' packages, once (`ajet_environments.venvs`).
 
-Invariants: an environment belongs to one list of pinned versions. A failed installation is reported as a sentence, and
-its servers are off.
+Invariants: a virtual environment belongs to one list of pinned versions. A failed installation is returned as a
+sentence, and its servers are off.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ PINS = Path(__file__).with_name("pins")
 
 
 def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
-    """Create the missing environments of these servers.
+    """Create the missing virtual environments of these servers. Return one sentence per failure.
 
-    Returns a sentence for each failure; the affected servers are off. `say` receives a line before slow steps.
+    The servers of a failed installation are off.
+
+    Args:
+        folder: folder of all virtual environments.
+        say: receives a line before slow steps.
     """
     chosen = list(servers)
     if not chosen:
@@ -41,7 +45,7 @@ def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str],
 
 
 def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
-    """Return the Python of a server's environment, or of the basic environment; None if missing."""
+    """Return the Python of a server's virtual environment, or None if missing. None as server: the basic one."""
     pins = server.pins if server is not None else "base"
     if not pins:
         return None

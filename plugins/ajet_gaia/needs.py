@@ -1,6 +1,6 @@
-"""Decides whether a server is on, with the reason if off.
+"""Decides whether a server can be switched on, or why not.
 
-Invariants: the decision needs no network. A disabled server names the missing condition.
+Invariants: the decision needs no network. The reason names the missing condition.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def why_off(
     network: bool,
     corpus: bool,
 ) -> str:
-    """Return a sentence with the reason why a server is off, for callers of its tools; "" if on.
+    """Return why a server is off, as an answer to callers of its tools, or "" if it is on.
 
     Args:
+        variables: environment variables.
         network: True if public addresses are allowed.
-        corpus: True if a corpus is given.
+        corpus: True if a corpus is configured.
     """
     if server.corpus and corpus:
         return ""

@@ -1,6 +1,6 @@
-"""GaiaServer: facts about a tool server known before its start.
+"""GaiaServer: what is known about a tool server before it starts.
 
-Invariant: plain values. A server of ajet lists its tools from its own functions, so the list equals the running
+Invariant: plain values. The tools of ajet's own servers are listed from their functions, so the list equals the running
 server's.
 """
 
@@ -25,7 +25,7 @@ class ToolDescription:
 
 @dataclass(frozen=True)
 class GaiaServer:
-    """One of GAIA's tool servers."""
+    """The catalogue entry of one tool server: names, packages, needs and tools."""
 
     name: str
     program: str = ""

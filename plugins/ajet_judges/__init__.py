@@ -1,1 +1,1 @@
-"""Judges: models at servers, and rubrics written and applied by models."""
+"""Judges (reward functions) that use language models: direct verdicts, rankings, and rubrics."""

@@ -1,7 +1,4 @@
-"""Open this package's judges for a run.
-
-Invariant: a run without them loads none of their code.
-"""
+"""Creates this package's judges for a run, so that a run without them loads none of their code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""List judging models among the services of a run.
+"""Lists the judging models among the services that a run needs.
 
-Invariant: one reachable model is enough, because models replace each other; the check samples no token.
+Invariant: one reachable model is enough, because models replace each other. The check samples no token.
 """
 
 from __future__ import annotations

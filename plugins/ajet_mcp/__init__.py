@@ -1,8 +1,8 @@
-"""Tools of MCP servers for thousands of attempts: sessions, and the tools of one attempt as a `Toolset`.
+"""MCP tools for thousands of concurrent attempts (an attempt is one rollout of a task).
 
-It reads `environment.use` (an address, a command, a file). It returns tool definitions, results in the form shown to
-the model, and a `ToolUse` per call. Invariants: connections live on a separate thread and event loop. No state of one
-attempt reaches another attempt.
+It reads `environment.use` (an address, a command, or a file of servers). It returns tool definitions, tool results in
+the form shown to the model, and a `ToolUse` record per call. Invariants: all connections live on a separate thread with
+its own event loop. No state of one attempt reaches another attempt.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Servers with `confined: true` in a servers file: commands run in a sandbox.
+"""Sandboxes for tool servers with `confined: true` in a servers file.
 
 Invariants: all confined servers of an attempt, or of an episode of `ajet env up`, share one empty working folder and,
-if possible, one user. The folder is removed with the attempt. The servers see programs of the machine, the folder of
-their file and the folders under `shows`, read-only and with empty `.env` files, and no other files. Without a sandbox
-they are not started.
+if possible, one user id of their own. The folder is removed with the attempt. The servers see the machine's programs,
+the folder of their file and the folders under `shows`, read-only and with empty `.env` files, and no other files.
+Without a sandbox they are not started.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from ajet_sandbox.program import SERVER_LIMITS, Walls
 
 
 def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
-    """Return the server with its sandbox settings, or unchanged if the server is not confined.
+    """Return the server with the settings of its sandbox (`walls`), or unchanged if it is not confined.
 
     Args:
-        uid: owner of `workdir` and user of the server.
+        workdir: the writable working folder inside the sandbox.
+        uid: owner of `workdir` and user of the server; None for the current user.
     """
     if not server.confined:
         return server
@@ -64,14 +65,14 @@ def require_sandbox(servers: Sequence[Server]) -> None:
 
 
 class Workdir:
-    """The working folder of an attempt, created for the first server in need of a folder."""
+    """The working folder of an attempt, created when the first confined server needs it."""
 
     def __init__(self) -> None:
         self._root: HeldFolder | None = None
         self._made: tuple[Path, int | None] | None = None
 
     def made(self) -> tuple[Path, int | None]:
-        """Return the folder and its user; the user is None without a separate user."""
+        """Create the folder on first use. Return (folder, user id, or None for the current user)."""
         if self._made is None:
             self._root, uid = HeldFolder("ajet-tools-", mode=0o711), choose_uid()
             self._made = make_workdir(self._root.path, "work", uid), uid
@@ -85,5 +86,8 @@ class Workdir:
 
 
 def _resolve_word(word: str, folder: Path) -> str:
-    """Return the full path of a file of the folder, since the program starts in another folder."""
+    """Return the full path of an argument that names a file in `folder`, else the argument unchanged.
+
+    The sandboxed program starts in another folder, where a relative path would not resolve.
+    """
     return str(folder / word) if word and os.path.exists(folder / word) else word

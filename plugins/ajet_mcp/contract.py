@@ -1,9 +1,9 @@
-"""The contract of an attempt's session with an MCP server.
+"""The interface of a session between one attempt and one MCP server.
 
 Invariants, checked by one test suite: a session serves one attempt, from any task, thread and event loop. Each method
-ends within its deadline. A reply longer than `Limits.reply_bytes` is not parsed. The tool's own output, failed or not,
-is a `Reply`. Any other failure is a `CallFailedError`, with the failing party and whether the call may have been
-delivered. A session does not retry calls.
+ends within its deadline. A reply longer than `Limits.reply_bytes` is not parsed. The tool's own output is a `Reply`,
+also if the tool failed. Any other failure is a `CallFailedError`, which says who failed and whether the call may have
+reached the server. A session does not retry calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from ajet.environment.loop import CallFailedError as CallFailedError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Deadlines in seconds, and a size limit. The `timeout` of a server overrides `call`."""
+    """Deadlines of a session in seconds, and the largest reply in bytes.
+
+    A server's own `timeout` replaces `call`.
+    """
 
     start: float = 60.0
     call: float = 120.0
@@ -51,11 +54,11 @@ class Reply:
 
 
 class Session(Protocol):
-    """The session of one attempt with a server."""
+    """A connection of one attempt to one tool server."""
 
     @property
     def ended(self) -> bool:
-        """True if the session is known to return no further replies."""
+        """True once the session can return no further replies."""
         ...
 
     async def tools(self) -> Sequence[Tool]:
@@ -67,7 +70,10 @@ class Session(Protocol):
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
-        """Call a tool once.
+        """Call a tool once, without retries.
+
+        Args:
+            call_id: the model's id of the call, for servers that recognize repeated calls.
 
         Raises:
             CallFailedError: the call failed outside the tool.

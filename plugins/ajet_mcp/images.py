@@ -1,8 +1,8 @@
-"""Servers of a file given as container images: one container per process, connected by pipes.
+"""Tool servers given as container images: one container per server process, connected by pipes.
 
 Invariants: the server's variables reach the container and no other process (`ajet_sandbox.engine`). The container has
-no capabilities, no network unless the file names a network, and the cores and memory of `resources`. It ends when its
-pipes close and is removed with its session. After a killed run it ends by itself, or the next run removes it.
+no capabilities, no network unless the file names one, and the CPU cores and memory of `resources`. It ends when its
+pipes close, and is removed with its session. After a killed run it ends by itself, or the next run removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet_sandbox.engine import ENGINE_VARIABLES, LABEL, find_engine, make_owner
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """The command to start a container, and the data to remove it."""
+    """The command that starts a container, and what is needed to remove the container."""
 
     command: tuple[str, ...]
     program: str
@@ -70,7 +70,7 @@ def require_images(servers: Sequence[Server]) -> None:
 
 
 def _build_limits(server: Server) -> list[str]:
-    """Return the engine's options for cores and memory."""
+    """Return the container engine's options for CPU cores and memory of the server."""
     words: list[str] = []
     if server.resources.cores:
         words += ["--cpus", f"{server.resources.cores:g}"]

@@ -37,7 +37,7 @@ _GIVEN = "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TERM TMPDIR VIRTUAL_ENV LD
 
 
 class ServerProcess:
-    """A running server. Used on the tools' event loop."""
+    """A tool server running as a child process, with its pipes. Used on the tools' event loop only."""
 
     def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
         self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
@@ -47,7 +47,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, server: Server) -> ServerProcess:
-        """Start the server as a container, a plain process, or a sandboxed process.
+        """Start a server given as a command or an image, in its sandbox if it has one.
 
         Raises:
             CallFailedError: the server cannot be started.
@@ -88,9 +88,9 @@ class ServerProcess:
             raise await self.gone() from error
 
     async def lines(self, limit: int) -> AsyncIterator[bytes | None]:
-        """Yield the lines of standard output; None for a line longer than `limit`.
+        """Yield the lines of the server's standard output, with None in place of a too long line.
 
-        A long line is skipped while it arrives, and `head` then holds its first 256 bytes.
+        A line longer than `limit` bytes is discarded while it arrives. `head` then holds its first 256 bytes.
         """
         left, skipping = bytearray(), False
         while chunk := await self.stdout.read(1 << 18):
@@ -111,7 +111,7 @@ class ServerProcess:
                 yield None
 
     async def gone(self) -> CallFailedError:
-        """Return the error for requests to a process with closed pipes."""
+        """Return the error for a request to a server that closed its pipes, with the end of its stderr."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), ENDS_S)
         code = self._process.returncode
@@ -121,7 +121,11 @@ class ServerProcess:
         return CallFailedError(f"the MCP server {self.name} {how}{more}", "transport", lost=True)
 
     async def end(self, seconds: float) -> None:
-        """Close the input, then end the process and its group with signals. Returns within about `seconds`."""
+        """End the process group: close its input, then send SIGTERM, then SIGKILL.
+
+        Args:
+            seconds: approximate limit on the complete shutdown.
+        """
         self.stdin.close()
         for number, patience in ((None, seconds / 2), (signal.SIGTERM, seconds / 4), (signal.SIGKILL, seconds / 4)):
             if number is not None:
@@ -178,13 +182,13 @@ async def _make_container(server: Server) -> Contained:
 
 
 def _close_unused(made: asyncio.Future[Contained]) -> None:
-    """Close the descriptor of a container command after its start was cancelled."""
+    """Close the descriptor of a container command whose start was cancelled meanwhile."""
     if not made.cancelled() and made.exception() is None:
         os.close(made.result().descriptor)
 
 
 async def _behind_walls(server: Server) -> Child:
-    """Start the server in a sandbox.
+    """Start a confined server in its sandbox.
 
     Raises:
         CallFailedError: this machine has no sandbox.
@@ -215,7 +219,10 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _end_marked(mark: str) -> None:
-    """Kill all processes with the mark, in rounds: each round finds children started during the round before."""
+    """Kill all processes whose environment contains the mark, until none is found.
+
+    The mark finds daemons that left the process group. Each round finds children started during the round before.
+    """
     wanted = f"{MARK}={mark}".encode()
     for _ in range(20):
         found = [pid for pid in _list_processes() if wanted in _read_environment(pid).split(b"\0")]
@@ -245,7 +252,7 @@ def _read_environment(pid: int) -> bytes:
 # starts processes on sockets instead. A program cannot open a socket by name (`/dev/stderr`). A grandchild also
 # keeps a copy of the sockets, so the output stays open and the death of the child stays unnoticed.
 class Child:
-    """A process created by `started`; belongs to one event loop."""
+    """A child process started by `started`, with its pipes on one event loop."""
 
     stdin: StreamWriter
     stdout: StreamReader

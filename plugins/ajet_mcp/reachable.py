@@ -1,7 +1,7 @@
-"""Checks whether tool servers and the browse agent's model are reachable, for the list of a run's services.
+"""Checks before a run whether its tool servers and the browse agent's models are reachable.
 
 Invariants: the check uses ajet's own client and the steps of an attempt: open a session, list the tools, close. Servers
-started by a command are not checked. A run without tools loads no tool code.
+given as a command are not checked. A run without tools loads no tool code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGENT = "mcp_agent"
 
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
-    """Yield each tool server with an address."""
+    """Yield one required service per tool server with an address."""
     used = experiment.ajet.environment.use
     if replays_alone(experiment.ajet.environment):
         return

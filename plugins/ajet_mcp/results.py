@@ -1,4 +1,4 @@
-"""The form of a tool's reply shown to the model: text cut to a token limit with a note, and images as parts.
+"""Converts a tool's reply to what the model sees: text cut to a token limit, and images.
 
 Invariant: every omission leaves a note in its place. `full_text` is the text before cutting.
 """
@@ -22,7 +22,7 @@ CountTokens = Callable[[str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A tool's result in the form shown to the model."""
+    """A tool result as the model sees it."""
 
     text: str
     full_text: str
@@ -32,7 +32,7 @@ class Shown:
 
     @property
     def content(self) -> str | list[dict[str, Any]]:
-        """The result as content of a message: text, or a list of parts if there are images."""
+        """The content of the tool message: a text, or a list of parts if there are images."""
         if not self.images:
             return self.text
         parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}] if self.text else []
@@ -47,12 +47,13 @@ async def shown(
     images: bool = True,
     condensed: Callable[[str], Awaitable[str | None]] | None = None,
 ) -> Shown:
-    """Convert a reply to the form shown to the model.
+    """Convert a tool's reply to the form that the model sees.
 
     Args:
-        limit: tokens of text; None for no limit.
-        images: True if the model can see images; otherwise a note replaces each image.
-        condensed: returns a replacement for the complete text, or None.
+        count: returns the number of tokens of a text.
+        limit: largest number of tokens of text; None for no limit.
+        images: True if the model can see images. Otherwise a note replaces each image.
+        condensed: returns a replacement for the complete text, or None to keep it.
     """
     texts: list[str] = []
     urls: list[str] = []

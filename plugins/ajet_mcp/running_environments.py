@@ -1,7 +1,7 @@
-"""State files of the environments running on this machine, one file per name.
+"""State files of environments started by `ajet env up` on this machine, one file per name.
 
-Invariants: the environment's own process writes the file when ready. Only its user can read the file, since the file
-holds the token. The state counts only while the same process lives.
+Invariants: the environment's own process writes the file when it is ready. Only its user can read the file, since it
+holds the token. A state counts only while the process that wrote it lives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.schema.addresses import LOOPBACK, is_loopback
 
 @dataclass(frozen=True, slots=True)
 class RunningEnvironment:
-    """State of an environment running on this machine."""
+    """Address, token and process of an environment that runs on this machine."""
 
     name: str
     host: str
@@ -38,7 +38,7 @@ class RunningEnvironment:
 
     @property
     def near(self) -> str:
-        """The address for use on this machine; wildcard hosts become loopback."""
+        """The HTTP address for clients on this machine. Wildcard hosts such as 0.0.0.0 become loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host)
         return self.address if host is None else f"http://{host}:{self.port}"
 
@@ -48,8 +48,10 @@ class RunningEnvironment:
         return f"{self.address}/mcp"
 
     def answers(self, url: str) -> bool:
-        """Return True if an address belongs to the environment. A wildcard host matches every address of this
-        machine."""
+        """Return True if the URL leads to this environment.
+
+        An environment that listens on a wildcard host owns every address of this machine.
+        """
         try:
             parts = urlsplit(url)
             same_port = parts.port == self.port
@@ -73,14 +75,17 @@ class RunningEnvironment:
             os.umask(before)
 
     def forget(self) -> None:
-        """Remove the state file of an ended environment, unless a newer environment has taken the name."""
+        """Remove the state file, unless a newer environment of the same name has written it."""
         known = running(self.name)
         if known is None or known.process == self.process:
             state_file(self.name).unlink(missing_ok=True)
 
 
 def state_folder() -> Path:
-    """Return AJET_STATE, else `ajet/environments` in XDG_STATE_HOME or ~/.local/state."""
+    """Return the folder of the state files.
+
+    It is AJET_STATE, else `ajet/environments` below XDG_STATE_HOME or ~/.local/state.
+    """
     override = os.environ.get("AJET_STATE")
     root = (
         Path(override) if override else Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ajet"
@@ -89,7 +94,7 @@ def state_folder() -> Path:
 
 
 def state_file(name: str) -> Path:
-    """Return the state file of an environment; the log in the same folder ends in `.log`."""
+    """Return the path of an environment's state file. Its log has the same name with the suffix `.log`."""
     return state_folder() / f"{name}.json"
 
 

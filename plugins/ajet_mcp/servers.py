@@ -1,9 +1,9 @@
-"""Parses `environment.use` into tool servers.
+"""Parses `environment.use` into a list of tool servers.
 
-Accepted: an address (MCP or AgentDock), the name of an environment running on this machine, a command, or a file of
-servers and images (`mcpServers`, as in AWorld and Claude). Invariants: an unusable value raises one ConfigError before
-any start. Secrets are written as `${NAME}` in a file and read from the environment. The repr of a `Server` shows no
-secrets or headers.
+Accepted values: an address (MCP or AgentDock), the name of an environment running on this machine, a command, or a file
+of servers and images (`mcpServers`, as in AWorld and Claude). Invariants: an unusable value raises one ConfigError
+before any start. Secrets are written as `${NAME}` in a file and read from the environment. The repr of a `Server` shows
+no secrets or headers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FORMS = (
 
 
 class Resources(BaseModel):
-    """Resource limits of one process of a server. 0 means no limit."""
+    """CPU cores and memory (MiB) that one process of a server may use. 0 means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,7 +60,7 @@ class Resources(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A validated server of `mcpServers`."""
+    """One validated tool server: an address, a command, or a container image, with its settings."""
 
     name: str
     kind: Kind
@@ -87,7 +87,7 @@ class Server:
 
     @property
     def not_held(self) -> tuple[str, ...]:
-        """Names of the resource limits that ajet cannot enforce."""
+        """Names of the configured resource limits that ajet cannot enforce for this kind of server."""
         if self.image:
             return ()
         free = (("cores", self.resources.cores), ("memory", 0 if self.confined else self.resources.memory))
@@ -95,16 +95,17 @@ class Server:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for two descriptions of the same server."""
+        """Hashable identity of the server, equal for two entries that describe the same one."""
         settings = (*sorted(self.headers.items()), *sorted(self.env.items()))
         return (self.kind, self.url, self.image, self.command, str(self.cwd), settings)
 
 
 def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
-    """Return the servers of `environment.use`.
+    """Return the tool servers that `environment.use` describes.
 
     Args:
-        base: folder for relative files and working folder of a command.
+        use: value of the key.
+        base: folder for relative files, and working folder of a command.
 
     Raises:
         ConfigError: the value describes no usable servers.
@@ -224,7 +225,11 @@ def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
 
 
 def server_from(name: str, entry: Any, file: Path) -> Server | None:
-    """Return the server of this name in a file, or None if it is disabled.
+    """Parse one `mcpServers` entry. Return None if the entry is disabled.
+
+    Args:
+        entry: the entry's parsed value.
+        file: path of the file, for relative paths and error messages.
 
     Raises:
         ConfigError: the entry cannot be used.
@@ -265,7 +270,7 @@ def _build_remote(url: str) -> Server:
 
 
 def _find_running(name: str) -> Server | None:
-    """Return the environment running on this machine under this name, current or former."""
+    """Return a running environment of `ajet env up` as a server, or None if none has the name."""
     from ajet_mcp.running_environments import running
 
     found = running(find_first_name("environment_file", name))
@@ -301,6 +306,6 @@ def _is_program(program: str, base: Path) -> bool:
 
 
 def _name_of_command(words: tuple[str, ...]) -> str:
-    """Return a short name: `server` for `python server.py --port 1`."""
+    """Return a short server name for a command: `server` for `python server.py --port 1`."""
     named = next((word for word in words[1:] if word.endswith((".py", ".js", ".mjs", ".ts"))), words[0])
     return Path(named).stem

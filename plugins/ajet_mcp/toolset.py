@@ -1,9 +1,10 @@
-"""Toolset: the tools of all servers of one attempt.
+"""Toolset: the tools of one attempt (one rollout of a task), from all its servers.
 
-Invariants: each tool has one name; a name used by two servers gets the server's name as prefix. Wrong names and wrong
-arguments are answered without a request to a server. A call that may have been delivered is retried only for a
-repeatable tool, or a tool with call ids; otherwise the environment is lost. Each use, failed or not, is passed to
-`keep` once. With a recorded run, servers are started only when the recording has no answer and live calls are allowed.
+Invariants: each tool has one name; a name used by two servers gets the server's name as prefix. Wrong names and
+arguments are answered without a request to a server. A call that may have reached the server is retried only for a
+repeatable tool, or a tool that recognizes call ids; otherwise the attempt's environment is lost. Each use, failed or
+not, is passed to `keep` once. If results are replayed from a recorded run, servers start only when the recording has no
+answer and live calls are allowed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The location of a tool: its session and its name on the server."""
+    """Where a tool is called: its listing, its server and the session."""
 
     tool: Tool
     server: str = ""
@@ -58,7 +59,7 @@ class _Place:
 
 
 class Replays(Protocol):
-    """Answers calls from a recording: `environment.replay.Walk`."""
+    """Returns recorded results in place of tool calls (implemented by `environment.replay.Walk`)."""
 
     def __call__(self, name: str, arguments: Mapping[str, Any], /) -> ToolUse | None: ...
 
@@ -66,7 +67,10 @@ class Replays(Protocol):
 
 
 class Toolset:
-    """Created by `open` and closed with the attempt, by `async with` or `tuner.resources`."""
+    """Lists and calls the tools of one attempt.
+
+    Create it by `open`. Close it with the attempt, by `async with` or `tuner.resources`.
+    """
 
     def __init__(
         self,
@@ -105,11 +109,15 @@ class Toolset:
         """Open a session with each server and list the tools.
 
         Args:
-            count: counts tokens, for cutting results to `result_tokens`.
-            images: returns True if the model sees images.
+            servers: the tool servers of `environment.use`.
+            keep: records a `ToolUse` of the attempt.
+            count: returns the number of tokens of a text.
+            limits: deadlines and reply size; None for the defaults.
+            result_tokens: largest number of tokens of a result shown to the model; None for no limit.
+            images: returns True if the model sees images; None if it does.
             browse: condenses long results.
-            replay: answers in place of the servers (`tuner.replay`).
-            pin: requires the tools to equal the tools of the run (`tuner.pin`).
+            replay: returns recorded results in place of the servers (`tuner.replay`).
+            pin: checks that the tools equal those of the run's first attempt (`tuner.pin`).
 
         Raises:
             CallFailedError: a server cannot be used.
@@ -133,7 +141,7 @@ class Toolset:
 
     @property
     def browsed(self) -> list[str]:
-        """Names of the tools with condensed results."""
+        """Names of the tools whose long results the browse agent condenses."""
         return [name for name, place in self.places.items() if place.browsed]
 
     @property
@@ -142,16 +150,22 @@ class Toolset:
 
     @property
     def pinned(self) -> PinnedTools:
-        """The current tools, for a comparison with other tools."""
+        """The current tool definitions in a form that can be compared with another attempt's."""
         return PinnedTools.of(self.definitions)
 
     async def use(self, name: str, arguments: str | Mapping[str, Any], call_id: str = "") -> Shown:
-        """Call a tool as requested by the model.
+        """Call a tool as the model requested it, and return the result shown to the model.
 
         Mistakes of the model, failures of the tool, timeouts and too large results are results with an `error`.
 
+        Args:
+            name: name in the model's call.
+            arguments: arguments in the model's call, as JSON text or parsed.
+            call_id: the model's id of the call.
+
         Raises:
             CallFailedError: the environment is lost.
+            EnvironmentFailure: the recording has no answer, and live calls are not allowed.
         """
         started, place = time.time(), self.places.get(name)
         given: Mapping[str, Any] = {}
@@ -245,7 +259,7 @@ class Toolset:
         self.places = found_now
 
     def _take_recorded(self, recorded: Sequence[Mapping[str, Any]]) -> None:
-        """Use the tools offered in a recorded run."""
+        """Offer the tools of the recorded run, without starting a server."""
         self.definitions = [dict(each) for each in recorded]
         for each in self.definitions:
             function = each["function"]
@@ -255,10 +269,10 @@ class Toolset:
             self.places[name] = _Place(tool, browsed=browsed)
 
     def _replay_use(self, replayed: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
-        """Return a use from the recorded run.
+        """Return a recorded result, and record it as a use of this attempt.
 
         Raises:
-            CallFailedError: the recorded use lost its environment.
+            CallFailedError: the recorded call lost its environment.
         """
         record = (replayed.digest, started, time.time(), replayed.error, replayed.server, call_id, replayed.whole)
         self._keep(ToolUse(replayed.name, given, replayed.result, *record))
@@ -267,7 +281,7 @@ class Toolset:
         return Shown(replayed.result, replayed.result, error=replayed.error)
 
     async def _find_live_tool(self, name: str) -> _Place:
-        """Return the tool of a live server, and start the servers at the first call.
+        """Return the tool of a live server, and start all servers at the first call.
 
         Raises:
             CallFailedError: a server cannot be used.
@@ -286,6 +300,7 @@ class Toolset:
     async def _call_tool(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
         tool, session = place.tool, place.session
         assert session is not None
+        # Repeating any other call could act twice on the server's state.
         safe = tool.repeatable or (tool.takes_call_id and bool(call_id))
         for number in range(TRIES):
             try:
@@ -300,7 +315,7 @@ class Toolset:
 
 
 class _Wrong(AjetError):
-    """A mistake of the model in a tool call."""
+    """Signals a mistake of the model in a tool call. `kind` is the error in the record."""
 
     def __init__(self, message: str, kind: ToolError) -> None:
         super().__init__(message)
@@ -358,7 +373,10 @@ def _describe_failure(problem: CallFailedError) -> str:
 
 
 def _choose_names(places: Sequence[_Place]) -> list[str]:
-    """Return the names shown to the model, in the order of `places`: unique, with characters allowed in requests."""
+    """Return one name per tool as the model sees it, in the order of `places`.
+
+    Names are unique and use only characters that OpenAI's API allows, at most 64.
+    """
     times = Counter(place.tool.name for place in places)
     found: dict[str, None] = {}
     numbers: dict[str, int] = {}

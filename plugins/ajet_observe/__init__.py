@@ -1,5 +1,5 @@
-"""Observing: a relay in front of an endpoint that records an agent's calls as episodes.
+"""`ajet observe`: an HTTP proxy (the relay) before a model endpoint, which records an agent's calls as episodes.
 
-Invariant: passing data is never changed and never waits for a disk. The gateway's dialects parse the requests, and
-`ajet.gateway.remote_reply` the replies, as for a chat engine.
+Invariant: forwarded data is never changed and never waits for a disk. The gateway's parsers (dialects) read the
+requests, and `ajet.gateway.remote_reply` the replies.
 """

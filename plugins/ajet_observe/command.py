@@ -136,7 +136,7 @@ def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -
 
 
 def _find_left_sessions(folder: Path) -> list[Path]:
-    """Return the files of sessions left by earlier processes of this name whose runs are over."""
+    """Return session files that earlier, ended processes of this name left behind."""
     found: list[Path] = []
     for other in sorted(folder.parent.iterdir()):
         files = sorted((other / OPEN_FOLDER).glob("*.jsonl")) if other != folder else []

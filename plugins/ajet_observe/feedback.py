@@ -27,7 +27,7 @@ _Reward = Annotated[int | float, Field(ge=-sys.float_info.max, le=sys.float_info
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class Feedback:
-    """Feedback on a session or, with `reply`, on one reply in it."""
+    """People's feedback on a session, or on one reply in it if `reply` is set."""
 
     at: FiniteFloat
     """Time of the feedback in seconds since the epoch."""
@@ -44,14 +44,14 @@ class Feedback:
 
     @property
     def score(self) -> float | None:
-        """The given number, or the reward of a like or dislike."""
+        """The reward of the feedback: its number, else that of a like or dislike. None without either."""
         if self.reward is not None or self.liked is None:
             return self.reward
         return LIKED if self.liked else DISLIKED
 
     @property
     def is_rating(self) -> bool:
-        """True if the feedback does more than end a session."""
+        """True if the feedback rates or corrects, and does not only end a session."""
         return any(each is not None for each in (self.reward, self.liked, self.corrected, self.comment))
 
     def build_row(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""ObservingRelay: passes requests to an endpoint and replies back, and copies both to their session.
+"""ObservingRelay: forwards requests to a model endpoint, and records requests and replies by session.
 
 Invariant: method, path, query, body and reply pass unchanged, piece by piece; headers too, except the connection's and
-ajet's own. Before a request is passed on, only its body is parsed, for the record. Keys and cookies pass through and
-are never recorded: an unnamed session is named by a digest of the client's key and a secret of this process. An
-unreachable endpoint is a 502 in the client's protocol; an endpoint that breaks off a reply breaks off the client's
+ajet's own. Before a request is forwarded, only its body is parsed, for the record. Keys and cookies pass through and
+are never recorded: a session without a name is named by a digest of the client's key and a secret of this process. An
+unreachable endpoint is a 502 in the client's protocol. An endpoint that breaks off a reply breaks off the client's
 stream.
 """
 
@@ -68,7 +68,7 @@ _LOG_EVERY_S = 60.0
 
 
 class ObservingRelay:
-    """The ASGI application in front of one endpoint."""
+    """The ASGI application that forwards requests to one endpoint."""
 
     def __init__(
         self,
@@ -226,7 +226,10 @@ class ObservingRelay:
             await break_off(scope)
 
     async def _finish_write(self, writing: Coroutine[Any, Any, T]) -> T:
-        """Run to the end even if the request is cancelled, or the file would hold half a row."""
+        """Await a write to a session's file even if the request is cancelled.
+
+        Otherwise the file would hold half a row.
+        """
         task = asyncio.ensure_future(writing)
         self._writers.add(task)
         task.add_done_callback(self._writers.discard)
@@ -238,7 +241,7 @@ class ObservingRelay:
             return await task
 
     async def _relay_request(self, scope: Scope, body: bytes, path: str, send: Send, copy: ReplyCopy) -> None:
-        """Send the request to the endpoint, and the reply to the client."""
+        """Forward a request to the endpoint and the reply to the client, and feed the reply to `copy`."""
         query = scope.get("query_string", b"").decode("latin-1")
         url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
         headers = [
@@ -291,7 +294,7 @@ class ObservingRelay:
 
 
 async def _run_function(is_long: bool, function: Callable[[], T]) -> T:
-    """Call a function, on a thread if the call takes long."""
+    """Call a function, in a thread if the call takes long."""
     return await asyncio.to_thread(function) if is_long else function()
 
 
@@ -328,7 +331,7 @@ def _leads_out(path: str) -> bool:
 
 
 def _refuse_pages(scope: Scope) -> None:
-    """Raise Refused for a web page of another machine, also with a foreign host name for this machine's address."""
+    """Raise Refused for requests of web pages of other hosts (CSRF and DNS rebinding)."""
     if _list_foreign(scope, b"origin"):
         raise Refused("This proxy refuses requests of web pages from other machines.", status=403)
     server = scope.get("server")
@@ -337,7 +340,10 @@ def _refuse_pages(scope: Scope) -> None:
 
 
 def _list_foreign(scope: Scope, header: bytes) -> list[str]:
-    """Return all foreign values of a header. All headers of the name count: a program may read any of them."""
+    """Return the values of a header that name another host.
+
+    All headers of the name count, since a program may read any of them.
+    """
     values = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == header]
     return [value for value in values if value and not is_loopback(parse_header_host(value))]
 

@@ -1,6 +1,6 @@
-"""ReplyCopy: the recorded part of an endpoint's reply, copied while the bytes go to the client.
+"""ReplyCopy: copies an endpoint's reply for the record while the bytes go to the client.
 
-Invariant: copying does not change the passing bytes, takes a bounded amount of memory, and removes the request's keys
+Invariant: copying does not change the forwarded bytes, takes a bounded amount of memory, and removes the request's keys
 from the copy. A call's problem is caused by the endpoint (a status, silence, a missing end) or by the client's leaving.
 """
 
@@ -34,7 +34,11 @@ _PASSWORD = re.compile("//[^/@]*@")
 
 
 class ReplyCopy:
-    """The copy of one reply. `dialect` is `None` if only the problem is needed."""
+    """The copy of one reply.
+
+    Args:
+        dialect: protocol of the request (OpenAI, Anthropic, …); None if only the problem is needed.
+    """
 
     def __init__(self, dialect: DialectName | None, redact: Redactor) -> None:
         self.problem = ""
@@ -124,7 +128,7 @@ class ReplyCopy:
 
 
 def build_key_redactor(headers: Mapping[bytes, bytes], query: bytes) -> Redactor:
-    """Return a redactor of all secrets in a request's headers and query."""
+    """Return a function that replaces all secrets of a request's headers and query in a text."""
     keys: list[str] = []
     for name, encoded in headers.items():
         value = encoded.decode("latin-1").strip()

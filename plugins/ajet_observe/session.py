@@ -53,7 +53,7 @@ _COMPARED_CALLS = 8
 
 
 class ObservedCall(BaseModel):
-    """A request and its reply, as a row of the session's file."""
+    """One request with its reply, as a row of the session's file."""
 
     model_config = ConfigDict(strict=True)
     dialect: DialectName
@@ -71,7 +71,7 @@ class ObservedCall(BaseModel):
 
 
 class ObservedSession:
-    """An open session of an observed agent."""
+    """One open conversation of an observed agent."""
 
     def __init__(self, name: str, number: int, file: Path, began: float) -> None:
         self.name, self.number, self.file = name, number, file
@@ -123,7 +123,7 @@ class ObservedSession:
             request.options.store_response({"status": "completed", "tools": [], **row.said, "output": output})
 
     def has_reply(self, reply: str) -> bool:
-        """Return True if the endpoint gave this id to a reply of the session."""
+        """Return True if a reply of this session has this id."""
         return reply in self._reply_ids
 
     def build_episode(self, run: str) -> Episode:
@@ -219,7 +219,7 @@ def _redact_named(value: Any) -> Any:
 
 
 def _parse_request(row: ObservedCall, stored: dict[str, Any]) -> tuple[ParsedRequest, set[str]]:
-    """Return the conversation of a request, and the fields that could not be parsed.
+    """Parse the conversation of a recorded request. Return it with the names of fields that could not be parsed.
 
     Messages that cannot be parsed become one message with their JSON.
     """

@@ -1,8 +1,8 @@
-"""ObservedSessions: the open sessions of an observing relay, which become episodes.
+"""ObservedSessions: the open sessions of a relay, each of which becomes an episode when it ends.
 
-Invariant: an ended call, and feedback, are in the session's file before they are counted: a killed process loses no
-data. The file is deleted once the episode is on the disk. A session closes only while no data is being written;
-feedback that waited for the closing is late feedback on the episode. A name has one open session: after its end, or an
+Invariant: an ended call, and feedback, are in the session's file before they are counted, so a killed process loses no
+data. The file is deleted once the episode is on the disk. A session closes only while no data is being written.
+Feedback that waited for the closing is late feedback on the episode. A name has one open session: after its end, or an
 `end` in feedback, the next request of the name begins a new session, and calls in progress still belong to the earlier
 session. All code runs on one event loop.
 """
@@ -41,7 +41,7 @@ REPLY_WAIT_S = 30.0
 
 
 class _Head(BaseModel):
-    """The first row of a session's file."""
+    """The first row of a session's file, which names the session."""
 
     model_config = ConfigDict(strict=True)
     session: str
@@ -50,7 +50,7 @@ class _Head(BaseModel):
 
 
 class RunningCall(NamedTuple):
-    """A call in progress, with its session and row."""
+    """A call in progress, with its session and its row of the file."""
 
     session: ObservedSession
     row: ObservedCall
@@ -136,7 +136,10 @@ class ObservedSessions:
             self._settled = asyncio.Event()
 
     async def add_feedback(self, feedback: Feedback) -> dict[str, Any]:
-        """Write feedback, and return its session or episode. Must not be cancelled. Raises OSError if writing fails."""
+        """Write feedback to its open session or ended episode, and return which one it was.
+
+        Must not be cancelled. Raises OSError if writing fails.
+        """
         session = await self._find_subject(feedback)
         if session is None:
             return await self._add_late(feedback, self._ended.get(_build_key(feedback)))
@@ -155,7 +158,11 @@ class ObservedSessions:
         return {"recorded": True, "known": True, "session": session.name, "episode": session.uuid}
 
     def close_idle(self, *, all_of_them: bool = False) -> None:
-        """End idle sessions. With `all_of_them`, end all sessions; busy sessions end with their calls in progress."""
+        """End the sessions without recent requests.
+
+        Args:
+            all_of_them: True to end all sessions. Those with calls in progress end with these calls.
+        """
         now = time.monotonic()
         for session in list(self._open.values()):
             is_used = session.running > 0 or session.writing.locked()
@@ -164,7 +171,7 @@ class ObservedSessions:
                 self._close_if_over(session)
 
     def adopt(self, files: Sequence[Path]) -> int:
-        """Continue the sessions of an earlier process. Return their number."""
+        """Continue the sessions in files of an earlier process. Return their number."""
         count = 0
         for file in files:
             try:
@@ -229,12 +236,19 @@ class ObservedSessions:
         session.is_over = True
 
     def _close_if_over(self, session: ObservedSession) -> None:
-        """Close a session that is over and idle. Called after each call and each feedback."""
+        """Write a session's episode if the session has ended and no call is in progress.
+
+        Called after each call and each feedback.
+        """
         if session.is_over and not session.is_closed and not session.running and not session.writing.locked():
             self._close_session(session)
 
     async def _add_late(self, feedback: Feedback, episode: str | None) -> dict[str, Any]:
-        """Write feedback on an ended episode; `episode` is `None` for an unknown subject."""
+        """Write feedback on an ended episode.
+
+        Args:
+            episode: id of the episode; None if no session or reply matches the feedback.
+        """
         about = {"episode": episode} if episode else {}
         async with self._late_lock:
             row = self.redact.row({**feedback.build_row(), **about})
@@ -246,7 +260,7 @@ class ObservedSessions:
         yield from reversed(self._ending)
 
     async def _find_subject(self, feedback: Feedback) -> ObservedSession | None:
-        """Return the open session of feedback, or `None`.
+        """Return the open session that feedback refers to, or None.
 
         A client may know a reply before the relay has recorded it, so an unknown reply is awaited for a while.
         """
@@ -277,7 +291,7 @@ class ObservedSessions:
 
 
 def _remember_entry(known: OrderedDict[str, Any], key: str, value: Any) -> None:
-    """Set the newest entry, and delete the oldest beyond MAX_ENDED."""
+    """Set the newest entry of `known`, and delete the oldest beyond MAX_ENDED."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > MAX_ENDED:

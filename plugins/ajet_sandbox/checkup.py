@@ -1,6 +1,6 @@
-"""Sandbox checks of `ajet doctor`: each mechanism, and three walls of the selected mechanism.
+"""Checks of `ajet doctor` on sandboxes: whether each mechanism works, and whether the selected one isolates.
 
-Invariant: a probe leaves the machine unchanged. The table of attacks is a test.
+Invariant: a check leaves the machine unchanged. The full table of attacks is a test.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ REACHED = f"reached-{secrets.token_hex(8)}"
 
 
 def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Finding]:
-    """Return the findings about sandboxes.
+    """Return the findings of `ajet doctor` about sandboxes.
 
     A failing sandbox named by the experiment is a problem. No working sandbox at all is only a note, since not every
-    agent runs code. The selected sandbox is started and its walls are probed, unless the check is about a model or the
-    experiment sets no sandbox key.
+    agent runs code. The selected sandbox is started and tested, unless the check is about a model or the experiment
+    sets no sandbox key.
+
+    Args:
+        experiment: None for a check without a YAML.
+        model: the model of a check about a model; else None.
     """
     config = experiment.ajet if experiment is not None else None
     probed = model is None and (experiment is None or _sets_sandbox(experiment))
@@ -75,7 +79,7 @@ def _describe_trial(trial: Trial, *, needed: bool) -> Finding:
 
 
 def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
-    """Try to reach a file, the network and a process of this machine from inside a sandbox."""
+    """Check from inside a sandbox that a file, the network and a process of this machine are unreachable."""
     try:
         with tempfile.TemporaryDirectory(prefix="ajet-doctor-") as folder, socket.socket() as listener:
             secret = Path(folder, "secret")

@@ -1,4 +1,4 @@
-"""Choose the mechanism: the configured mechanism, or the first secure mechanism working on the machine.
+"""Chooses the sandbox mechanism: the configured one, or the first secure one that works on the machine.
 
 Invariant: `auto` never selects `none`, and a configured mechanism is never replaced.
 """
@@ -32,7 +32,7 @@ _WANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of trying a mechanism: `why` is the failure, "" for success."""
+    """The result of a test of one mechanism. `why` is the failure, or "" for success."""
 
     mechanism: str
     why: str
@@ -55,10 +55,18 @@ def open_sandbox(
     image: str | None = None,
     cgroups: bool = True,
 ) -> WarmSandbox:
-    """Open a sandbox by a mechanism's name. Raises SandboxFailure, ConfigError.
+    """Start a sandbox of the given mechanism.
 
-    `python`: another interpreter, with the packages of its environment; `root`: see `BubblewrapSandbox`; `image`: see
-    `ContainerSandbox`.
+    Args:
+        environment: variables of every call.
+        python: path of another interpreter, with the packages of its virtual environment.
+        root: folder shown as /, for `BubblewrapSandbox`.
+        image: container image, for `ContainerSandbox`.
+        cgroups: False to measure memory even if a control group could limit it.
+
+    Raises:
+        SandboxFailure: the sandbox does not start.
+        ConfigError: the mechanism or the interpreter cannot be used.
     """
     from ajet_sandbox.bubblewrap import BubblewrapSandbox
     from ajet_sandbox.container import ContainerSandbox
@@ -86,7 +94,7 @@ def open_sandbox(
 
 
 def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
-    """Open a sandbox, run a line of code, and close the sandbox."""
+    """Start a sandbox, run one line of code, and return whether it worked."""
     if mechanism in ENGINES:
         from ajet_sandbox.container import IMAGE
 
@@ -117,9 +125,14 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
 
 @lru_cache(maxsize=8)
 def choose_mechanism(wanted: str, image: str | None = None) -> str:
-    """Return the mechanism for `environment.sandbox`, with an image a mechanism for images.
+    """Return the mechanism for a value of `environment.sandbox`.
 
-    Raises ConfigError with the tried mechanisms and advice.
+    Args:
+        wanted: the value, such as "auto" or "bubblewrap".
+        image: container image, which requires a container engine.
+
+    Raises:
+        ConfigError: no mechanism works; it lists those tried, with advice.
     """
     if wanted not in ("auto", *AUTOMATIC):
         return wanted
@@ -155,7 +168,7 @@ def _has_package() -> bool:
 
 
 def build_limits(config: Any) -> Limits:
-    """Return the limits of the section `environment`, as a typed section or as seen by workflows."""
+    """Return the limits of a call from the section `environment` of a config."""
     given = config.sandbox_limits
     return Limits(
         wall=given.wall,
@@ -170,7 +183,7 @@ def build_limits(config: Any) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSandboxMaker:
-    """Opens the sandboxes of an experiment."""
+    """Starts sandboxes with the settings of an experiment."""
 
     mechanism: str
     limits: Limits
@@ -180,9 +193,13 @@ class ExperimentSandboxMaker:
 
     @classmethod
     def of(cls, config: Any, base: Path) -> ExperimentSandboxMaker:
-        """Build a maker from the section `environment`, typed or as workflows see it. Raises ConfigError.
+        """Build it from the section `environment` of a config.
 
-        `base`: the folder for relative paths.
+        Args:
+            base: folder for relative paths.
+
+        Raises:
+            ConfigError: the settings cannot be used.
         """
         python = str(base / config.sandbox_python) if config.sandbox_python else None
         root = base / config.sandbox_root if config.sandbox_root else None
@@ -197,7 +214,7 @@ class ExperimentSandboxMaker:
         return cls(choose_mechanism(wanted, image), build_limits(config), python, root, image)
 
     def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> WarmSandbox:
-        """Open a sandbox for an episode. Raises SandboxFailure, ConfigError."""
+        """Start a sandbox for one episode. Raises SandboxFailure, ConfigError."""
         return open_sandbox(
             self.mechanism, self.limits, environment, python=self.python, root=self.root, image=self.image
         )

@@ -1,8 +1,9 @@
-"""Sandboxes by podman or docker: no network, a read-only root from an image, temporary folders of fixed size, no
-capability, an unused user, and a control group for memory and processes.
+"""Sandboxes in containers of podman or docker.
 
-Invariants: the resident is process 1 of its container and reads from standard input, so it ends with the host process;
-the engine then removes the container (`--rm`). Containers left by the engine are removed by the next run: `engine.py`.
+A container has no network, a read-only root from an image, temporary folders of fixed size, no capability, an unused
+user id, and a control group for memory and processes. Invariants: the resident (the Python process that forks for each
+call) is process 1 of its container and reads from standard input, so it ends with the host process. The engine then
+removes the container (`--rm`). The next run removes those that remain (`engine.py`).
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ class ContainerSandbox(WarmSandbox):
     def __init__(
         self, engine: str, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, image: str | None = None
     ) -> None:
-        """Start a container. Raise SandboxFailure if the engine fails.
+        """Start a container. Raises SandboxFailure if the engine fails.
 
         Args:
-            image: has a `python3`, 3.10 or later, on its PATH.
+            engine: "podman" or "docker".
+            image: image with a `python3`, 3.10 or later, on its PATH; None for the default image.
         """
         self.mechanism = engine
         self._image = image or IMAGE

@@ -1,6 +1,7 @@
-"""The outer side of a sandbox's door: a socket in a temporary folder, and its server thread.
+"""The host's side of a door: the Unix socket that is a sandbox's only connection to the outside.
 
-Invariant: a live door listens; a door without a listener was left by a killed process and is removed by the next run.
+Invariant: a door in use has a listener. A socket without a listener was left by a killed process, and the next run
+removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CONNECT_TIMEOUT_S = 1.0
 
 
 def run_until_closed(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
-    """Run the coroutine in this thread, then cancel the loop's remaining tasks. The loop stays open."""
+    """Run a coroutine on `loop` in this thread, then cancel the remaining tasks. The loop stays open."""
     asyncio.set_event_loop(loop)
     loop.run_until_complete(until_closed)
     tasks = asyncio.all_tasks(loop)
@@ -42,10 +43,16 @@ def listen_at(path: str, listening: socket.socket) -> None:
 
 
 def remove_dead_doors(folders: str, name: str) -> None:
-    """Remove doors of killed runs: sockets without a listener, in temporary folders with the prefix."""
+    """Remove sockets that killed runs left in temporary folders.
+
+    Args:
+        folders: prefix of the folders' names.
+        name: name of the socket in its folder.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
         with socket.socket(socket.AF_UNIX) as guest:
             try:
+                # Only own folders are tested: connecting to a foreign socket could block until the timeout.
                 if folder.lstat().st_uid != os.geteuid():
                     continue  # another user may listen there and never accept
                 guest.settimeout(CONNECT_TIMEOUT_S)

@@ -1,9 +1,9 @@
-"""Run a container engine, podman or docker, by its command: images, containers and their owners.
+"""Runs podman or docker by its command: images, containers, and the processes that own them.
 
-Invariants: each container is labelled with its owner process. The next process removes containers of ended processes of
-the machine. No image is pulled: a missing image is reported. A container's variables are in no argument list and not in
-the environment of the engine's command, because a loader or the engine would read the environment: the command reads
-the variables from a descriptor.
+Invariants: each container is labelled with the process that started it. The next process removes containers of ended
+processes of the machine. No image is pulled: a missing image is reported. A container's variables are passed on a
+descriptor. They appear in no argument list and not in the environment of the engine's command, because the dynamic
+loader or the engine would act on them there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMAND_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ContainerVariables:
-    """A container's variables, in the form for an engine's command."""
+    """Environment variables of a container, written to a descriptor for an engine's command."""
 
     words: tuple[str, ...]
     descriptor: int
@@ -47,7 +47,7 @@ class ContainerVariables:
 
 
 def pass_variables(variables: Mapping[str, str]) -> ContainerVariables:
-    """Write the variables to a new descriptor."""
+    """Write the variables to a new descriptor, in the format of an env file."""
     lines = {name: value for name, value in variables.items() if fits_env_file(value)}
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
     with open(os.memfd_create("variables"), "wb") if _MEMORY else tempfile.TemporaryFile() as file:
@@ -67,9 +67,14 @@ def fits_env_file(value: str) -> bool:
 
 
 def find_image_problem(engine: str, image: str, otherwise: str = "name another") -> str:
-    """Return why an engine cannot start the image, or "". Raises SandboxFailure.
+    """Return why a container engine cannot start the image, or "".
 
-    `otherwise`: advice other than a pull.
+    Args:
+        engine: "podman" or "docker".
+        otherwise: advice in the message besides pulling the image.
+
+    Raises:
+        SandboxFailure: the engine's command cannot run.
     """
     program = shutil.which(engine)
     if program is None:
@@ -84,7 +89,10 @@ def find_image_problem(engine: str, image: str, otherwise: str = "name another")
 
 
 def find_engine(image: str) -> str:
-    """Return the first engine with the image, after removing dead containers. Raises SandboxFailure."""
+    """Return the first container engine that has the image.
+
+    It first removes containers of ended processes. Raises SandboxFailure if no engine has the image.
+    """
     why: list[str] = []
     for engine in ENGINES:
         problem = find_image_problem(engine, image)
@@ -98,7 +106,7 @@ def find_engine(image: str) -> str:
 
 @lru_cache(maxsize=2)
 def remove_dead_containers(program: str) -> int:
-    """Remove containers of ended processes of the machine, once per process. Return the number of containers."""
+    """Remove containers whose owner process has ended, once per process. Return their number."""
     left = [name for name, label in _list_labelled(program, "{{.Id}}") if _has_ended(label)]
     if left:
         run_engine(program, "rm", "--force", *left)
@@ -106,7 +114,7 @@ def remove_dead_containers(program: str) -> int:
 
 
 def list_container_pids(program: str) -> list[int]:
-    """Return the first process of each container of the current process, in the machine's numbering."""
+    """Return the host's process id of the first process of each container that this process started."""
     owned_pids = [number for number, owned in _list_labelled(program, "{{.State.Pid}}") if owned == make_owner_label()]
     return [int(number) for number in owned_pids if number.isdecimal() and number != "0"]
 
@@ -122,12 +130,12 @@ def remove_container(program: str, name: str) -> None:
 
 
 def make_owner_label() -> str:
-    """Return the current process as a label."""
+    """Return the container label that identifies this process and machine."""
     return json.dumps(asdict(ProcessIdentity.of(os.getpid())), separators=(",", ":"))
 
 
 def run_engine(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run an engine's command. Raise SandboxFailure if the command cannot run."""
+    """Run a command of the container engine and return its output. Raises SandboxFailure if it cannot run."""
     try:
         return subprocess.run(
             [program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S
@@ -137,7 +145,11 @@ def run_engine(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _list_labelled(program: str, form: str) -> list[tuple[str, str]]:
-    """Return for each container of ajet the formatted field and the label."""
+    """Return (formatted field, owner label) of each container that ajet started.
+
+    Args:
+        form: Go template of the field, such as "{{.ID}}".
+    """
     every = run_engine(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
     if not every:
         return []

@@ -1,6 +1,7 @@
-"""The host's access to files of a sandbox's working folder: by a descriptor, or by orders to the resident.
+"""Access of the host process to files in a sandbox's working folder.
 
-Invariant: paths refused by `inside.files` raise UnsafePathError, and a read never exceeds the requested length.
+It uses a descriptor of the folder, or requests to the resident (the Python process inside). Invariant: paths that
+`inside.files` refuses raise UnsafePathError, and a read never returns more than the requested length.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SendOrder = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[b
 
 
 class FolderAccess(Protocol):
-    """Reads and writes files of the folder. Raises UnsafePathError, OSError, SandboxFailure."""
+    """Reads and writes files in the working folder. Raises UnsafePathError, OSError, SandboxFailure."""
 
     def read(self, path: str, longest: int) -> bytes:
         """Return the first `longest` bytes of a file."""
@@ -37,7 +38,11 @@ class LocalFolder:
     """A folder opened by a descriptor, closed with this object."""
 
     def __init__(self, number: int, owner: int | None) -> None:
-        """`owner`: user and group of new files, if different from this process."""
+        """Take over the open folder `number` (a descriptor).
+
+        Args:
+            owner: user and group id of new files; None for those of this process.
+        """
         self._folder = SandboxFolder(number, owner)
 
     def read(self, path: str, longest: int) -> bytes:
@@ -59,7 +64,7 @@ class LocalFolder:
 
 
 class ResidentFolder:
-    """A folder accessed through the resident, if no descriptor can be passed."""
+    """Accesses the folder by requests to the resident, where no descriptor can be passed (containers)."""
 
     def __init__(self, send_order: SendOrder) -> None:
         self._send_order = send_order
@@ -74,7 +79,7 @@ class ResidentFolder:
         self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:
-        """Close the folder, as required by `Files`. Idempotent."""
+        """Do nothing: the resident holds the folder."""
 
     def _request_blobs(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
         head, blobs = self._send_order(order, content)

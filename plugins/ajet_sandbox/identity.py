@@ -1,7 +1,7 @@
-"""An own user for each sandbox, if this process may choose one (root with root's capabilities).
+"""User ids for sandboxes, one per sandbox, if this process may change its user (root with root's capabilities).
 
-Invariant: the number is unused but for a chance of one in a million. Without an own user RLIMIT_NPROC has no effect for
-root, and files of mode 600 are readable.
+Invariant: the id is unused except for a chance of one in a million. Without a separate user, RLIMIT_NPROC has no effect
+for root, and files of mode 600 are readable.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ def choose_uid() -> int | None:
 
 
 def choose_container_uid() -> int:
-    """Return a user id mapped for every kind of engine: run by this user, by root, or by root of a user namespace."""
+    """Return a user id that exists in containers of every kind of engine.
+
+    Kinds: started by this user, by root, or by root of a user namespace.
+    """
     first, count = _FEW
     return first + secrets.randbelow(count)
 
 
 def has_capability(number: int) -> bool:
-    """True if the capability is in effect."""
+    """True if this process has the Linux capability of this number in effect."""
     for row in Path("/proc/self/status").read_text().splitlines():
         if row.startswith("CapEff:"):
             return bool(int(row.split()[1], 16) >> number & 1)
@@ -45,13 +48,13 @@ def has_capability(number: int) -> bool:
 
 
 def has_namespace_process_count() -> bool:
-    """True if RLIMIT_NPROC counts processes per user namespace (Linux 5.14)."""
+    """True if the kernel counts RLIMIT_NPROC per user namespace (Linux 5.14 and later)."""
     version = platform.release().split("-")[0].split(".")
     return tuple(int(each) for each in version[:2] if each.isdecimal()) >= (5, 14)
 
 
 def count_processes() -> int:
-    """Count this user's processes and threads, as RLIMIT_NPROC does without an own user."""
+    """Return the number of this user's processes and threads, as RLIMIT_NPROC counts them."""
     mine, count = os.geteuid(), 0
     for name in os.listdir("/proc"):
         if name.isdecimal():

@@ -1,6 +1,6 @@
-"""The warm Python of a sandbox, and its files on the machine.
+"""The Python interpreter of a sandbox: which one, which of its folders are shown, and the programs passed to it.
 
-Invariant: a virtual environment is shown without its scripts: only the packages and the underlying Python.
+Invariant: of a virtual environment only the packages and the underlying Python are shown, not its scripts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ NEUTRAL = "/py"
 
 @dataclass(frozen=True, slots=True)
 class SandboxPython:
-    """A Python interpreter for sandboxes.
+    """A Python interpreter that sandboxes can start.
 
-    `prefix`: the installation folder. `program`: the name below bin. `packages`: folders of importable modules.
-    `reads_our_bytecode`: True if compatible with the current Python's bytecode.
+    Args:
+        prefix: installation folder.
+        program: name of the executable below `bin`.
+        packages: folders of importable modules.
+        reads_our_bytecode: True if it reads the bytecode of the current Python.
     """
 
     prefix: str
@@ -46,18 +49,25 @@ class SandboxPython:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Names of the Python's folders below the prefix. The prefix may also be a project: `conda create -p .`"""
+        """Names of the interpreter's own folders below the prefix.
+
+        They are listed, because the prefix may also be a project: `conda create -p .`
+        """
         return tuple(name for name in _PARTS if Path(self.prefix, name).exists())
 
     @property
     def path(self) -> str:
-        """The program's path on the host."""
+        """Path of the executable on the host."""
         return f"{self.prefix}/bin/{self.program}"
 
     def select_for_user(self, uid: int | None) -> SandboxPython:
-        """Return the interpreter, or the distribution's if another user (None: the current user) cannot start it.
+        """Return this interpreter, or the distribution's if the user cannot start this one.
 
-        Raises SandboxFailure.
+        Args:
+            uid: the sandbox's user id; None for the current user.
+
+        Raises:
+            SandboxFailure: the user can start neither.
         """
         if uid is None or is_reachable(self.path):
             return self
@@ -68,7 +78,7 @@ class SandboxPython:
 
 
 def is_reachable(path: str) -> bool:
-    """Return True if every user can reach the path, and start a program at the path."""
+    """Return True if every user can start a program at the path."""
     resolved = Path(path).resolve()
     return all(each.stat().st_mode & 0o001 for each in (resolved, *resolved.parents))
 
@@ -100,7 +110,7 @@ def probe_interpreter(path: str) -> SandboxPython:
 
 
 def find_system_interpreter() -> SandboxPython | None:
-    """Return the distribution's interpreter, startable by every user."""
+    """Return the distribution's interpreter, which every user can start, or None."""
     found = shutil.which("python3", path="/usr/bin:/bin")
     return probe_interpreter(found) if found else None
 
@@ -139,7 +149,11 @@ go(*marshal.loads(whole(int.from_bytes(whole(4),'big'))))
 
 
 def pack_bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
-    """Pack the settings and the programs."""
+    """Pack the settings and the programs of `inside` for the start of a resident.
+
+    Args:
+        compiled: True to pass bytecode instead of text.
+    """
     return marshal.dumps((dict(settings), _load_modules(compiled)), 2)
 
 
@@ -157,5 +171,5 @@ def _load_modules(compiled: bool) -> dict[str, Any]:
 
 
 def is_same_version(magic: bytes) -> bool:
-    """Return True if an interpreter with the magic number can read the current interpreter's bytecode."""
+    """Return True if an interpreter with this magic number reads the current Python's bytecode."""
     return magic == importlib.util.MAGIC_NUMBER and sys.implementation.name == "cpython"

@@ -1,8 +1,9 @@
-"""A sandbox per attempt: the workflow runs in a worker process behind bubblewrap's walls.
+"""`rollout.isolation: sandbox`: each attempt's workflow runs in a worker process inside its own bubblewrap sandbox.
 
-Invariants: inside are the machine's programs, the current Python, the project folder and other import folders, all
-read-only, and an empty working folder. No environment variable, no other process, and no network except the gateway's
-door are accessible. A sandbox is never reused by another attempt: all its processes and files end with the sandbox.
+Invariants: the sandbox shows the machine's programs, the current Python, the project folder and other import folders,
+all read-only, and an empty working folder. No environment variable and no other process is accessible, and of the
+network only the gateway (ajet's model server), over a Unix socket called the door. A sandbox is never reused by another
+attempt: all its processes and files end with it.
 """
 
 from __future__ import annotations
@@ -56,18 +57,25 @@ print('ready')
 
 
 class SandboxIsolation(ProcessIsolation):
-    """Runs each attempt's worker in its own sandbox."""
+    """Starts one sandboxed worker process per attempt."""
 
     keeps_workers = False
 
     @classmethod
     def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
-        """Raise ConfigError if another process cannot import the workflow, or a sandbox cannot provide its needs."""
+        """Raise ConfigError if the workflow cannot run in another process, or needs the network."""
         super().require_isolable(experiment, workflow_class)
         require_no_network(experiment)
 
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
-        """Raise ConfigError if the machine has no such sandbox, or the experiment needs more than a sandbox has."""
+        """Open the door to the gateway and test one sandbox.
+
+        Args:
+            ambient: the gateway's endpoint on the host.
+
+        Raises:
+            ConfigError: the machine has no such sandbox, or the experiment needs more than a sandbox offers.
+        """
         super().__init__(experiment, workflow_class, ambient)
         require_no_network(experiment)
         _refuse_memory_limit(experiment)
@@ -93,17 +101,25 @@ class SandboxIsolation(ProcessIsolation):
 
 
 class WorkerSandbox:
-    """Starts workers in new sandboxes."""
+    """Builds the sandbox of a worker process and starts the worker in it.
+
+    The constructor takes the worker's setup, the path of the gateway's socket, the gateway's URL inside, and the
+    limits.
+    """
 
     def __init__(self, setup: WorkerSetup, door: str, base_url: str, limits: Limits) -> None:
         self._setup, self._door, self._base_url, self._limits = setup, door, base_url, limits
 
     def start_worker(self, fds: WorkerFds) -> StartedWorker:
-        """Start a worker in a new sandbox. Raises SandboxFailure."""
+        """Start a worker in a new sandbox. Raises SandboxFailure.
+
+        Args:
+            fds: descriptors of the worker's channel, control pipe and output.
+        """
         return self._start_process(build_worker_command(fds), fds.output, (fds.channel, fds.control))
 
     def probe_sandbox(self) -> None:
-        """Start a Python in a sandbox that reads the shown folders and files. Raises ConfigError."""
+        """Test that Python starts in a sandbox and can read all shown folders. Raises ConfigError."""
         command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
         read_end, write_end = os.pipe()
         words = ""
@@ -166,7 +182,12 @@ class WorkerSandbox:
         return self._hold_process(process, read_child_pid(pid_read, process.pid), block_write)
 
     def _hold_process(self, process: subprocess.Popen[bytes], first: int, block_write: int) -> StartedWorker:
-        """Apply memory limit and priority to the process before its first program runs."""
+        """Apply memory limit and priority to a sandbox that waits for a byte on `block_write`, then release it.
+
+        Args:
+            process: the started bubblewrap.
+            first: host's id of the first process inside.
+        """
         group = make_control_group(self._limits)
         if group is not None:
             try:
@@ -182,8 +203,7 @@ class WorkerSandbox:
         return StartedWorker(process, gone, self._base_url, sandboxed=True)
 
     def find_shown(self) -> ShownFolders:
-        """Return the present import folders: the project and other folders, without Python's own and without home
-        folders."""
+        """Return the folders to show: the project and other import folders, except those with home folders."""
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
         also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_home(each)]
         brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
@@ -198,7 +218,7 @@ class WorkerSandbox:
 
 
 class GatewayDoor:
-    """The door on the host: a socket in its own folder, forwarded to the gateway."""
+    """Forwards a Unix socket in a temporary folder to the gateway, in a thread of the host process."""
 
     def __init__(self, base_url: str) -> None:
         place = urlsplit(base_url)
@@ -245,7 +265,7 @@ class GatewayDoor:
 
 
 def _open_socket(path: str) -> socket.socket:
-    """Open a listening socket at the path, accessible to every user. Raises OSError."""
+    """Return a listening Unix socket at the path that every user can connect to. Raises OSError."""
     listening = socket.socket(socket.AF_UNIX)
     try:
         listen_at(path, listening)
@@ -257,7 +277,7 @@ def _open_socket(path: str) -> socket.socket:
 
 
 def _refuse_memory_limit(experiment: Experiment) -> None:
-    """Raise ConfigError for a configured memory limit not enforceable on the machine for a workflow."""
+    """Raise ConfigError if the YAML sets a memory limit that this machine cannot enforce on a workflow."""
     layer = experiment.layers.find_winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
         return  # the limit is ajet's default, not configured
@@ -272,7 +292,7 @@ def _refuse_memory_limit(experiment: Experiment) -> None:
 
 
 def _can_hold_memory(limits: Limits) -> bool:
-    """True if a control group can be made and a process moved into it."""
+    """True if this machine lets ajet create a control group and move a process into it."""
     group = make_control_group(limits)
     if group is None:
         return False
@@ -289,7 +309,7 @@ def _can_hold_memory(limits: Limits) -> bool:
 
 
 def require_no_network(experiment: Experiment) -> None:
-    """Raise ConfigError if the experiment needs a network or files that a sandbox does not have."""
+    """Raise ConfigError if the experiment needs the network, or its project folder contains a home folder."""
     settings = experiment.ajet
     key = "environment.use" if settings.environment.use else ""
     if settings.task_reader.type == "env_service":

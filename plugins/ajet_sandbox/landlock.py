@@ -1,8 +1,9 @@
-"""Sandboxes without namespaces: Landlock for files, a filter of system calls for sockets and shared memory, and a
-subreaper for leftover processes; by Linux system calls, without a package.
+"""Sandboxes without namespaces: Landlock restricts files, a seccomp filter restricts sockets and shared memory.
 
-Invariants: the resident itself is not confined (it must kill and measure processes); each call is, before its first
-line. As root a sandbox has its own user, else Landlock must confine signals (ABI 6); weaker settings are refused.
+Leftover processes are found by a subreaper. Only Linux system calls are used, no package. Invariants: the resident (the
+Python process that forks for each call) is not confined, since it must kill and measure processes. Each call is
+confined before its first line. As root a sandbox has its own user. Otherwise Landlock must confine signals (version 6
+of its interface), and weaker settings are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full"
 
 
 class HostFolderSandbox(WarmSandbox):
-    """A sandbox with a temporary folder of the host, the base of `landlock` and `none`."""
+    """Base of `landlock` and `none`: a sandbox whose working folder is a temporary folder of the host."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class HostFolderSandbox(WarmSandbox):
 
 
 def _find_temp_folder(user: int | None) -> str:
-    """Return a folder for temporary files accessible to the user."""
+    """Return a folder for temporary files that the user id can access."""
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if user is None or is_reachable(place):
             return place
@@ -93,9 +94,9 @@ class LandlockSandbox(HostFolderSandbox):
 
 
 class UnconfinedSandbox(HostFolderSandbox):
-    """No sandbox: code runs with the current user's rights.
+    """The mechanism `none`: no sandbox, code runs with the current user's rights.
 
-    Limits apply as far as possible, and leftover processes are ended. Used only if configured by name.
+    Limits apply as far as possible, and leftover processes are ended. It is used only if configured by name.
     """
 
     mechanism = "none"

@@ -1,7 +1,7 @@
-"""A long-running program behind bubblewrap's walls: a tool server with pipes, or a service.
+"""Starts a long-running program (a tool server, or a service) inside a bubblewrap sandbox.
 
 Invariant: the program sees the folders of `walls`, one writable working folder, and only the given variables. Memory is
-limited per process, not in total; the working folder has no size limit of its own.
+limited per process, not in total. The working folder has no size limit of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SERVER_LIMITS = Limits(memory=2 << 30, processes=128)
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """The walls of a program."""
+    """What a sandboxed program may access: working folder, shown folders, user id and limits."""
 
     workdir: Path
     """Shown as FOLDER, the program's working folder."""
@@ -37,9 +37,14 @@ class Walls:
 def wall_program(
     command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: ShownFolders | None = None
 ) -> ConfinedProgram:
-    """Return the command line of the program behind walls. Raises SandboxFailure.
+    """Return the command line that starts a program in a sandbox.
 
-    `shown`: the folders of `walls.shown`; without it they are searched now.
+    Args:
+        environment: the program's variables.
+        shown: the already searched folders of `walls.shown`; None to search them now.
+
+    Raises:
+        SandboxFailure: the sandbox cannot be prepared.
     """
     settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
     try:

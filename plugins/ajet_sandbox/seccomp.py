@@ -1,7 +1,8 @@
-"""The seccomp filter of system calls for code in a sandbox, written by hand, without a package.
+"""Builds the seccomp filter (BPF bytecode) of system calls for code in a sandbox, without a package.
 
-Invariants: all unlisted calls pass. A process with calls of another architecture (32 bit, x32) is killed. `clone3` has
-flags invisible to a filter and fails with ENOSYS, so libc uses `clone`. Numbers from Linux's syscall tables.
+Invariants: all unlisted system calls pass. A process that uses calls of another architecture (32 bit, x32) is killed.
+`clone3` has flags that a filter cannot read, and fails with ENOSYS, so libc uses `clone`. The numbers are from Linux's
+syscall tables.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ _X32 = 0x40000000
 
 
 def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
-    """Return the filter program, or b"" on an unknown architecture.
+    """Return the filter's bytecode, or b"" on an unknown processor architecture.
 
     Args:
         namespaces: True if the sandbox has separate process, network and IPC namespaces. Otherwise sockets and shared
-            memory are refused, too.
-        counted: True if memory is measured per process. Memory outside of processes, growing buffers and hidden
-            processes are then refused.
+            memory are refused too.
+        counted: True if memory is measured per process. Ways to hold memory outside of processes, growing buffers and
+            hidden processes are then refused.
     """
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
@@ -130,5 +131,8 @@ def _answer_with(number: int) -> tuple[int, int, int, int]:
 
 
 def _check_call(number: int, rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Apply `rows` to a single call. The rows load an argument, so allowed calls must return at once."""
+    """Return instructions that apply `rows` only to the system call `number`.
+
+    The rows overwrite the register with an argument, so an allowed call must return at once.
+    """
     return [(_EQUAL, 0, len(rows) + 1, number), *rows, (_ANSWER, 0, 0, _ALLOW)]

@@ -1,9 +1,9 @@
-"""Walls: bubblewrap's command line for programs with access to folders: tool servers, services, workflows.
+"""bubblewrap's command line for programs with access to folders: tool servers, services, workflows.
 
-Invariant: inside are the machine's programs, the current Python, and the shown folders, read-only. No other process, no
-network, and no environment variable is accessible. In shown folders key files are empty, lock files closed, and records
-of runs empty, at any depth (`inside.file_rule`). Folders can only be shown by `ShownFolders`, after a search for such
-files.
+The walls are what separates such a program from the machine. Invariant: it sees the machine's programs, the current
+Python, and the shown folders, read-only. No other process, no network and no environment variable is accessible. In
+shown folders key files are empty, lock files closed, and output folders of runs (records) empty, at any depth
+(`inside.file_rule`). Folders can only be shown by `ShownFolders`, after a search for such files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ import_module(f"{package}.{file.removesuffix('.py')}").main()
 
 @dataclass(frozen=True, slots=True)
 class ShownFolders:
-    """Folders shown inside, with their hidden content."""
+    """Folders that a sandbox shows read-only, and the files and folders in them to hide."""
 
     folders: tuple[str, ...]
     """Includes single files: a virtual environment's `pyvenv.cfg`."""
@@ -66,9 +66,11 @@ class ShownFolders:
 
     @classmethod
     def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> ShownFolders:
-        """Search the folders now.
+        """Search folders for key files, lock files and output folders of runs.
 
-        `code`: folders and files shown without a search, such as Python's; home folders among them are dropped.
+        Args:
+            folders: project folders to show.
+            code: folders and files shown without a search, such as Python's. Those with a home folder are dropped.
         """
         wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
         also = [each for each in (*code, *_list_own_python()) if each.exists() and not holds_home(each)]
@@ -89,7 +91,7 @@ class ShownFolders:
 
 @dataclass(frozen=True, slots=True)
 class ConfinedProgram:
-    """The command line of a program behind walls."""
+    """The command line that starts a sandboxed program, with the descriptors it inherits."""
 
     argv: list[str]
     descriptors: tuple[int, ...]
@@ -109,14 +111,18 @@ def wall_command(
     ways: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> ConfinedProgram:
-    """Build the command line of `command` behind walls. Raises SandboxFailure.
+    """Build the command line that runs `command` in a sandbox.
 
     Args:
-        program: a program of `sandbox.inside`; sets user and limits and becomes `command`.
-        settings: further settings of the program.
-        uid: the sandbox's own user (`choose_uid`).
+        program: path of a program of `ajet_sandbox.inside` that sets user and limits, then executes `command`.
+        shown: folders that the sandbox shows.
+        uid: user id of the sandbox (`choose_uid`); None for the current user.
         more: further arguments for bubblewrap.
-        ways: mount points of `more`.
+        ways: mount points in `more`, whose parent folders are created.
+        settings: further settings of `program`.
+
+    Raises:
+        SandboxFailure: the sandbox cannot be prepared.
     """
     bubblewrap = find_bubblewrap()
     if bubblewrap is None:
@@ -157,14 +163,17 @@ def wall_command(
 
 
 def holds_home(folder: Path) -> bool:
-    """Return True if the folder is, or contains, a home folder."""
+    """Return True if the folder is or contains the user's home folder, or is / or /tmp."""
     path = Path(os.path.abspath(folder))
     return Path.home().is_relative_to(path) or path in (Path("/"), Path("/tmp"))
 
 
 class _Places:
-    """Places of shown folders inside. A project below a writable folder is mounted elsewhere, with a link to it: rights
-    on all of `/tmp` would otherwise include the project's keys."""
+    """Maps paths of shown folders to their paths inside the sandbox.
+
+    A project below a writable folder is mounted elsewhere, with a link to it: rights on all of `/tmp` would otherwise
+    include the project's keys.
+    """
 
     def __init__(self, shown: ShownFolders) -> None:
         self.moved: dict[str, str] = {}
@@ -174,14 +183,14 @@ class _Places:
                 self.moved[folder] = f"/shown/{number}"
 
     def show(self) -> Iterator[str]:
-        """Yield the arguments to show the moved folders."""
+        """Yield bubblewrap's arguments that mount the moved folders and link to them."""
         for folder, place in self.moved.items():
             yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
             yield from build_folder_args((), folder)
             yield from ("--symlink", place, folder)
 
     def of(self, path: str) -> str:
-        """Return the place of a path inside."""
+        """Return the path inside the sandbox for a path on the host."""
         for folder, place in self.moved.items():
             if Path(path).is_relative_to(folder):
                 return str(Path(place, Path(path).relative_to(folder)))
@@ -189,7 +198,10 @@ class _Places:
 
 
 def _hide_records(shown: ShownFolders, places: _Places) -> Iterator[str]:
-    """Yield the arguments to cover records with empty folders, and to show the named folders inside."""
+    """Yield bubblewrap's arguments that cover output folders of runs by empty folders.
+
+    Project folders inside of them are mounted again.
+    """
     records = [places.of(each) for each in shown.records]
     for record in records:
         yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
@@ -205,9 +217,9 @@ def _lies_in(path: Path, folders: Iterable[str]) -> bool:
 
 
 def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
-    """Yield key files and their hard links, and lock files unless closed by a Landlock rule.
+    """Yield key files with their hard links, and lock files that no Landlock rule closes.
 
-    SQLite's lock files are transient, and a cover for a missing file stops the start.
+    SQLite's lock files are transient, and a mount over a missing file would stop the start.
     """
     without_rule = read_landlock_version() < LEAST_ABI
     linked: set[tuple[int, int]] = set()
@@ -227,7 +239,7 @@ def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
 
 
 def _locate_secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
-    """Return the inner paths of hidden files. A link is hidden by hiding its target, if shown."""
+    """Return the paths of files to cover. A link is covered by covering its target, if that is shown."""
     real = {Path(each): Path(each).resolve() for each in (*shown, "/usr")}
     found: set[str] = set()
     for file in files:
@@ -242,7 +254,7 @@ def _locate_secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
 
 
 def _list_own_python() -> Iterator[Path]:
-    """Yield folders of this Python, of linked Pythons, and of ajet's programs for the inside."""
+    """Yield folders of this Python, of the Pythons it links to, and of ajet's programs inside sandboxes."""
     yield Path(__file__).with_name("inside")
     here = Path(sys.executable)
     prefixes = [Path(sys.prefix), Path(sys.base_prefix), here.parent.parent]

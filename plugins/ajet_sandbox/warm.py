@@ -1,7 +1,8 @@
-"""Sandboxes with a warm resident, started once and forked for each call. The base of every mechanism.
+"""WarmSandbox: the base of every mechanism, a sandbox with a Python process that forks for each call.
 
-Invariants: the host trusts only size and form of the resident's output. A resident beyond its time limit is killed from
-outside. Closing ends the process tree, and so does the end of the host, since the line closes.
+That process is the resident, and the line is its connection to the host process. Invariants: the host trusts only size
+and form of the resident's answers. A resident beyond its time limit is killed from outside. Closing ends the process
+tree, and so does the end of the host, since the line closes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_START_OUTPUT = 4000
 
 @dataclass(slots=True)
 class ResidentPlan:
-    """A mechanism's plan to start a resident."""
+    """How a mechanism starts its resident: command, settings, user and descriptors."""
 
     argv: list[str]
     """The command up to the interpreter, without the interpreter's arguments."""
@@ -58,11 +59,11 @@ class ResidentPlan:
 
 
 class ControlGroupRefusedError(SandboxFailure):
-    """The resident cannot be moved into its new control group."""
+    """The started resident cannot be moved into its new control group."""
 
 
 class WarmSandbox(ABC):
-    """Base class of sandboxes (`ajet.schema.sandbox.Sandbox`) over a resident."""
+    """Implements `ajet.schema.sandbox.Sandbox` by requests to a resident. Mechanisms subclass it."""
 
     mechanism = ""
     is_disk_bounded: ClassVar[bool] = False
@@ -73,11 +74,16 @@ class WarmSandbox(ABC):
     """True if the kernel counts the sandbox's processes separately from the user's others."""
 
     def __init__(self, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, cgroups: bool = True) -> None:
-        """Start the sandbox. Raises SandboxFailure, ConfigError.
+        """Start the sandbox.
 
         Args:
-            environment: variables of every call, besides the necessary variables.
-            cgroups: False to measure memory even if a control group could set a limit.
+            limits: limits of every call.
+            environment: variables of every call, besides the necessary ones.
+            cgroups: False to measure memory even if a control group could limit it.
+
+        Raises:
+            SandboxFailure: the sandbox does not start.
+            ConfigError: the settings cannot be used.
         """
         self._limits = limits
         self._environment = dict(environment)
@@ -107,10 +113,14 @@ class WarmSandbox(ABC):
 
     @abstractmethod
     def _plan_start(self, line: int) -> ResidentPlan:
-        """Return the plan to start the resident; `line` is the descriptor of its line."""
+        """Return how to start the resident.
+
+        Args:
+            line: descriptor of the resident's end of the connection.
+        """
 
     def _remove_leftovers(self) -> None:  # noqa: B027 - most mechanisms make nothing
-        """Remove the mechanism's files on the host."""
+        """Remove files that the mechanism created on the host."""
 
     def _drop_group(self) -> None:
         group, self._group = self._group, None
@@ -119,7 +129,7 @@ class WarmSandbox(ABC):
 
     @property
     def is_memory_held(self) -> bool:
-        """True if the kernel limits the memory of all processes together. Otherwise memory is measured."""
+        """True if the kernel limits the memory of all processes together. Otherwise ajet measures it."""
         return self._is_memory_held
 
     def run(
@@ -229,7 +239,7 @@ class WarmSandbox(ABC):
             os.close(output_fd)
 
     def _read_pid(self, plan: ResidentPlan) -> int:
-        """Return the process id of the resident."""
+        """Return the host's process id of the resident."""
         return self._process.pid
 
     def _await_resident(self, plan: ResidentPlan, output_fd: int) -> None:
@@ -253,8 +263,9 @@ class WarmSandbox(ABC):
         self._longest = 2 * self._limits.output + (1 << 20)
 
     def _receive_folder(self) -> FolderAccess:
-        """Receive the folder's descriptor from the started resident, or the report of a missing folder; `_turn` is
-        held.
+        """Receive access to the working folder from the started resident, once.
+
+        The resident sends a descriptor, or reports that it accesses files itself. The caller holds `_turn`.
         """
         if self._folder is None:
             try:
@@ -272,7 +283,7 @@ class WarmSandbox(ABC):
         return self._folder
 
     def _ask_resident(self, order: Mapping[str, Any], content: bytes) -> tuple[Mapping[str, Any], list[bytes]]:
-        """Send an order and return the resident's immediate answer."""
+        """Send a file request and return the resident's answer and content."""
         with self._turn:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
@@ -328,14 +339,16 @@ class WarmSandbox(ABC):
         ended: EndReason | None = next((each for each in get_args(EndReason) if each == reported), None)
         if ended is None or type(code) is not int or type(seconds) is not float or len(texts) != 2:
             raise SandboxFailure(self._mark_lost("its answer cannot be read"), retryable=False)
+        # The kernel may kill a child of the call, whose parent then exits normally: only the count shows the reason.
         if ended in ("signal", "exit") and self._killed_for_memory(head.get("killed")):
             ended = "memory"
         return Result(texts[0], texts[1], code, ended, seconds, kept=head.get("kept") is True)
 
     def _killed_for_memory(self, reported: Any = None) -> bool:
-        """True if the kernel killed a process for lack of memory since the last call.
+        """True if the kernel has killed a process for lack of memory since the last call.
 
-        `reported`: the total number counted by the resident, if only the resident can count.
+        Args:
+            reported: the resident's total count of such kills, if the host cannot count them.
         """
         now = (
             self._group.count_killed()
@@ -348,7 +361,10 @@ class WarmSandbox(ABC):
         return now > before
 
     def _handle_loss(self, error: Exception, seconds: float) -> Result:
-        """Handle a dead or unresponsive resident."""
+        """Return the result of a call whose resident died or does not answer, and end the sandbox.
+
+        Raises SandboxFailure, unless memory ran out or the sandbox was closed.
+        """
         closed = self._is_closed
         why = self._mark_lost(str(error))
         self._end_processes()
@@ -363,7 +379,7 @@ class WarmSandbox(ABC):
         return self.lost
 
     def _end_processes(self) -> None:
-        """End all processes, first by the resident itself, if possible."""
+        """Wait for the resident to end its processes if the sandbox was closed, then kill what remains."""
         process = getattr(self, "_process", None)
         if process is None:
             return

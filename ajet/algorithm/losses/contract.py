@@ -1,14 +1,14 @@
-"""Define `PolicyLoss`: the loss of a token. Each file holds one class.
+"""Defines `PolicyLoss`, the interface of policy losses. Each file of the package holds one loss.
 
 Invariant: a loss has no state between calls. The loss of a token depends only on the token's entries in `LossInputs`,
 so the split of a reply into passes changes no result. `token_loss` adds importance weights, bounds on stale tokens and
 KL terms.
 
-Losses over a batch choose the tokens that reduce entropy most: tokens with a high logprob and a high advantage. The
-Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: Cov(t) = (log
-p_t - mean log p) (A_t - mean A) over the trained tokens of an optimizer step. The fall of the policy's entropy in a
-step follows the mean covariance. All numbers are taken before the update, so the packing of rows does not influence the
-choice.
+Losses over a batch (`over_batch`) treat the tokens that reduce entropy most in another way: tokens with a high logprob
+and a high advantage. The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617,
+section 4: Cov(t) = (log p_t - mean log p) (A_t - mean A) over the trained tokens of an optimizer step. The fall of the
+policy's entropy in a step follows the mean covariance. All numbers are taken before the update, so the packing of rows
+does not influence the choice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LossInputs(NamedTuple):
-    """Inputs of a token's loss, each [T]. Gradients flow through `logprobs` only."""
+    """What a policy loss reads about T tokens. Gradients flow through `logprobs` only."""
 
     logprobs: Tensor
     old: Tensor
@@ -82,17 +82,19 @@ class PolicyLoss:
         return self.made_by, (self.name, self.base, self.settings)
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
-        """Choose among all N trained tokens of an optimizer step. Return [N] booleans.
+        """Select the tokens that the loss treats in another way. Return [N] booleans.
 
         Args:
-            logprobs_N: The policy's logprobs before the training step.
+            logprobs_N: The policy's logprobs before the training step, for all N trained tokens of an optimizer step.
+            advantages_N: Their advantages.
             draw: Random generator with the same seed whenever the step is repeated.
         """
         raise NotImplementedError
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
-        """Compute [T] losses, differentiable in `tokens.logprobs`, and [T] booleans: True where a bound cut off the
-        gradient.
+        """Compute [T] losses, and [T] booleans, True where a bound cut off the gradient.
+
+        The losses are differentiable in `tokens.logprobs`.
         """
         raise NotImplementedError
 
@@ -106,7 +108,13 @@ def compute_covariances(logprobs_N: Row, advantages_N: Row) -> Row:
 
 
 def draw_between(covariances_N: Row, share: float, low: float, high: float, draw: np.random.Generator) -> TokenMask:
-    """Clip-Cov: draw random tokens with a covariance between the bounds, at most `share` of all N tokens."""
+    """Select tokens for Clip-Cov: random ones among those with a covariance between the bounds.
+
+    Args:
+        share: largest share of all N tokens.
+        low: lower bound of the covariance.
+        high: upper bound of the covariance.
+    """
     candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high))
     chosen = np.zeros(covariances_N.size, np.bool_)
     chosen[draw.permutation(candidates)[: _count_chosen(covariances_N, share)]] = True
@@ -114,7 +122,7 @@ def draw_between(covariances_N: Row, share: float, low: float, high: float, draw
 
 
 def select_largest(covariances_N: Row, share: float) -> TokenMask:
-    """KL-Cov: choose the `share` of all N tokens with the largest covariance."""
+    """Select tokens for KL-Cov: the `share` of all N tokens with the largest covariance."""
     chosen = np.zeros(covariances_N.size, np.bool_)
     chosen[np.argsort(-covariances_N, kind="stable")[: _count_chosen(covariances_N, share)]] = True
     return chosen

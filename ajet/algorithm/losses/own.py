@@ -1,4 +1,4 @@
-"""Wrap `Algorithm.policy_loss` as a `PolicyLoss`, used if `policy_loss` is null."""
+"""OwnLoss: wraps `Algorithm.policy_loss` as a `PolicyLoss`, used if the key `policy_loss` is null."""
 
 from __future__ import annotations
 

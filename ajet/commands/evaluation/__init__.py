@@ -1,6 +1,6 @@
-"""`ajet eval`: play held-out tasks with several models as in training, and compare the scores.
+"""`ajet eval`: runs held-out tasks with several models as in training, and compares their scores.
 
-Input: an experiment and models. Output: a record for each model, readable by viewer and proof, and the scores.
-Invariant (DESIGN decision 14): gateway, workflow, judge and record are the same as in training. Attempts in a record of
-the same evaluation are not played again.
+Input: an experiment and models. Output: for each model a record (run folder) with the same files as a training run's,
+and the scores. Invariant (DESIGN decision 14): gateway, workflow, judge and record are the same as in training.
+Attempts that a record of the same evaluation contains are not run again.
 """

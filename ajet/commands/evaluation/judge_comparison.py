@@ -1,6 +1,6 @@
-"""The comparison of judges on the same episodes: agreement, largest differences, cost.
+"""Compares judges on the same episodes: agreement, largest differences, cost.
 
-Invariant: agreement, kappa and correlation are over the episodes decided by both judges, and the number of episodes is
+Invariant: agreement, Cohen's kappa and correlation are over the episodes that both judges decided, and their number is
 shown. A missing score is no verdict. Agreement of two judges does not mean that either is right.
 """
 
@@ -26,7 +26,7 @@ PLAYED = "as played"
 
 @dataclass(frozen=True, slots=True)
 class JudgeSummary:
-    """The verdicts of one judge, and the cost."""
+    """One judge's verdicts on all attempts, with their cost."""
 
     judge: str
     decided: int
@@ -43,7 +43,7 @@ class JudgeSummary:
 
 @dataclass(frozen=True, slots=True)
 class JudgePair:
-    """The comparison of two judges."""
+    """Agreement and correlation of two judges."""
 
     one: str
     other: str
@@ -73,18 +73,21 @@ class JudgeDifference:
 
 @dataclass(frozen=True, slots=True)
 class JudgeComparison:
-    """The comparison of all judges."""
+    """All judges on the same attempts: summaries, pairs, and the largest differences."""
 
     judges: tuple[JudgeSummary, ...]
     pairs: tuple[JudgePair, ...]
 
     def list_undecided(self) -> list[JudgeSummary]:
-        """Return the judges without any decision, except the judge of the play."""
+        """Return the judges that decided no attempt, except the judge of the evaluation itself."""
         return [each for each in self.judges if not each.decided and each.judge != PLAYED]
 
 
 def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
-    """Compare judges' verdicts on the same attempts, in the same order. Attempts failed in play are excluded."""
+    """Compare judges on the same attempts, given in the same order for each judge.
+
+    Attempts whose workflow failed are excluded.
+    """
     every = list(zip(*by_judge.values(), strict=True))
     compared = [each for each in every if not all(attempt.failure for attempt in each)]
     columns = dict(zip(by_judge, zip(*compared, strict=True), strict=True)) if compared else dict.fromkeys(by_judge, ())

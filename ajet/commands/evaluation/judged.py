@@ -1,7 +1,7 @@
-"""Judges recorded attempts again, by other judges than the judge of the play.
+"""Scores recorded attempts again with other judges.
 
-Invariants: no attempt is played. A judge gets the task, the workflow's output and the tools' results from the record.
-An attempt that failed in play has failed under every judge, unless only the judge failed. An attempt counts as failed
+Invariants: no attempt is run. A judge gets the task, the workflow's output and the tools' results from the record. An
+attempt that failed in the run has failed under every judge, unless only the judge failed. An attempt counts as failed
 under a judge that fails.
 """
 
@@ -73,7 +73,11 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
 def score_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[AttemptRecord], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
-    """Return the attempts' scores under each judge. `tasks` has orders as keys."""
+    """Return the attempts' scores under each judge.
+
+    Args:
+        tasks: each task by its position in the task order.
+    """
     found = {}
     for reference, judge in judges.items():
         rejudged = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
@@ -84,7 +88,7 @@ def score_by_judge(
 
 
 async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, Task]]) -> list[RejudgedAttempt]:
-    """Judge attempts one by one."""
+    """Score attempts one by one with another judge."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(attempt: AttemptRecord, task: Task) -> RejudgedAttempt:
@@ -104,7 +108,11 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, T
 
 
 async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]], seed: int) -> list[RejudgedAttempt]:
-    """Rank the attempts of one group, in the order of the play. `seed` is the run's seed."""
+    """Rank the attempts at one task by a judge, in the order of the recorded run.
+
+    Args:
+        seed: the run's seed, which fixes the order shown to a model.
+    """
     inputs = {at: make_judge_input(judge, *each) for at, each in enumerate(group) if is_judgeable(each[0])}
     if not inputs:
         return [RejudgedAttempt(attempt) for attempt, _ in group]
@@ -126,7 +134,7 @@ async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]
 
 
 def is_judgeable(attempt: AttemptRecord) -> bool:
-    """Return whether the attempt has an output to judge."""
+    """True if the attempt has a recorded output that a judge can score."""
     return attempt.lacks_verdict or (not attempt.failure and attempt.status == "completed")
 
 
@@ -148,7 +156,7 @@ def make_judge_input(judge: Judge, attempt: AttemptRecord, of: Task) -> JudgeInp
 
 
 def record_failure(attempt: AttemptRecord, problem: BoundaryError) -> RejudgedAttempt:
-    """Return the attempt with a failure of the judge."""
+    """Return the attempt as failed, because the judge failed."""
     side = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
     nothing: dict[str, Any] = {"reward": None, "success": False, "reason": "", "scorer": "", "parts": {}, "spent": {}}
     return RejudgedAttempt(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))

@@ -1,8 +1,8 @@
-"""Marks tasks after a trial play: tasks solved by every attempt or by none have no learning signal.
+"""Marks tasks by a model's attempts: a task solved by all attempts, or by none, gives no learning signal.
 
-Invariants: a mark has the model and the number of attempts, and does not change the task. Attempts failed by ajet
-itself do not count, and fewer than two attempts of a task give no mark. A task with different rewards has a learning
-signal, whether or not a reward counts as a success.
+Invariants: a mark names the model and the number of attempts, and does not change the task. Attempts that ajet itself
+failed do not count, and fewer than two attempts give no mark. A task with different rewards has a learning signal,
+whether or not a reward counts as a success.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ USELESS: tuple[Mark, ...] = ("everybody", "nobody")
 
 
 def mark_tasks(tasks: Sequence[Task], by: ModelScores, *, drop: bool = False) -> Iterator[Task]:
-    """Yield tasks with their mark in `metadata.trial`. `drop` omits tasks without a learning signal."""
+    """Yield tasks with their mark in `metadata.trial`.
+
+    Args:
+        by: the model's attempts and scores.
+        drop: True to omit tasks without a learning signal.
+    """
     for task in tasks:
         attempts = by.scores.by_task.get(task.task_id, [])
         mark = mark_task(attempts)

@@ -43,7 +43,7 @@ _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model to be evaluated by the command."""
+    """One model of an evaluation: a model path or a server, with its name."""
 
     label: str
     """Name given by the user."""
@@ -70,9 +70,9 @@ class EvaluatedModel:
         return replace(experiment, ajet=settings)
 
     def make_identity(self, base: Path) -> dict[str, Any]:
-        """Return the model's identity as JSON values.
+        """Return JSON values that identify the model by its files.
 
-        For a folder the identity is a checkpoint's digest, or names, sizes and times of the files.
+        For a folder they are a checkpoint's digest, or names, sizes and times of the files.
         """
         if self.url is not None:
             return {"url": self.url, "name": self.name}
@@ -115,7 +115,7 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
 
 
 def needs_run(named: Sequence[str]) -> bool:
-    """True if a checkpoint of the run of the YAML's name is among the models."""
+    """True if the names include a checkpoint of the run that the YAML names."""
     return not named or any(each in CHECKPOINT_NAMES or _STEP.fullmatch(each) for each in named)
 
 
@@ -222,7 +222,17 @@ def open_target(
     exp_dir: Path | None = None,
     fetch: bool = False,
 ) -> tuple[Experiment, list[EvaluatedModel]]:
-    """Return the experiment and the models to play. Raises UserError."""
+    """Return the experiment to evaluate, and the models to run it with.
+
+    Args:
+        target: name or folder of a run, or a YAML.
+        conf: a YAML to use instead of a run's record.
+        models: values of `--model`.
+        fetch: True if a model may be downloaded without a question.
+
+    Raises:
+        UserError: the target or a model cannot be used.
+    """
     from ajet.config import load_experiment
     from ajet.config.experiment import DEFAULT_ROOT
 

@@ -1,6 +1,6 @@
-"""Evaluates models: each model plays the unrecorded attempts, and the scores are compared.
+"""Evaluates models: runs each model's missing attempts, and compares the scores.
 
-Invariant: an ended attempt is on the disk, whatever ends the command. The same command plays only missing attempts. A
+Invariant: an ended attempt is on the disk, whatever ends the command. The same command runs only missing attempts. A
 model without missing attempts is not loaded.
 """
 
@@ -101,7 +101,10 @@ class EvaluationResult:
         ]
 
     def compare_by_judge(self) -> JudgeComparison | None:
-        """Compare the judge of the play with further judges over all models, or return None without further judges."""
+        """Compare the evaluation's own judge with the further judges, over all models.
+
+        None: there are no further judges.
+        """
         names = list(self.evaluated[0].judged)
         if not names:
             return None
@@ -114,7 +117,10 @@ class EvaluationResult:
 def evaluate_models(
     experiment: Experiment, models: Sequence[EvaluatedModel], options: EvaluationOptions
 ) -> EvaluationResult:
-    """Play the models in turn. Raises UserError, or KeyboardInterrupt after ended attempts are recorded."""
+    """Run the missing attempts of each model in turn, and return all scores.
+
+    Raises UserError, or KeyboardInterrupt after ended attempts are recorded.
+    """
     experiment = prepare_experiment(experiment, options)
     with Interrupts().install(), enter_run_hooks(experiment, experiment.root / experiment.name / "eval"):
         return _play_models(experiment, models, options)
@@ -245,7 +251,11 @@ def _make_evaluations(
 
 
 def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
-    """Return the folder of the complete record, after playing missing attempts."""
+    """Run the missing attempts of one evaluation, and return the folder of its complete record.
+
+    Args:
+        fresh: True to ignore earlier records.
+    """
     from ajet.commands.launch import close_with_outcome, warn_of_unconfined
 
     earlier = None if fresh else record.find_earlier(evaluation)

@@ -1,8 +1,8 @@
-"""The record of one model's evaluation, continued by a later command.
+"""The record (run folder) of one model's evaluation, which a later command can continue.
 
 Invariant: a record is continued only by the same evaluation: equal model, code of workflow and judge, settings with an
-effect on replies, tasks and sampling. The numbers of tasks and attempts may differ. Recorded attempts are not played
-again, except attempts failed by ajet itself.
+effect on replies, tasks and sampling. The numbers of tasks and attempts may differ. Recorded attempts are not run
+again, except those that ajet itself failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_EFFECT = (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The tasks, attempts and model of one evaluation."""
+    """One model on a list of tasks, with a number of attempts at each."""
 
     model: EvaluatedModel
     experiment: Experiment
@@ -51,7 +51,7 @@ class Evaluation:
     reader: OpenedReader
 
     def make_identity(self) -> dict[str, Any]:
-        """Return the identity of the evaluation, as JSON values."""
+        """Return JSON values that are equal for evaluations which may share a record."""
         val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.list_training_settings()
         code = digest_code(self.experiment)
         bearing = {key: value for key, value in settings.items() if not key.startswith(NO_EFFECT)}
@@ -101,13 +101,19 @@ def open_record(evaluation: Evaluation, earlier: Path | None) -> RunDirectory:
 
 
 def write_orders(folder: Path, orders: Sequence[int]) -> None:
-    """Record the played tasks, since others are too long. A complete record is then found without the model."""
+    """Record which tasks were run. A complete record is then recognized without loading the model.
+
+    Tasks can be left out because their prompts are too long for the model.
+    """
     content = read_json(folder / FILE)
     write_atomically(folder / FILE, json.dumps({**content, "orders": list(orders)}, indent=1) + "\n")
 
 
 def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
-    """Return the number of missing attempts, or None if only the model's tokenizer can decide."""
+    """Return the number of attempts that a record lacks.
+
+    None: only the model's tokenizer can decide which tasks are short enough.
+    """
     try:
         orders = read_json(folder / FILE).get("orders")
     except (OSError, ValueError) as error:
@@ -121,13 +127,17 @@ def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
 
 
 def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = False) -> list[AttemptRecord]:
-    """Return the recorded attempts of the requested tasks. `told`: see `read_attempts`."""
+    """Return the recorded attempts at the requested tasks.
+
+    Args:
+        for_judges: True to read what a judge needs, too.
+    """
     found = read_attempts(find_episode_file(folder, evaluation.model.step), judge_inputs=for_judges)
     return [each for each in found if each.order < evaluation.count and each.repeat < evaluation.repeats]
 
 
 def list_finished(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
-    """Return the attempts not to be played again, by order and number."""
+    """Return (position of the task, number of the attempt) of attempts that are not run again."""
     return {(each.order, each.repeat) for each in attempts if not each.left_out}
 
 

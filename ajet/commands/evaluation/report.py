@@ -1,7 +1,7 @@
-"""The report of an evaluation: a table on the screen, rows for other programs, a picture.
+"""Reports an evaluation as a table on the screen, JSON, rows for other programs, and a picture.
 
-Invariant: screen, JSON, rows and picture show the same scores. Each rate has the number of tasks, each difference the
-size possible by chance alone.
+Invariant: all of them show the same scores. Each rate states the number of tasks, and each difference the size that
+chance alone makes possible.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
 
 
 def _show_parts(result: EvaluationResult) -> None:
-    """Print the mean of each scorer, if there are several."""
+    """Print the mean score of each scorer, if there are several."""
     given = [(each.model.label, each.scores.average_by_scorer()) for each in result.evaluated]
     if max((len(scorers) for _, scorers in given), default=0) < 2:
         return

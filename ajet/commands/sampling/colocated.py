@@ -1,10 +1,10 @@
-"""`trainer_common.mode: async` in one command: a sampler as a child of the trainer, with a store in the run folder.
+"""`trainer_common.mode: async` in one command: a sampler as a child process of the trainer, on the same machine.
 
-Invariants: both sides are the same as in `ajet train --from-store` and `ajet sample`. The child ends with the trainer.
-The child starts before the trainer loads anything, and both load in parallel. A store not opened by any trainer is
-removed with the child. On a CPU each side gets half of the cores, to avoid slowing the other side down. On one GPU a
-vLLM gets the memory left by the trainer's estimate. The child has no grace period: a trainer asked to end starts no new
-groups, and waits for the groups in flight (`StoreSource`).
+Both exchange episodes through a store in the run folder. Invariants: both sides are the same as in `ajet train
+--from-store` and `ajet sample`. The child ends with the trainer. It starts before the trainer loads anything, and both
+load in parallel. A store that no trainer opened is removed with the child. On a CPU each side gets half of the cores,
+to avoid slowing the other side down. On one GPU, vLLM gets the memory that the trainer's estimate leaves. The child has
+no grace period: a trainer that is to end starts no new groups, and waits for the groups in flight (`StoreSource`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ LITTLE = 0.1
 
 
 def share_cores(experiment: Experiment) -> Experiment:
-    """Return the experiment with torch's threads for one side, if both share a CPU without a setting for threads."""
+    """Return the experiment with half of the cores for torch, if both sides share a CPU.
+
+    A configured number of threads stays.
+    """
     from ajet.backbone.local.machine import choose_device
 
     trainer = experiment.ajet.trainer_common
@@ -52,9 +55,9 @@ def share_cores(experiment: Experiment) -> Experiment:
 
 
 def limit_sampler_cache(experiment: Experiment) -> list[str]:
-    """Return the override of a sampler whose vLLM must leave memory to the trainer, or an empty list.
+    """Return a configuration override that leaves GPU memory to the trainer, or [] if not needed.
 
-    vLLM measures free memory at the start, before the trainer's first update takes memory of the same device.
+    vLLM measures free memory at its start, before the trainer's first update takes memory of the same device.
     """
     rollout = experiment.ajet.rollout
     if rollout.engine != "vllm" or rollout.vllm.base_url is not None or rollout.vllm.cache_gib is not None:
@@ -72,7 +75,7 @@ def limit_sampler_cache(experiment: Experiment) -> list[str]:
 
 
 def count_threads_per_side(trainer: TrainerConfig) -> int | Literal["auto"]:
-    """Return torch's threads of trainer and sampler each, on a CPU."""
+    """Return the number of torch threads for trainer and sampler each, on a CPU."""
     if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
         return trainer.threads
     return max(1, count_cores() // 2)
@@ -123,7 +126,7 @@ def _remove_if_untrained(path: Path) -> None:
 
 
 def _is_over(path: Path) -> bool:
-    """Return whether the store announces the end of a training. A sampler would then end at once."""
+    """True if the store says that the training has ended, so a new sampler would end at once."""
     if not path.exists():
         return False
     store = open_shared(Address(path))
@@ -135,7 +138,7 @@ def _is_over(path: Path) -> bool:
 
 
 def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
-    """Warn if the agents of a step waited only for the model."""
+    """Warn if agents waited for little but the model, so that sampling and training cannot overlap."""
     shares = [
         max(0.0, 1.0 - sum(call.ended - call.started for call in each.calls) / (each.ended - each.started))
         for each in episodes

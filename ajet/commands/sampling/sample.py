@@ -1,8 +1,8 @@
-"""`ajet sample`: a process that plays for a trainer in another process, and may start and end at any time.
+"""`ajet sample`: a process that runs episodes for a trainer in another process.
 
-Invariant: the process shares with the trainer only the store (positions, episodes and the present policy) and the
-folders with the policy's weights. The process writes no record. The run's folder on the sampler's machine contains the
-log, `logs/RUN_sampler_NAME.log`, and in `samplers/NAME` the output of services.
+It may start and end at any time. Invariant: it shares with the trainer only the store (task positions, episodes and the
+announced policy) and the folders with the policy's weights. It writes no record. The run's folder on the sampler's
+machine contains its log, `logs/RUN_sampler_NAME.log`, and in `samplers/NAME` the output of services.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class SampleOptions:
 
 
 def sample(experiment: Experiment, options: SampleOptions) -> int:
-    """Play until the trainer announces the end of the training, and return the exit code 0.
+    """Run episodes until the trainer announces the end of the training, and return the exit code 0.
 
     Raises:
         UserError: the user can correct the cause.
-        KeyboardInterrupt: after groups in flight have ended or were given back.
+        KeyboardInterrupt: after groups in flight have ended or were returned to the store.
     """
     from ajet.record.run_directory import redactor_of
 
@@ -94,11 +94,11 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
 
 
 class EndedBeforeStartError(AjetError):
-    """The training has ended before this process had an engine."""
+    """The training ended before this sampler had opened an engine."""
 
 
 class SamplerProcess:
-    """The process of one sampler, from waiting for a policy until the end of the training."""
+    """One sampler process: waits for a policy, opens an engine, and runs episodes until the training ends."""
 
     def __init__(self, experiment: Experiment, options: SampleOptions, store: SharedStore) -> None:
         self._experiment, self._options, self._store = experiment, options, store
@@ -122,7 +122,7 @@ class SamplerProcess:
                         announced = self._play_with_engine(announced, opens)
 
     def wait_for_policy(self) -> AnnouncedPolicy:
-        """Wait for a policy of the trainer, and return the policy."""
+        """Block until the trainer has announced a policy, and return it."""
         is_waiting, shown = False, -math.inf
         while True:
             with self._interrupts.defer():
@@ -137,11 +137,14 @@ class SamplerProcess:
                 time.sleep(STORE_POLL_S)
 
     def open_backbone(self, opens: Callable[[Experiment], FollowingBackbone]) -> FollowingBackbone:
-        """Return the backbone from `opens`, waiting for an unreachable remote server.
+        """Open the engine, and wait while a remote server is unreachable.
+
+        Args:
+            opens: opens the engine for an experiment.
 
         Raises:
-            UserError: The server stays unreachable, or the backbone cannot be opened.
-            EndedBeforeStartError: The training has ended meanwhile.
+            UserError: the server stays unreachable, or the engine cannot be opened.
+            EndedBeforeStartError: the training has ended meanwhile.
         """
         from ajet.engine.remote_server import ServerAwayError
         from ajet.engine.server_follower import AWAY
@@ -163,7 +166,11 @@ class SamplerProcess:
                 time.sleep(STORE_POLL_S)
 
     def _show_life(self, shown: float) -> float:
-        """Send other samplers of the same server a heartbeat, if due. Return the time of the last heartbeat."""
+        """Send a heartbeat for other samplers of the same server, if one is due.
+
+        Args:
+            shown: time of the last heartbeat; the new one is returned.
+        """
         now = time.monotonic()
         if now - shown <= self._options.lease_seconds / 4:
             return shown
@@ -173,7 +180,10 @@ class SamplerProcess:
     def _play_with_engine(
         self, announced: AnnouncedPolicy, opens: Callable[[Experiment], FollowingBackbone]
     ) -> AnnouncedPolicy | None:
-        """Play with one engine, and return the policy that needs another engine."""
+        """Run episodes with one engine until the training ends (None), or another engine is needed.
+
+        Returns the policy that needs another engine.
+        """
         experiment, options, run = self._experiment, self._options, announced.policy.run
         with (
             assemble(experiment, run_id=run, opens=lambda _: self.open_backbone(opens)) as parts,
@@ -221,7 +231,7 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
     """Write the log to a file within the block, and the counts at the end.
 
     There is no file if standard output is in the run's logs already (a script or a trainer started the sampler), or if
-    the disk refuses the file: a sampler can play without a log.
+    the disk refuses the file: a sampler can run without a log.
     """
     from ajet.record.logs import LogFile, log_name
     from ajet.record.run_directory import redactor_of
@@ -260,9 +270,9 @@ def _is_output_in(folder: Path) -> bool:
 
 @contextmanager
 def open_first_backbone(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBackbone]]:
-    """Open a backbone while the trainer loads. Yield a function that returns this backbone first, then new ones.
+    """Open an engine while the trainer loads, and yield a function that returns it first, then new ones.
 
-    A vLLM is opened later, because vLLM measures the memory left by a trainer on the same device. A remote server may
+    vLLM is opened later, because it measures the memory that a trainer leaves on the same device. A remote server may
     start later than this process.
     """
     from ajet.backbone.following import FollowingBackbone

@@ -1,10 +1,10 @@
-"""A sampler: leases positions of a shared store, plays the groups, stores each ended attempt, closes groups.
+"""GroupSampler: leases task positions of a shared store, runs their attempts, and stores the results.
 
-Invariants: an attempt that ended by itself is stored first of all. An attempt cut short is not stored. A group is
-closed once all its attempts are stored. An unfinished group is returned with the stored attempts when the sampler ends,
-or ends with the lease when the process is killed. Another sampler plays the rest. A group with a lost lease is not
-continued. No position is leased before the trainer wants the position (`Policy.below`): the age of a group is bounded
-before the start.
+A position is one place in the training's task order. Its attempts form a group. Invariants: an attempt that ended by
+itself is stored first of all. An attempt that was cut short is not stored. A group is closed once all its attempts are
+stored. An unfinished group is returned with the stored attempts when the sampler ends, or its lease expires when the
+process is killed. Another sampler then runs the rest. A group with a lost lease is not continued. No position is leased
+before the trainer wants it (`Policy.below`), so the age of a group is bounded before its start.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ MISSED = 10.0
 
 
 class PolicyWentBackError(AjetError):
-    """The trainer went on from an earlier policy than the engine's."""
+    """The trainer resumed from an earlier policy than the one in the engine."""
 
 
 @dataclass(slots=True)
 class LeasedGroup:
-    """A leased group in play by this sampler."""
+    """A group that this sampler has leased and is running."""
 
     lease: Lease
     left: int
@@ -66,7 +66,7 @@ class LeasedGroup:
 
 @dataclass(slots=True)
 class SamplerCounts:
-    """The counts of a sampler so far."""
+    """Numbers of groups, episodes and tokens that one sampler has produced."""
 
     groups: int = 0
     episodes: int = 0
@@ -79,7 +79,7 @@ class SamplerCounts:
 
 
 class GroupSampler:
-    """Plays groups of a shared store, in this process. Not thread-safe."""
+    """Runs groups of a shared store in this process. Not thread-safe."""
 
     def __init__(
         self,
@@ -93,12 +93,17 @@ class GroupSampler:
         per_minute: float | None = None,
         renew_every: float = 30.0,
     ) -> None:
-        """Play with assembled parts.
+        """Create the sampler from opened components.
 
         Args:
-            played: Counts to increase.
-            per_minute: Maximum number of episodes started per minute.
-            renew_every: Seconds between two heartbeats.
+            parts: tasks, workflow, judge and gateway.
+            backbone: engine that follows the trainer's weights.
+            store: where positions are leased and results stored.
+            tasks: maps positions to tasks.
+            name: name of this sampler in the store.
+            played: counts to increase.
+            per_minute: largest number of episodes started per minute; None for no limit.
+            renew_every: seconds between two renewals of the leases.
         """
         self.parts, self.backbone, self.store, self.tasks = parts, backbone, store, tasks
         rollout = parts.experiment.ajet.rollout
@@ -123,11 +128,11 @@ class GroupSampler:
         self.played = played
 
     def play(self, interrupts: Interrupts) -> None:
-        """Play until the trainer announces the end. The caller calls `drain` next, however the play ends.
+        """Run groups until the trainer announces the end. The caller must call `drain` next, however this ends.
 
         Raises:
-            PolicyWentBackError: The engine must be opened anew.
-            KeyboardInterrupt: Between two checks.
+            PolicyWentBackError: the engine must be opened again.
+            KeyboardInterrupt: between two checks.
         """
         while not self._is_over():
             with interrupts.defer():
@@ -136,14 +141,14 @@ class GroupSampler:
                 self.begin_groups()
 
     def drain(self, interrupts: Interrupts, grace: float) -> None:
-        """Start no new groups, store attempts ended within `grace` seconds, and return the rest.
+        """Start no new groups, store attempts that end within `grace` seconds, and return the rest to the store.
 
-        Other samplers of the same server do not wait for this sampler: it gives the server no more weights, and
-        continues with weights from other samplers. A server that is gone, or lacks the announced weights, is no error
-        at this point: the groups waiting for the server are returned.
+        Other samplers of the same server do not wait for this one: it loads no more weights into the server, and
+        continues with weights that others load. A server that is gone, or lacks the announced weights, is no error
+        here: the groups that wait for it are returned.
 
         Raises:
-            KeyboardInterrupt: Raised after the release, if a further interrupt cut the wait short.
+            KeyboardInterrupt: after the release, if a further interrupt cut the wait short.
         """
         until, follows = time.monotonic() + grace, bool(self.server)
         self._draining = True
@@ -163,7 +168,10 @@ class GroupSampler:
             self._give_back()
 
     def follow_server(self, until: float) -> bool:
-        """Continue with other samplers' weights on the server. Calls wait for the weights.
+        """Continue with the weights that other samplers have loaded into the server. Calls wait for them.
+
+        Args:
+            until: monotonic time at which waiting ends.
 
         Returns:
             False if the server cannot be followed any more.
@@ -190,7 +198,7 @@ class GroupSampler:
         return True
 
     def release(self) -> None:
-        """Return groups in flight after an error, to spare other samplers the wait for the leases.
+        """Return groups in flight to the store after an error, before their leases expire.
 
         An unreachable store, possibly the error itself, is only logged.
         """
@@ -214,7 +222,7 @@ class GroupSampler:
         return self._policy is not None and bool(self._policy.told.get(OVER))
 
     def look_at_store(self) -> None:
-        """Read the newest policy, renew leases and begin groups, if a check is due."""
+        """Read the newest policy, renew leases and start groups, if a check is due."""
         if time.monotonic() - self._looked < STORE_POLL_S:
             return
         self._looked, self._gets_more = time.monotonic(), False
@@ -233,20 +241,23 @@ class GroupSampler:
         self.begin_groups()
 
     def _require_known(self, announced: AnnouncedPolicy) -> None:
-        """Require that the trainer knows the policy version of the engine.
+        """Check that the trainer has announced the engine's policy version.
 
         Raises:
-            PolicyWentBackError: Another trainer resumed from an earlier policy, and may reuse the version's number.
+            PolicyWentBackError: another trainer resumed from an earlier policy, and may reuse the version's number.
         """
         another = self._trainer not in (0, announced.trainer)
         if another and int(announced.policy.told[BEGAN]) < self.backbone.version:
             raise PolicyWentBackError
 
     def _follow_policy(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
-        """Return whether the engine has weights for sampling: the announced weights, or older allowed weights.
+        """Load the announced weights if possible. Return True if the engine may sample with its weights.
+
+        Args:
+            waits: called regularly while loading waits.
 
         Raises:
-            UserError: The engine's weights are too old and cannot be replaced.
+            UserError: the engine's weights are too old and cannot be replaced.
         """
         version = int(policy.told["version"])
         if version == self.backbone.version:
@@ -281,7 +292,7 @@ class GroupSampler:
         return True
 
     def is_leader(self) -> bool:
-        """Return whether this process gives a remote server its weights, as the longest-present living sampler.
+        """True if this process loads weights into a remote server: the sampler that has lived longest.
 
         If a process was stopped and continues, two may lead. The server's name for its weights then shows the conflict.
         """
@@ -366,7 +377,7 @@ class GroupSampler:
         group.add_done_callback(lambda group: self._events.put((lease, group)))
 
     def take_in(self, timeout: float) -> None:
-        """Store ended attempts and groups, waiting up to `timeout` seconds for the first event."""
+        """Store ended attempts and groups. Waits up to `timeout` seconds for the first one."""
         try:
             lease, ended = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
             while True:

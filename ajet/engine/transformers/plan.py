@@ -1,7 +1,7 @@
-"""Lays out one forward pass: the tokens to compute, and the storage of their keys and values.
+"""Lays out one forward pass of the engine (a step): its tokens, and where their keys and values go.
 
-A step is a packed sequence of N tokens: first the next tokens of rows (`NextTokens`, one block per pool), then
-stretches of prompts (`Stretch`, rows of equal start and length together).
+A step is a packed sequence of N tokens: first the next tokens of rows that generate (`NextTokens`, one block per pool),
+then pieces of prompts (`Stretch`, rows of equal start and length together).
 
 Invariant: within a layer, blocks are written in order. A stretch that continues a prefix of the same step comes later
 and first copies the prefix, so a prompt shared by many rows is computed once even if all arrive together.
@@ -85,7 +85,10 @@ class Stretch:
 
 @dataclass(slots=True, eq=False)
 class PlannedStep:
-    """One forward pass. `ids` and `positions` have shape [1, N]; `sampled` maps rows to the index of their logits."""
+    """The layout of one forward pass.
+
+    `ids` and `positions` have shape [1, N]. `sampled` maps rows to the index of their logits.
+    """
 
     ids: Tensor
     positions: Tensor

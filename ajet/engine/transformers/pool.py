@@ -1,7 +1,8 @@
-"""Keys and values of rows with similar length.
+"""RowPool: keys and values of sequences (rows) of similar length, in one tensor.
 
 Invariant: generating rows occupy slots 0..active-1, so a step reads them as one block. Behind them are rows that only
-cache a prefix, and free slots. `tokens[s, :known]` are a row's ids; keys and values exist for the first `computed`.
+cache a prefix, and free slots. `tokens[s, :known]` are a row's ids. Keys and values exist for the first `computed` of
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""All rows, in pools by length, and the plan of the next step.
+"""Rows: all sequences of the engine, in pools by length. StepScheduler: the plan of the next step.
 
-Invariant: a row stays in the smallest pool class that fitted its last placement and moves up when outgrown, so memory
+Invariant: a row stays in the smallest length class that fitted its last placement and moves up when outgrown, so memory
 is at most about twice the need of the tokens. Cached prefixes are evicted, least recently used first, to stay within a
-budget of bytes and rows. Calls are admitted in order of arrival. Generating rows never wait for other calls; a step
+budget of bytes and rows. Calls are admitted in order of arrival. Generating rows never wait for other calls, and a step
 adds at most `step_tokens` prompt tokens. A new call reuses every prefix cached in a row or computed in the same step.
 """
 
@@ -33,7 +33,7 @@ def capacity_class(tokens: int) -> int:
 
 
 class Rows:
-    """Places rows, finds shared prefixes, evicts unneeded rows."""
+    """Places sequences in pools, finds prefixes they share, and evicts cached ones."""
 
     def __init__(self, shape: Shape, *, max_rows: int, max_bytes: int) -> None:
         self._shape, self._max_rows, self._max_bytes = shape, max_rows, max_bytes
@@ -55,7 +55,11 @@ class Rows:
         return best
 
     def expect(self, rooms: list[int]) -> None:
-        """Reserve slots at once for rows about to be placed with the given capacities."""
+        """Reserve memory at once for rows about to be placed.
+
+        Args:
+            rooms: for each row, its capacity in tokens.
+        """
         for size, count in Counter(capacity_class(room) for room in rooms).items():
             pool = self._open_pool(size)
             pool.reserve(pool.active + count)
@@ -170,7 +174,7 @@ AHEAD = 64
 
 @dataclass(slots=True, eq=False)
 class InflightRequest:
-    """A call from arrival to its last token."""
+    """A request from its arrival until its last token."""
 
     request: TokenRequest
     stream: TokenStream

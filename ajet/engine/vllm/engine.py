@@ -312,7 +312,7 @@ class VllmEngine:
         self.version = version
 
     async def _hand_over(self) -> set[str]:
-        """Load all tensors of `weights`, and return the names of the updated vLLM parameters."""
+        """Send all tensors of `weights` to vLLM, and return the names of the parameters that changed."""
         if self._weights is None:
             return set()
         tensors = self._weights()

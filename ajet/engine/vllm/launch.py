@@ -38,10 +38,12 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks supported b
 
 @dataclass(frozen=True, slots=True)
 class VllmLaunch:
-    """Start settings of an engine.
+    """The settings with which vLLM is started.
 
-    `cache_bytes` None reserves enough for `max_num_seqs` sequences of `max_model_len`, within the free memory. `eager`
-    None means compiled and captured on a GPU, eager on a CPU.
+    Args:
+        cache_bytes: memory for keys and values. None reserves enough for `max_num_seqs` sequences of `max_model_len`,
+            within the free memory.
+        eager: None means compiled and captured on a GPU, eager on a CPU.
     """
 
     folder: Path

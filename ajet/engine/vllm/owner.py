@@ -17,7 +17,7 @@ VARIABLE = "AJET_VLLM_OWNER"
 
 
 def end_with_owner() -> None:
-    """Watch the owner from the worker; after the owner's end, kill the engine's core and this process.
+    """Watch the process that started vLLM, and after its end kill vLLM's core and this process.
 
     The core is the parent process or this process itself.
     """

@@ -1,7 +1,7 @@
-"""BoundScorer: a function or instance with the values of its parameters.
+"""BoundScorer: a scorer (function or object) bound to the settings that fill its parameters.
 
-Invariant: a scorer that cannot be called is an error before the run. A required parameter without ground truth means no
-score without a call; without an answer the score is 0.
+Invariant: a scorer that cannot be called is an error before the run. If a required parameter needs ground truth and
+there is none, there is no score and no call. Without an answer the score is 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_scorer_function(found: Any) -> bool:
 
 
 class BoundScorer:
-    """A scorer with bound arguments, callable from any thread."""
+    """Calls one scorer with the values that its parameter names request. Thread-safe."""
 
     def __init__(
         self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, what: str
@@ -46,7 +46,10 @@ class BoundScorer:
 
         Args:
             found: a function, or a class constructed with the composed config and `arguments` (or by its
-                `of_experiment`); an instance is called, or used as a judge.
+                `of_experiment`). An
+                instance is called, or used as a judge.
+            name: name of the scorer, for errors and the record.
+            arguments: settings of the scorer, by parameter name.
             what: key that names the scorer.
         """
         from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward
@@ -123,7 +126,7 @@ class BoundScorer:
             ) from problem
 
     def _bind_parameters(self) -> list[tuple[str, str, bool]]:
-        """Return (parameter or "" for positional, value name, required) of each parameter."""
+        """Return (parameter name or "" if positional, name of the passed value, is required) for each parameter."""
         try:
             parameters = [*inspect.signature(self._function).parameters.values()]
         except (TypeError, ValueError):  # a function written in C may have no signature
@@ -162,7 +165,7 @@ class BoundScorer:
 
 
 def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
-    """Empty where no file is named. Raises ConfigError."""
+    """Return the section `scorer_agent` of AgentRL's file, or {} without such a file. Raises ConfigError."""
     from ajet.environment.chat_model import plain_section
 
     named = experiment.ajet.environment.agent_config

@@ -1,6 +1,6 @@
-"""ScorerCall: one attempt with the values available to scorers by parameter name.
+"""ScorerCall: the values of one attempt that scorers may request by parameter name.
 
-Invariant: an answer is read in one form, named by the row or the configuration; unused values are never computed.
+Invariant: the answer is extracted in one form, named by the row or the configuration. Unused values are never computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER, REFERENCE = "model_answer", "ground_truth"
 
 @dataclass(frozen=True, slots=True)
 class ScorerCall:
-    """Values available to scorers by parameter name."""
+    """The values of one attempt, each computed when a scorer requests it by parameter name."""
 
     workflow_task: WorkflowTask
     workflow_output: WorkflowOutput
@@ -49,22 +49,27 @@ class ScorerCall:
 
     @property
     def form(self) -> str:
-        """Form in which the answer must still be read; "" without a form, or if the workflow has read the answer
-        already."""
+        """Name of the answer form to extract, such as "boxed".
+
+        It is "" without a form, or if the workflow has extracted the answer already.
+        """
         if "answer_schema" in self.workflow_output.metadata:
             return ""
         return find_form_name(self.metadata, self.answer_schema)
 
     @property
     def reply(self) -> str | None:
-        """The text without thoughts, or the content of the form; None without content."""
+        """The model's text without reasoning, or the content of the answer form. None without content."""
         form = self.form
         return FORMS[form].read(self.text) if form else strip_thoughts(self.text)
 
     @property
     def model_answer(self) -> str | None:
-        """Content of the form; without a form the last box, else the last <answer> tags, else the text after ####, else
-        the complete text. None without an answer."""
+        """The extracted answer, or None.
+
+        It is the content of the answer form. Without a form it is the last box, else the last <answer> tags, else the
+        text after ####, else the complete text.
+        """
         form = self.form
         found = FORMS[form].read(self.text) if form else extract_answer(self.text) or strip_thoughts(self.text)
         return (found or "").strip() or None

@@ -91,7 +91,7 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
 
 
 def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
-    """Return the label named by an answer; None for no label or several."""
+    """Return the label of the one choice that an answer names. None: no choice, or several."""
     text = _MARKS.sub(lambda found: found[1] or "", answer[-LONGEST:].translate(_WIDE)).strip().lstrip("_")
     labels = tuple(choices) or tuple(LETTERS)
     read = _make_reader(labels)
@@ -108,7 +108,7 @@ def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedLabel:
-    """A text position that names a label. `label`: None if several are named."""
+    """A position in a text that names a choice's label. `label` is None if it names several."""
 
     label: str | None
     start: int
@@ -179,7 +179,7 @@ class LabelReader:
         return _drop_corrected(text, found)
 
     def _read_at(self, text: str, place: int, marks: OptionMarks) -> list[NamedLabel]:
-        """Return the label at a place unless denied; [] without one."""
+        """Return the label named at a position, or [] if there is none or it is denied ("not B")."""
         if (denied := _NOT.match(text, place)) is not None:
             other = self._final.match(text, denied.end())
             but = _BUT.match(text, other.end()) if other else None

@@ -71,5 +71,5 @@ def fold_punctuation(text: str) -> str:
 
 
 def fold_spaces(text: str) -> str:
-    """Without white space, in lower case."""
+    """Return the text in lower case without white space."""
     return re.sub(r"\s", "", text).lower()

@@ -1,7 +1,8 @@
-"""ScorerJudge: chooses the scorers of an episode and combines their scores.
+"""ScorerJudge: selects the scorers of each episode and combines their scores to a reward.
 
-Invariant: the last matching stage chooses; else the row's `scorer`, else the configured scorers, else the task
-reader's. Scorers of a YAML are opened before the run; a row may only name registered scorers, never code.
+Invariant: the last matching stage (`task_judge.stages`: other scorers from a step on, or for certain tasks) selects.
+Otherwise it is the row's `scorer`, else the configured scorers, else the task reader's. Scorers of a YAML are opened
+before the run. A row may only name registered scorers, never code.
 """
 
 from __future__ import annotations
@@ -68,7 +69,12 @@ class ScorerJudge:
         self.said = "scorer " + "; ".join([each for each in [usual] if each] + later)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """Raises JudgeFailure, or the BoundaryError that a scorer raised."""
+        """Return the verdict of the scorers selected for this attempt.
+
+        Raises:
+            JudgeFailure: a scorer failed.
+            BoundaryError: as raised by a scorer.
+        """
         panel = self._choose_panel(workflow_task)
         if panel is None:
             return Verdict(None, workflow_output.is_success, "no score: no scorer is set for this task")
@@ -164,17 +170,17 @@ def open_scorers(experiment: Experiment) -> ScorerJudge | None:
 
 @dataclass(frozen=True, slots=True)
 class ScorerMember:
-    """A scorer of a panel."""
+    """One scorer of a panel with its weight."""
 
     scorer: BoundScorer
     weight: float = 1.0
 
 
 class ScorerPanel:
-    """One or several weighted scorers for an episode.
+    """The weighted scorers of an episode.
 
-    Invariant: the reward is the sum of weight times score. A scorer without a score leaves the panel without a score,
-    unless the weight is 0; a weight of 0 only records the score, also on a failure.
+    Invariant: the reward is the sum of weight times score. If a scorer gives no score, the panel gives none, unless the
+    scorer's weight is 0. A weight of 0 only records the score, also on a failure.
     """
 
     def __init__(self, members: Sequence[ScorerMember]) -> None:
@@ -182,8 +188,10 @@ class ScorerPanel:
         self.name = "+".join(member.scorer.name for member in self._members)
 
     async def verdict(self, call: ScorerCall) -> Verdict:
-        """The weighted verdict, with each scorer's in `parts`. Raises JudgeFailure, or what a scorer of weight
-        raised."""
+        """Return the weighted verdict, with each scorer's own score in `parts`.
+
+        Raises JudgeFailure, or the exception of a scorer whose weight is not 0.
+        """
         found = await asyncio.gather(*(_score_member(member, call) for member in self._members))
         parts: dict[str, float | None] = {}
         for member, verdict in zip(self._members, found, strict=True):
@@ -238,7 +246,7 @@ async def _score_member(member: ScorerMember, call: ScorerCall) -> Verdict:
 
 
 def _combine_success(successes: Sequence[bool | None]) -> bool | None:
-    """Return the common success: False if any is False, None if any is unknown."""
+    """Return False if any scorer reports a failure, else None if any is undecided, else True."""
     if False in successes:
         return False
     return None if None in successes or not successes else True

@@ -37,7 +37,7 @@ def scorer(name: str) -> Callable[[F], F]:
 
 
 class MCPScorerFactory:
-    """AgentRL's name for the same."""
+    """AgentRL's name for `scorer`, so its scorer files register unchanged."""
 
     @overload
     @staticmethod

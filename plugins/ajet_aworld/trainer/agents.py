@@ -1,7 +1,7 @@
-"""AgentTrainer's agent as data, so each episode builds a new one, on any machine.
+"""Describes an AWorld agent as plain data, so each episode builds a new one, on any machine.
 
-Invariants: its model is never stored (it is the trained one); environment values are stored by their variable's name,
-so no token is written; values without a data form are refused by name, never dropped.
+Invariants: the agent's model is never stored (it is the trained one). Values of environment variables are stored by the
+variable's name, so no token is written. Values without a data form are refused by name, never dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _LEAST = 8
 
 
 def describe_agent(agent: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (the `rollout` section, the configuration's own section). Raises ValueError."""
+    """Return the agent as two parts of a configuration: the `rollout` section, and a section of its own.
+
+    Raises ValueError for an agent that cannot be described.
+    """
     own = {"user_workflow": f"{__name__}->DescribedAgent"}
     if isinstance(agent, (str, Path)):
         text = str(agent)
@@ -114,7 +117,7 @@ def _read_agent(agent: Any) -> dict[str, Any]:
 
 
 def _drop_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a model's requests, without the model."""
+    """Return the arguments of model requests without those that name the model."""
     return {key: value for key, value in model.items() if key not in _MODEL}
 
 
@@ -148,7 +151,7 @@ def _serialize_value(value: Any, where: str) -> Any:
 
 
 def _hide_secrets(text: str) -> str:
-    """Replace values of secret variables by their names; a configuration's own `${` is escaped."""
+    """Replace values of secret variables in a text by `${NAME}`, and escape a literal `${`."""
     for name, value in sorted(os.environ.items(), key=lambda pair: -len(pair[1])):
         if len(value) >= _LEAST and name.endswith(_SECRET_ENDS) and value in text:
             text = text.replace(value, f"$({name})")
@@ -156,7 +159,7 @@ def _hide_secrets(text: str) -> str:
 
 
 def fill_variables(value: Any) -> Any:
-    """Return the result of `describe_agent` with this environment's values. Raises UserError for a missing secret."""
+    """Replace `${NAME}` in a described agent by this process's variables. Raises UserError for a missing secret."""
     if isinstance(value, dict):
         return {key: fill_variables(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -167,8 +170,10 @@ def fill_variables(value: Any) -> Any:
 
 
 def _read_variable(found: re.Match[str]) -> str:
-    """Return the variable's value; an unset name without a secret's ending may be shell text and stays. Raises
-    UserError."""
+    """Return the value of a matched variable.
+
+    An unset variable whose name does not look like a secret may be shell text and stays. Raises UserError otherwise.
+    """
     name = found[1]
     if name in os.environ:
         return os.environ[name]

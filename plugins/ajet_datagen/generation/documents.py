@@ -1,4 +1,4 @@
-"""Read documents as passages, split at sentences, paragraphs, lines or words.
+"""Reads documents (text, PDF, Word, PowerPoint) and splits them into passages.
 
 Invariant: a passage has at most `size` characters, and passages cover all text of the document. Unpacked sizes are
 bounded before reading.
@@ -60,7 +60,7 @@ def read_word(data: bytes) -> str:
 
 
 def read_slides(data: bytes) -> str:
-    """Return the text of a presentation. Raises as `read_word`."""
+    """Return the text of a PowerPoint file. Raises the same errors as `read_word`."""
     try:
         from pptx import Presentation
         from pptx.oxml import parse_xml
@@ -84,13 +84,13 @@ def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> I
 
 
 def _find_parts(part: Any, kind: str) -> list[Any]:
-    """Return the parts of a kind referenced by a part."""
+    """Return the files inside an Office archive that `part` references with this relationship type."""
     relations = part.rels.values()
     return [each.target_part for each in relations if not each.is_external and each.reltype.rpartition("/")[2] == kind]
 
 
 def _read_blocks(element: Any) -> Iterator[str]:
-    """Yield paragraphs and table rows with text."""
+    """Yield the text of each paragraph and table row below an XML element."""
     for child in element:
         name = _get_tag(child)
         if name in LEFT_OUT:
@@ -194,7 +194,7 @@ HEAD = 4096
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a document."""
+    """A section of a document's text, with its place."""
 
     source: str  # file name
     text: str
@@ -218,7 +218,16 @@ def _is_document(path: Path) -> bool:
 
 
 def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
-    """Return all passages of a file. Raises TaskError for an unreadable file, MissingExtraError."""
+    """Split a document into passages.
+
+    Args:
+        size: largest number of characters of a passage.
+        split_by: unit at which text may be split, such as "sentence".
+
+    Raises:
+        TaskError: the file cannot be read.
+        MissingExtraError: a package for this kind of file is not installed.
+    """
     ends = ENDS.get(split_by)
     if ends is None:
         raise TaskError(
@@ -270,8 +279,10 @@ def _read_plain_text(data: bytes, name: str) -> str:
 
 
 def decode_text(data: bytes, declared: str) -> str:
-    """Decode bytes by their byte order mark, otherwise as `declared`. Raises ValueError for bytes of another encoding
-    instead of guessing."""
+    """Decode bytes by their byte order mark, or else by the encoding `declared`.
+
+    Raises ValueError for bytes of another encoding, instead of guessing.
+    """
     start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
     try:
         text = data[len(start) :].decode(encoding)

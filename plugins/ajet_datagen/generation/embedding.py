@@ -38,10 +38,10 @@ Embed = Callable[[Sequence[str]], list[list[float]]]
 
 
 def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
-    """Return the server of the embedding model, or None.
+    """Return the server of the embedding model, or None if none is configured.
 
-    `base_url` if set; otherwise, if a key or another model than the default is configured, the environment's server, as
-    for `llm_model`. Raises ConfigError.
+    It is `base_url` if set. Otherwise, if a key or another model than the default is configured, it is the server in
+    the environment variables, as for `llm_model`. Raises ConfigError.
     """
     own = params.api_key.get_secret_value() if params.api_key else ""
     if params.base_url is not None:
@@ -65,7 +65,7 @@ def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
 
 
 def open_embedder(params: DeduplicationParams) -> Embed | None:
-    """Return the configured embedder, or None. Sends and loads no data. Raises ConfigError."""
+    """Return the configured function that embeds texts, or None. It sends and loads nothing yet. Raises ConfigError."""
     if not params.model.startswith(LOCAL):
         server = find_embedding_server(params)
         return ServerEmbedder(params.model, server) if server is not None else None
@@ -88,10 +88,18 @@ def _name_local_model() -> str:
 def embed_texts(
     texts: Sequence[str], embed: Embed, model: str, store: GenerationStore, rows: dict[str, Any], cost: GenerationCost
 ) -> Vectors:
-    """Return [N, ·] vectors of length 1 for N > 0 texts. New vectors are counted and stored in `rows` and `store`.
+    """Return [N, ·] embedding vectors of length 1, and store new ones on disk.
 
-    A text refused by the model has a zero vector, similar to no other text. `model`: name in messages. Raises
-    TaskError.
+    A text that the model refuses gets a zero vector, similar to no other text.
+
+    Args:
+        embed: computes vectors of texts.
+        model: name of the model in messages.
+        rows: stored values by name, extended by new vectors.
+        cost: counts the requests.
+
+    Raises:
+        TaskError: the model fails.
     """
     names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
     new = [text for text, name in names.items() if name not in rows]

@@ -1,7 +1,7 @@
-"""Generated replies on disk: one file for one configuration.
+"""GenerationStore: paid replies of the writing and embedding models on disk, one file per configuration.
 
 Invariant: the file name is a digest of all inputs of the replies, so changed inputs start a new file. A line is
-complete or absent; one process writes at a time, other processes wait and find the replies.
+complete or absent. One process writes at a time, and other processes wait and find its replies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ELSEWHERE = ", or set AJET_CACHE to another folder"
 
 
 class GenerationStore:
-    """Replies by prompt name, and embeddings by text."""
+    """Stored replies by the name of their prompt, and embeddings by text."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         identity = json.dumps(about, sort_keys=True, ensure_ascii=False)
@@ -30,7 +30,7 @@ class GenerationStore:
 
     @contextmanager
     def open(self) -> Iterator[GenerationStore]:
-        """Lock the file for this process. Raises UserError if the folder cannot be written."""
+        """Hold the file's lock within a block. Raises UserError if the folder cannot be written."""
         with explain_write_errors(
             "the generated tasks",
             self.path.parent,
@@ -51,6 +51,6 @@ class GenerationStore:
         return {row["name"]: row["value"] for row in read_rows(self.path)}
 
     def append_row(self, name: str, value: Any) -> None:
-        """Append a value and flush it to disk. Locked, so that concurrent threads never cut each other's lines."""
+        """Append a value and flush it to disk. Thread-safe."""
         with self._turn:
             append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])

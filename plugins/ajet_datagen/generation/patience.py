@@ -1,7 +1,7 @@
-"""Retry requests to models that write or embed.
+"""Retries requests to models that write or embed, and prefers models that answered.
 
-Invariant: only transient failures are retried, after a doubling wait or the wait named by the server; a resting model
-(`failover`) is tried once.
+Invariant: only transient failures are retried, after a doubling wait or the wait that the server requests. A model that
+recently failed ("resting") is tried last, and once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ async def request_with_retries(
     last: bool,
     counted: Callable[[], None],
 ) -> T:
-    """Return the answer of model `place`, with retries. Raises NoAnswerError.
+    """Request an answer from one model, with retries.
 
-    A model that hangs is retried only if it is the `last` one, and once. `ask`: sends one request with a timeout in
-    seconds; `counted` is called before each request.
+    Args:
+        ask: sends one request with a timeout in seconds.
+        place: index of the model.
+        last: True if no other model follows. A model that hangs is then retried once.
+        counted: called before each request.
+
+    Raises:
+        NoAnswerError: all tries failed.
     """
     began, number = time.monotonic(), 0
     retries = 0 if failover.is_resting(place) else AGAIN
@@ -54,7 +60,7 @@ async def request_with_retries(
 
 
 def run_on_tools_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine run on the tools' loop; an interrupted caller cancels it."""
+    """Run a coroutine on the tools' event loop and return its result. An interrupted caller cancels it."""
     future = asyncio.run_coroutine_threadsafe(work, tools_loop())
     try:
         return future.result()
@@ -70,7 +76,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """Price of a million tokens of a model; 0 if unknown."""
+    """Prices of a million prompt and reply tokens of a model. 0 means unknown."""
 
     prompt: float = 0.0
     reply: float = 0.0
@@ -78,7 +84,7 @@ class TokenPrice:
 
 @dataclass(slots=True)
 class GenerationCost:
-    """Tokens and money of all requests of one generation."""
+    """Sums up requests, tokens and money of one generation."""
 
     calls: int = 0
     unreadable: int = 0
@@ -118,17 +124,17 @@ NEVER = (401, 402, 403, 404)
 
 
 class ModelFailover:
-    """Orders `count` models by index, for all prompts of a reader."""
+    """Orders the models so that recently failed ones come last, shared by all prompts of a reader."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._until, self._clock = [float("-inf")] * count, clock
 
     def rank_models(self) -> list[int]:
-        """Return the order of models for the next prompt."""
+        """Return the model indexes in the order in which the next prompt tries them."""
         return sorted(range(len(self._until)), key=self.is_resting)
 
     def is_resting(self, place: int) -> bool:
-        """True if the model is tried last."""
+        """True if the model recently failed and is tried last."""
         return self._clock() < self._until[place]
 
     def note_answer(self, place: int) -> None:
@@ -136,7 +142,7 @@ class ModelFailover:
         self._until[place] = float("-inf")
 
     def note_failure(self, place: int, problem: NoAnswerError) -> bool:
-        """Record a failure after all retries; return True if the model starts to rest."""
+        """Record that a model failed after all retries. Return True if it is now tried last."""
         if not problem.is_retryable and problem.status not in NEVER:
             return False
         began = not self.is_resting(place)

@@ -45,7 +45,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class WritingPrompt:
-    """One prompt for the model that writes new tasks."""
+    """One prompt for the writing model, with its name and the number of requested tasks."""
 
     name: str
     prompt: str

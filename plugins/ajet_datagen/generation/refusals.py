@@ -1,8 +1,8 @@
-"""Prompts refused for their content: too long, or filtered.
+"""PromptRefusals: counts prompts that models refuse for their content (too long, or filtered).
 
 Invariant: a refused prompt is left out and the others continue. After IN_A_ROW refusals without an answer or a running
-request, the models get the prompt HARMLESS; if all refuse it, the account is at fault and generation ends. A prompt
-refused by every model is stored and not sent again, once a later answer or a successful end shows that the prompt was
+request, the models get the prompt HARMLESS. If all refuse it too, the account is at fault and generation ends. A prompt
+that every model refused is stored and not sent again, once a later answer or a successful end shows that the prompt was
 at fault.
 """
 
@@ -28,16 +28,24 @@ REFUSED = "refused"
 
 
 class PromptRefusedError(AjetError):
-    """No model answered a prompt."""
+    """No model answered this prompt, because of its content."""
 
     def __init__(self, why: str, *, by_all: bool) -> None:
-        """Create the error. `by_all`: every model refused the prompt; otherwise some models did not answer."""
+        """Create the error.
+
+        Args:
+            by_all: True if every model refused the prompt. Otherwise some models did not answer.
+        """
         super().__init__(why)
         self.by_all = by_all
 
 
 class PromptRefusals:
-    """The refusals of one generation. `rows`: stored values by name."""
+    """The refused prompts of one generation.
+
+    Args:
+        rows: stored values by name, in which earlier refusals are found.
+    """
 
     def __init__(self, store: GenerationStore, rows: dict[str, Any]) -> None:
         self._store, self._rows = store, rows
@@ -48,7 +56,7 @@ class PromptRefusals:
         return len(self._why)
 
     def is_refused(self, name: str, title: str) -> bool:
-        """True if an earlier generation left the prompt out; `title`: its name in messages."""
+        """True if an earlier generation left this prompt out. `title` is its name in messages."""
         row = self._rows.get(name)
         if not isinstance(row, Mapping):
             return False

@@ -49,15 +49,27 @@ class WrittenTask:
 
 
 def build_knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
-    """Return a prompt for questions on a passage. `number`: distinguishes requests; `before`: earlier questions."""
+    """Return a prompt that requests questions about a passage.
+
+    Args:
+        count: number of questions.
+        number: makes repeated requests on one passage different.
+        before: questions written earlier, to be avoided.
+    """
     earlier = "\n\nAsked already, not to be asked again:\n" + mark_text("\n".join(before)) if before else ""
     request = f"{KNOWLEDGE % count} {SET % number}"
     return f"{request}\n\nThe passage:\n{mark_text(passage)}{earlier}\n\n{SHAPE % count}"
 
 
 def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, count: int, number: int) -> str:
-    """Return a prompt for tasks like the examples (query, answer), on the passage's subject if given. `number`: makes
-    each request different."""
+    """Return a prompt that requests tasks similar to the examples.
+
+    Args:
+        examples: (query, answer) pairs.
+        passage: text whose subject the tasks get, or "".
+        count: number of tasks.
+        number: makes repeated requests different.
+    """
     shown = "\n\n".join(
         f"Example {number}:\n{mark_text(query)}" + (f"\nIts answer:\n{mark_text(answer)}" if answer else "")
         for number, (query, answer) in enumerate(examples, 1)
@@ -67,7 +79,7 @@ def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, co
 
 
 def mark_text(text: str) -> str:
-    """Return the text between marks derived from its digest, which the text cannot contain."""
+    """Return the text between marks that contain its digest, so the text cannot contain its own end mark."""
     mark = hashlib.sha256(text.encode()).hexdigest()[:32]
     return f"<text-{mark}>\n{text}\n</text-{mark}>"
 
@@ -91,13 +103,21 @@ def _clean_text(value: Any) -> str:
 
 
 class TaskWriter:
-    """Requests tasks on the tools' loop, at most `at_once` at a time."""
+    """Requests tasks from models on the tools' event loop, with at most `at_once` requests at a time."""
 
     def __init__(
         self, models: Sequence[ChatModel], failover: ModelFailover, prices: Sequence[TokenPrice] = (), *,
         temperature: float, tokens: int, at_once: int,
     ) -> None:  # fmt: skip
-        """Create the writer. `prices`: one for each model, or empty."""
+        """Create the writer.
+
+        Args:
+            models: models in the order of their use.
+            failover: order of models after failures.
+            prices: one per model, or empty.
+            tokens: largest number of tokens of a reply.
+            at_once: largest number of concurrent requests.
+        """
         self.models, self.cost = models, GenerationCost()
         self.wrote: dict[str, None] = {}
         """Names of models that wrote tasks, in the order of their first task."""
@@ -111,16 +131,20 @@ class TaskWriter:
 
     @property
     def names(self) -> str:
-        """The model names, in order."""
+        """The names of the models, in order."""
         return ", ".join(dict.fromkeys(model.model for model in self.models))
 
     async def request_tasks(
         self, prompt: str, count: int, keep: Callable[[list[WrittenTask]], Awaitable[None]]
     ) -> list[WrittenTask]:
-        """Return the tasks of a reply, or [] if no reply could be parsed.
+        """Send a prompt and return the tasks in the reply, or [] if no reply could be parsed.
 
-        `keep` stores the tasks before the slot is free for another request, so a kill loses at most the running
-        requests. Raises PromptRefusedError; TaskError if no model answers, also for all later calls.
+        Args:
+            keep: stores the tasks before the next request starts, so a kill loses only running requests.
+
+        Raises:
+            PromptRefusedError: the models refuse this prompt.
+            TaskError: no model answers; later calls fail too.
         """
         async with self._free:
             await self._go_on.wait()
@@ -154,7 +178,7 @@ class TaskWriter:
             return found
 
     async def _is_any_model_answering(self) -> bool:
-        """True if a model answers a prompt which no filter refuses."""
+        """True if a model answers a harmless prompt, which no content filter refuses."""
         for place in self._failover.rank_models():
             try:
                 await self._request_completion(place, HARMLESS, last=True)

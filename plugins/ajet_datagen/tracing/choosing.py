@@ -1,6 +1,6 @@
-"""Select traces and split them into training and validation.
+"""Selects traces by rating, and splits them into training and validation.
 
-Invariant: a question and its duplicates are in one split; the split depends only on the seed and the questions. Dropped
+Invariant: a question and its duplicates are in one split. The split depends only on the seed and the questions. Dropped
 traces are counted by reason.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter[str]) -> list[AgentTrace]:
-    """Return the traces admitted by the settings."""
+    """Return the traces that the settings admit, and count the others by reason in `left`."""
     found = []
     for trace in traces:
         why = _find_exclusion(trace, settings)
@@ -42,10 +42,13 @@ def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter
 def split_traces(
     traces: Sequence[AgentTrace], settings: Tracing, seed: int, left: Counter[str]
 ) -> Mapping[TaskSplit, list[AgentTrace]]:
-    """Split by question: duplicates stay together, and training traces similar to held-out ones are dropped.
+    """Split traces by question, with duplicates in the same split.
 
-    With at least two questions no side is empty. A question that begins a longer conversation is not held out, because
-    that conversation contains its answer.
+    Training traces similar to held-out ones are dropped. With at least two questions no split is empty. A question that
+    begins a longer conversation is not held out, because that conversation contains its answer.
+
+    Args:
+        left: counts dropped traces by reason.
     """
     questions = list(dict.fromkeys(question_key(trace) for trace in traces))
     differ = settings.numbers == "differ"
@@ -96,7 +99,7 @@ def _normalize_questions(questions: Sequence[str]) -> str:
 
 
 def _find_continued_groups(traces: Sequence[AgentTrace], groups: Mapping[str, str]) -> set[str]:
-    """Return groups with a question continued by a conversation of another group."""
+    """Return the groups of questions that a conversation of another group continues."""
     found = set()
     for trace in traces:
         questions = _list_questions(trace)
@@ -106,7 +109,12 @@ def _find_continued_groups(traces: Sequence[AgentTrace], groups: Mapping[str, st
 
 
 def _group_questions(questions: Sequence[str], threshold: float, differ: bool) -> dict[str, str]:
-    """Return question -> first question of its group. `differ`: different numbers make different questions."""
+    """Map each question to the first question of its group of duplicates.
+
+    Args:
+        threshold: similarity from which two questions are duplicates.
+        differ: True if different numbers make different questions.
+    """
     if threshold >= 1 or len(questions) < 2:
         return {question: question for question in questions}
     vectors, numbers = count_letter_runs(questions), index_numbers(questions) if differ else None

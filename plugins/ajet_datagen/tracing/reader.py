@@ -1,4 +1,4 @@
-"""The task reader `tracing`, and the files of `ajet traces`.
+"""TracingReader: the task reader `tracing`, which also writes the files of `ajet traces`.
 
 Invariant: sources are read once, masked before selection, and split by the run's seed.
 """
@@ -165,14 +165,15 @@ NOT_TEXT = ("role", "type", "id", "tool_call_id")
 
 
 def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Path) -> list[AgentTrace]:
-    """Return the traces with each text replaced by the function's result.
+    """Return the traces with each text replaced by the result of the user's masking function.
 
     Args:
         reference: `file.py->function` of type `(str) -> str`; None keeps the texts and logs a warning.
+        base: folder of the reference.
 
     Raises:
-        UserError: The reference names no function.
-        TaskError: The function raised, or returned no text.
+        UserError: the reference names no function.
+        TaskError: the function raised, or returned no text.
     """
     if reference is None:
         if traces:
@@ -229,7 +230,10 @@ WEIGHT = "weight"
 
 
 def build_task(trace: AgentTrace, settings: Tracing) -> Task:
-    """Return the task of a trace: its messages up to the reply. A single question has no `init_messages`."""
+    """Return the task of a trace: the messages before the reply.
+
+    A single user message becomes the task's query. Longer conversations are in `init_messages`.
+    """
     rating = trace.rating
     fine = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
     answer = rating.corrected
@@ -256,7 +260,11 @@ def build_task(trace: AgentTrace, settings: Tracing) -> Task:
 
 
 def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield rows of `messages` and `tools` for liked and corrected replies."""
+    """Yield SFT rows (`messages`, `tools`) for replies that people liked or corrected.
+
+    Args:
+        left: counts unused traces by reason.
+    """
     for trace in traces:
         score, corrected = trace.rating.score, trace.rating.corrected
         if corrected is None and (score is None or score < settings.liked_from):
@@ -271,8 +279,13 @@ def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Co
 
 
 def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield rows of `prompt`, `chosen` and `rejected`: a corrected text against the reply, and the best against the
-    worst reply to equal questions."""
+    """Yield preference pairs (`prompt`, `chosen`, `rejected`).
+
+    A corrected text is preferred to the reply, and the best rated reply to the worst rated reply to equal questions.
+
+    Args:
+        left: counts unused traces by reason.
+    """
     same: dict[str, list[AgentTrace]] = defaultdict(list)
     for trace in traces:
         if trace.rating.corrected is not None and trace.rating.corrected != extract_text(trace.reply):
@@ -302,7 +315,7 @@ def _get_wanted_reply(trace: AgentTrace) -> Message:
 
 
 def _get_context(trace: AgentTrace) -> Sequence[Message]:
-    """Return the messages up to the last user message; the agent's own tool calls after it are left out."""
+    """Return the messages up to the last user message, without the agent's own tool calls after it."""
     users = [at for at, each in enumerate(trace.messages) if each.get("role") == "user"]
     return trace.messages[: users[-1] + 1] if users else trace.messages
 

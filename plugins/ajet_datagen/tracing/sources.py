@@ -1,7 +1,7 @@
-"""Read traces from files and folders, choosing a reader by content.
+"""Reads traces and feedback from files and folders.
 
-Invariant: the content of a source, not its name, decides the reader. An unreadable file raises TaskError; an unreadable
-row is a bad row with its place.
+Invariant: the content of a source, not its name, decides how it is read. An unreadable file raises TaskError. An
+unreadable row is recorded with its place and skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, 
 
 @dataclass(slots=True)
 class SourceContent:
-    """Content of the sources. `bad`: (place, reason) of unreadable rows; `silent`: number of spans without messages."""
+    """All traces of the sources, with the unreadable rows.
+
+    `bad`: (place, reason) of each unreadable row. `silent`: number of spans without messages.
+    """
 
     traces: list[AgentTrace] = field(default_factory=list)
     bad: list[tuple[str, str]] = field(default_factory=list)
@@ -47,7 +50,7 @@ class SourceContent:
 
 @dataclass(slots=True)
 class FeedbackIndex:
-    """Feedback stored apart from its trace."""
+    """Feedback of people that is stored in other files than its trace, by reply and session."""
 
     by_reply: dict[str, ReplyRating] = field(default_factory=dict)
     by_session: dict[str, ReplyRating] = field(default_factory=dict)
@@ -55,7 +58,12 @@ class FeedbackIndex:
     """Session ratings with a known episode, for several sessions of one name."""
 
     def read_file(self, file: Path, bad: list[tuple[str, str]], *, complete_lines: bool = False) -> None:
-        """Read a file of JSON lines. `complete_lines`: skip a last line without newline, left by a killed process."""
+        """Add the feedback in a JSON Lines file.
+
+        Args:
+            bad: receives (place, reason) of unreadable rows.
+            complete_lines: True to skip a last line without newline, left by a killed process.
+        """
         with explain_read_errors(file):
             complete = file.read_bytes().count(b"\n") if complete_lines else None
         for number, row in line_rows(file):
@@ -78,7 +86,7 @@ class FeedbackIndex:
 
 
 def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> SourceContent:
-    """Read all sources. Raises TaskError, UserError."""
+    """Read traces from all paths, and apply the feedback files to them."""
     found = SourceContent()
     feedback_index = FeedbackIndex()
     for file in feedback:
@@ -241,7 +249,7 @@ def _parse_value(value: Mapping[str, Any]) -> Any:
 
 
 def _read_folder(folder: Path, found: SourceContent, feedback_index: FeedbackIndex) -> None:
-    """Read the runs in a folder."""
+    """Add the runs of `ajet observe` in a folder to `found`, and their feedback to the index."""
     files = sorted(path for path in folder.rglob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise TaskError("There are no recorded episodes in this folder.", where=f"{KEY}: {folder}")
@@ -288,7 +296,7 @@ def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -
 
 
 def _read_ratings(episode: Episode) -> tuple[dict[str, ReplyRating], ReplyRating]:
-    """Return (rating by reply, overall rating)."""
+    """Return (rating per reply, rating of the complete episode)."""
     own: dict[str, ReplyRating] = {}
     overall = ReplyRating()
     verdict = episode.verdict
@@ -320,7 +328,7 @@ def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
 
 
 def _apply_feedback(traces: Sequence[AgentTrace], feedback_index: FeedbackIndex) -> tuple[list[AgentTrace], int]:
-    """Return the traces updated with later feedback, and the number of unmatched feedback rows."""
+    """Return the traces with later feedback applied, and the number of feedback rows without a trace."""
     used: set[str] = set()
     found = []
     for trace in traces:

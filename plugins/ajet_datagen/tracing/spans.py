@@ -1,8 +1,7 @@
-"""Convert spans to traces: OpenTelemetry GenAI conventions (messages as attributes, since 1.37), and AgentScope's
-additions.
+"""Converts OpenTelemetry GenAI spans (messages as attributes, since 1.37), and AgentScope's, to traces.
 
-Invariant: an unreadable model or agent span raises BadRowError; a span of another kind, or without messages, gives None
-and is counted. If a trace has readable model calls, the agent's own span, their sum, is dropped.
+Invariant: an unreadable model or agent span raises BadRowError. A span of another kind, or without messages, gives None
+and is counted. If a trace has readable model calls, the agent's own span, which sums them up, is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _BAD = {"bad", "disliked", "dislike", "negative", "fail", "failed", "incorrect",
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span with flat attributes, ordered by `trace` and `at`."""
+    """One span with flat attribute names. `trace` and `at` give its trace and time."""
 
     where: str
     name: str
@@ -39,7 +38,14 @@ class Span:
 
 
 def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[AgentTrace], int]:
-    """Return the traces of all spans, and the number of spans without messages. Unreadable spans go into `bad`."""
+    """Convert spans to traces.
+
+    Args:
+        bad: receives (place, reason) of unreadable spans.
+
+    Returns:
+        The traces, and the number of spans without messages.
+    """
     found: list[AgentTrace] = []
     silent = 0
     for _, group in groupby(sorted(spans, key=lambda span: (span.trace, span.at)), key=lambda span: span.trace):
@@ -71,7 +77,7 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
 
 
 def flatten_attributes(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return attributes with dotted names; texts, lists and dotted names stay unchanged."""
+    """Return nested attributes under dotted names. Texts, lists and already dotted names stay unchanged."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{before}.{name}" if before else str(name)

@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReplyRating:
-    """A rating by people; None for a missing field."""
+    """People's rating of a reply: score, like or dislike, and corrected text. A missing field is None."""
 
     reward: float | None = None
     liked: bool | None = None
@@ -28,7 +28,7 @@ class ReplyRating:
 
     @property
     def score(self) -> float | None:
-        """The reward; a like is 1, a dislike 0."""
+        """The reward of the rating: its number, else 1 for a like and 0 for a dislike."""
         return self.reward if self.reward is not None or self.liked is None else float(self.liked)
 
     def update_with(self, later: ReplyRating) -> ReplyRating:
@@ -39,7 +39,7 @@ class ReplyRating:
 
 @dataclass(frozen=True, slots=True)
 class AgentTrace:
-    """One reply in its conversation. `where`: its place, for messages."""
+    """One reply of an agent with the conversation before it. `where` is its place, for messages."""
 
     where: str
     messages: tuple[Message, ...]
@@ -62,8 +62,10 @@ class AgentTrace:
         return next((extract_text(each) for each in self.messages if each.get("role") == "user"), "")
 
     def repair_text(self) -> AgentTrace:
-        """Return the trace without lone surrogates, for storage. Raises ValueError for deep nesting or a
-        non-finite number."""
+        """Return the trace without lone surrogates, so it can be stored as UTF-8.
+
+        Raises ValueError for deep nesting or a non-finite number.
+        """
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
         given = {name: getattr(self, name) for name in names}
         given |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
@@ -76,7 +78,7 @@ class AgentTrace:
         return replace(self, rating=ReplyRating(**found.pop("rating")), **lists, **found)
 
     def is_extended_by(self, other: AgentTrace) -> bool:
-        """True if the other trace continues from this reply."""
+        """True if the other trace's conversation contains this reply and continues from it."""
         here = len(self.messages)
         if len(other.messages) <= here or other.messages[:here] != self.messages:
             return False

@@ -1,6 +1,7 @@
-"""Environments that run on their own: their description and their running state on this machine.
+"""Environments of `ajet env up`: the YAML file that describes one, and instances of its servers.
 
-In: a YAML file or a name. Out: a description (plain values), and a running environment's state by its name.
+Input: a YAML file or the name of an environment included in a plug-in. Output: an `EnvironmentDescription`, and
+functions that start its servers.
 """
 
 from ajet_environments.deployment.description import (

@@ -46,7 +46,7 @@ DEFAULT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPart:
-    """One server of the environment."""
+    """One tool server of the environment: how it is started, shared, limited and reset."""
 
     name: str
     server: Server | None = None
@@ -72,7 +72,10 @@ class EnvironmentPart:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFamily:
-    """Servers named by a section of an environment's file, as registered by a plug-in."""
+    """A group of tool servers that a plug-in provides, configured by one section of an environment's file.
+
+    Example: the section `gaia` selects servers of the package `ajet_gaia`.
+    """
 
     section: type[BaseModel]
     list_parts: Callable[[Any, Path, str], list[EnvironmentPart]]
@@ -85,7 +88,7 @@ class EnvironmentFamily:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
-    """An environment: its servers, and the variables they need."""
+    """A parsed environment file: tool servers, visible tools, and limits on episodes."""
 
     name: str
     parts: tuple[EnvironmentPart, ...]
@@ -104,7 +107,7 @@ class EnvironmentDescription:
 
 
 class _Terms(BaseModel):
-    """The terms of a server beside how it is reached."""
+    """Keys of a server's entry that this package adds to the `mcpServers` format."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,19 +131,23 @@ class _File(BaseModel):
 
 
 def find_environment_file(named: str) -> Path:
-    """Return the file for a name or a path on the command line: the path, or a plug-in's environment."""
+    """Return the environment file for a command-line argument: an existing path, or a plug-in's environment name."""
     part = None if Path(named).is_file() else find_part("environment_file", named)
     file: Path = load_code(part.code) if part is not None else Path(named).absolute()
     return file
 
 
 def find_shipped_name(file: Path) -> str:
-    """Return the name by which any installation of ajet finds a file; "" for another file."""
+    """Return the name under which a plug-in includes this file, or "" for a user's file."""
     return next((name for name, part in find_parts("environment_file").items() if load_code(part.code) == file), "")
 
 
 def read_description(file: Path) -> EnvironmentDescription:
-    """Read a description and set the variables of its env file. Raises ConfigError, UserError."""
+    """Parse an environment file, and set the variables of its `env_file` in `os.environ`.
+
+    Raises:
+        ConfigError, UserError: the file cannot be used.
+    """
     read, sections = _read_sections(file)
     templates = [family.env_template for _, family, _ in sections if family.env_template is not None]
     _set_variables(file, read.env_file, next(iter(templates), None))
@@ -156,7 +163,15 @@ def read_description(file: Path) -> EnvironmentDescription:
 
 
 def prepare_families(parts: Iterable[EnvironmentPart], say: Callable[[str], None]) -> list[str]:
-    """Install missing packages of families' servers; return a sentence for each failure."""
+    """Install missing Python packages of the servers that plug-ins provide.
+
+    Args:
+        parts: all servers of the environment.
+        say: receives progress messages.
+
+    Returns:
+        One sentence per failed installation.
+    """
     names: dict[str, list[str]] = {}
     for part in parts:
         if part.family and not part.off:
@@ -170,7 +185,7 @@ def _load_family(name: str) -> EnvironmentFamily:
 
 
 def _read_sections(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseModel]]]:
-    """Return the file's own keys, and the sections of plug-ins' families: name, family, values."""
+    """Return the parsed common keys of the file, and (name, family, values) for each plug-in section."""
     try:
         tree = read_yaml(file)
     except FileNotFoundError:
@@ -205,6 +220,10 @@ def _parse_section(family: EnvironmentFamily, name: str, given: Any, file: Path)
 
 
 def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentPart | None:
+    """Build the server of one `mcpServers` entry, or None if the entry is disabled.
+
+    A server with unset variables of `requires` is built as off, with the reason in `off`.
+    """
     own = {key: entry[key] for key in entry if key in _Terms.model_fields}
     try:
         terms = _Terms.model_validate(own)

@@ -22,7 +22,7 @@ MAX_SILENT_CALLS = 3
 
 
 class McpInstance:
-    """A session with an MCP server, exclusive or shared."""
+    """A `ServerInstance` over one MCP session, used by one episode or shared by all."""
 
     def __init__(self, session: Session, tools: Sequence[Tool], *, shared: bool = False) -> None:
         self._session, self._is_shared, self._silent_calls = session, shared, 0
@@ -38,6 +38,7 @@ class McpInstance:
             reply = await self._session.call(name, arguments)
         except CallFailedError as problem:
             self._silent_calls = self._silent_calls + 1 if problem.kind == "timeout" else 0
+            # One slow or oversized call must not end a server that other episodes use.
             of_this_call = self._is_shared and not problem.lost and problem.kind in PER_CALL_FAILURES
             self._is_dead = self._is_dead or not of_this_call or self._silent_calls >= MAX_SILENT_CALLS
             raise
@@ -51,7 +52,10 @@ class McpInstance:
 
 
 def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInstance]]:
-    """Return a function to start a server for an episode and read its tools."""
+    """Return a coroutine function that starts this server for an episode id and lists its tools.
+
+    The episode id "" starts a spare instance before an episode exists.
+    """
     client = ThinClient()
 
     async def start(episode: str) -> McpInstance:

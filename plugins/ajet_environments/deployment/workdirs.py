@@ -13,14 +13,20 @@ from ajet_sandbox.identity import choose_uid
 
 
 class Workdirs:
-    """A working folder for each episode. `prepare_folder` runs on the front's loop; `remove` in any thread."""
+    """Creates and removes one working folder per episode.
+
+    `prepare_folder` runs on the event loop of the HTTP server, `remove` in any thread.
+    """
 
     def __init__(self) -> None:
         self._root: HeldFolder | None = None
         self._users: dict[Path, int | None] = {}
 
     def prepare_folder(self, episode: str) -> tuple[Path, int | None]:
-        """Return the episode's folder, made on first use, and its user (None without one of its own)."""
+        """Return (folder, user id) of an episode, and create the folder on first use.
+
+        The user id is None if the servers run as the current user. Spare instances ("") share one folder.
+        """
         if self._root is None:
             self._root = HeldFolder("ajet-env-", mode=0o711)
         folder = self._root.path / (episode or "ahead")
@@ -30,7 +36,7 @@ class Workdirs:
         return folder, self._users[folder]
 
     def remove(self, episode: str) -> None:
-        """Remove an episode's folder and its content."""
+        """Delete the working folder of an episode."""
         if self._root is not None:
             self._users.pop(self._root.path / episode, None)
             remove_folder(self._root.path / episode)

@@ -1,9 +1,10 @@
-"""The single address in front of an environment's servers, for MCP clients of every era and for AgentDock's.
+"""The front: the HTTP server that serves all tool servers of an environment at one address.
 
-In: an environment's description and a starter for each server. Out: an ASGI app. Invariants: the token is checked in
-constant time before the body is read. Each episode has an unguessable address, and exclusive instances of stateful
-servers. A dying server loses only the episodes using it, and no episode silently continues with a new instance. Neither
-the caller's token nor its Origin reaches a server.
+It accepts MCP clients of both protocol generations, and AgentDock's clients. It takes an environment's description and
+a function to start each server, and builds an ASGI app. Invariants: the token is compared in constant time before the
+body is read. Each episode has an unguessable URL and exclusive instances of stateful servers. A dying server fails only
+the episodes that use it, and no episode silently continues with a new instance. Neither the client's token nor its
+Origin reaches a server.
 """
 
 from ajet_environments.front.app import Front, build_front

@@ -1,12 +1,12 @@
-"""The front over HTTP: access rules and routes.
+"""Front: the HTTP routes and access rules of an environment's server (the front).
 
     POST   /episodes            {"servers": [...]?} -> {"episode", "path"}: a new episode; with "url", the direct
-                                address, if several fronts share one address, and "lacks", names of the header
+                                address, if several processes share one address, and "lacks", names of the header
                                 MCP_SERVERS unknown here
     DELETE /episodes/NAME       end it; {"lost"} says why, if a server was lost
-    POST   /e/NAME/mcp          MCP of both eras, for that episode
-    *      /mcp                 MCP for clients without episodes: by session (handshake era), or shared servers only
-    *      /mcpapi/...          AgentDock's
+    POST   /e/NAME/mcp          MCP of both protocol generations, for that episode
+    *      /mcp                 MCP for clients without episodes: by session (older protocol), or shared servers only
+    *      /mcpapi/...          AgentDock's interface
     GET    /health /metrics
 
 Invariant: a request passes Host, Origin, token and size checks in this order; a refusal uses the protocol of the
@@ -51,13 +51,18 @@ EPISODES = "/episodes"
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """Rules for access. `token` "" admits every client (loopback only, by explicit choice); `hosts` None: any name."""
+    """Checks Host, Origin and bearer token of a request.
+
+    Args:
+        token: "" admits every client (only on loopback, by explicit choice).
+        hosts: accepted Host headers; None accepts any.
+    """
 
     token: str = ""
     hosts: frozenset[str] | None = None
 
     def check_request(self, request: Request) -> Response | None:
-        """Return the refusal of a request, or None."""
+        """Return an error response if the request must be refused, else None."""
         host = request.headers.get("host", "")
         if self.hosts is not None and host.lower() not in self.hosts:
             return build_refusal(421, f"the Host header {host!r} is not an address of this server")
@@ -72,23 +77,29 @@ class AccessRule:
 
 
 class Front:
-    """The app's state and request handling, on one event loop."""
+    """Handles the HTTP requests of one environment on one event loop."""
 
     def __init__(
         self, name: str, episodes: FrontEpisodes, access: AccessRule, aliases: Mapping[str, str], address: str = ""
     ) -> None:
-        """`address`: leads to exactly this front, if several share one address."""
+        """Create the handler of an environment.
+
+        Args:
+            name: name of the environment, reported to clients.
+            aliases: alternative server names accepted in headers, each with the real name.
+            address: URL of exactly this process, if several processes serve the same address; else "".
+        """
         self.name, self.episodes, self.access, self.address = name, episodes, access, address
         self.aliases = aliases
         """Other names of servers, accepted in headers."""
         self._reaping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start ending idle episodes, on the serving loop."""
+        """Start the background task that ends idle episodes."""
         self._reaping = asyncio.get_running_loop().create_task(self._reap_episodes())
 
     async def close(self) -> None:
-        """End all episodes after their running calls."""
+        """End all episodes once their running calls have finished."""
         if self._reaping is not None:
             self._reaping.cancel()
             with suppress(asyncio.CancelledError):
@@ -101,12 +112,15 @@ class Front:
             await self.episodes.reap()
 
     def select_servers(self, request: Request) -> list[str] | None:
-        """Return the servers selected by the header MCP_SERVERS; None: all."""
+        """Return the server names in the header MCP_SERVERS that exist here, or None for all servers.
+
+        If none of the names exists, all are returned, so that the later check reports them.
+        """
         names = self._read_server_names(request)
         return None if names is None else [name for name in names if name in self.episodes.servers] or names
 
     def find_unknown_servers(self, request: Request) -> list[str]:
-        """Return names in the header with no server here."""
+        """Return the names in the header MCP_SERVERS that this environment lacks."""
         return [name for name in self._read_server_names(request) or () if name not in self.episodes.servers]
 
     def _read_server_names(self, request: Request) -> list[str] | None:
@@ -117,7 +131,13 @@ class Front:
         return list(dict.fromkeys(self.aliases.get(name, name) for name in names))
 
     async def answer_message(self, request: Request, episode: FrontEpisode | None, message: Any) -> Response:
-        """Answer one MCP message. `episode` None: a client without an episode; `initialize` creates one."""
+        """Answer one JSON-RPC message of an MCP client.
+
+        Args:
+            episode: the episode in the URL or session header; None for a client without one. `initialize` then creates
+                one.
+            message: the parsed JSON body.
+        """
         id = message.get("id") if isinstance(message, dict) else None
         modern = request.headers.get("mcp-protocol-version") == dock.MODERN
         headers: dict[str, str] = {}
@@ -177,6 +197,8 @@ class Front:
 
 
 def build_front(front: Front) -> Starlette:
+    """Build the ASGI app with all routes and the access check."""
+
     async def mcp(request: Request) -> Response:
         return await _serve_mcp(front, request, None)
 
@@ -239,7 +261,10 @@ def build_front(front: Front) -> Starlette:
 
 
 class _AccessGuard:
-    """Middleware that refuses requests without access before their body is read."""
+    """ASGI middleware that refuses unauthorized requests before their body is read.
+
+    The path /health needs no token.
+    """
 
     def __init__(self, app: ASGIApp, access: AccessRule) -> None:
         self._app, self._access = app, access

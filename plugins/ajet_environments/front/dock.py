@@ -1,8 +1,9 @@
-"""AgentDock's HTTP interface on the same port: `/mcpapi`.
+"""AgentDock's HTTP interface, on the same port under `/mcpapi`.
 
-Invariant: the interface has no sessions: a call names its episode in the header `x-episode`, or uses shared servers
-only. An error is a reply with status 200 and `status_code`, as AgentDock's clients expect, plus `boundary` for ajet's
-clients. The header `x-episodes` of the list of servers gives the path to create episodes.
+Invariant: the interface has no sessions. A call names its episode in the header `x-episode`, else it reaches shared
+servers only. An error is a reply with HTTP status 200 and `status_code` in the body, as AgentDock's clients expect,
+plus `boundary` (which side failed) for ajet's clients. The reply that lists the servers carries the header
+`x-episodes`, the path to create episodes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ _FUNCTION = {"name": "name", "description": "description", "parameters": "inputS
 
 
 def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episodes_path: str) -> list[Route]:
-    """Build the four routes. `aliases`: other names of servers; `episodes_path`: the path to create an episode."""
+    """Build the four routes of AgentDock's interface.
+
+    Args:
+        aliases: alternative server names, each with the real name.
+        episodes_path: URL path that creates an episode.
+    """
 
     async def servers(request: Request) -> Response:
         return EscapingJsonResponse({"servers": list(episodes.servers)}, headers={"x-episodes": episodes_path})
@@ -105,7 +111,7 @@ CAPABILITIES = {"tools": {"listChanged": False}}
 
 
 class JsonRpcError(AjetError):
-    """An invalid message, answered with a JSON-RPC error."""
+    """Carries the code and message of a JSON-RPC error reply."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -114,7 +120,7 @@ class JsonRpcError(AjetError):
 
 @dataclass(frozen=True, slots=True)
 class McpRequest:
-    """A parsed message."""
+    """A parsed JSON-RPC request. `modern` is True for the stateless MCP revision."""
 
     method: str
     params: Mapping[str, Any]
@@ -124,7 +130,14 @@ class McpRequest:
 
 
 def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
-    """Parse one JSON-RPC message. `headers`: names in lower case. Raises JsonRpcError."""
+    """Parse and validate one JSON-RPC message of an MCP client.
+
+    Args:
+        headers: HTTP headers with lower-case names; they decide the protocol revision.
+
+    Raises:
+        JsonRpcError: the message is invalid.
+    """
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
         raise JsonRpcError(INVALID, "expected one JSON-RPC 2.0 request, an object with `method`")
     number = message.get("id")
@@ -143,6 +156,7 @@ def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
 
 
 def _check_modern(method: str, params: Mapping[str, Any], meta_version: Any, headers: Mapping[str, str]) -> None:
+    """Raise JsonRpcError unless headers and `_meta` of a stateless request agree on version, method and tool."""
     version = headers.get("mcp-protocol-version")
     if meta_version is None:
         if version != MODERN:
@@ -169,7 +183,7 @@ def _list_versions(requested: Any) -> dict[str, Any]:
 
 
 def _decode_header(value: str) -> str | None:
-    """Return a header's value; non-ASCII values are encoded as =?base64?…?=."""
+    """Decode a header in MCP's form =?base64?…?=, or return it unchanged. None: invalid base64 or UTF-8."""
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
     try:
@@ -179,7 +193,12 @@ def _decode_header(value: str) -> str | None:
 
 
 def build_handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Build the result of `initialize`."""
+    """Build the result of `initialize`, which confirms a supported protocol version.
+
+    Args:
+        params: parameters of the client's request.
+        name: name of the environment.
+    """
     version = params.get("protocolVersion")
     return {
         "protocolVersion": version if version in HANDSHAKE else HANDSHAKE[0],
@@ -191,7 +210,10 @@ def build_handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
 def build_discovery(name: str, episodes: str = "", *, several: bool = False) -> dict[str, Any]:
     """Build the result of `server/discover`.
 
-    `episodes`: the path to create an episode; `several`: True if several fronts share the address.
+    Args:
+        name: name of the environment.
+        episodes: URL path that creates an episode; "" inside an episode.
+        several: True if several processes serve the same address.
     """
     meta = {
         **_describe_server(name),
@@ -202,7 +224,7 @@ def build_discovery(name: str, episodes: str = "", *, several: bool = False) -> 
 
 
 def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Build the JSON-RPC reply of a result."""
+    """Wrap a method's result in a JSON-RPC reply of the client's protocol revision."""
     if request.modern:
         result = {"resultType": "complete", **result}
         result.setdefault("_meta", _describe_server(name))
@@ -212,7 +234,12 @@ def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> di
 
 
 def build_error(wrong: JsonRpcError, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the JSON-RPC error reply."""
+    """Return (HTTP status, JSON-RPC error reply).
+
+    Args:
+        id: id of the failed request; None if unknown.
+        modern: True for the stateless MCP revision, which maps errors to HTTP statuses.
+    """
     error: dict[str, Any] = {"code": wrong.code, "message": wrong.message}
     if wrong.data is not None:
         error["data"] = wrong.data

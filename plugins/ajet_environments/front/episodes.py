@@ -1,8 +1,8 @@
-"""Episodes of an environment: their servers, calls and losses.
+"""Episodes of an environment, each with its server instances, running calls and failures.
 
-Invariants: an episode's name is 128 random bits. There are at most `capacity` episodes; after `idle` seconds without a
-call an episode ends. After losing a server an episode answers every call with the loss, since its state there is gone.
-Ending an episode waits for its running calls.
+Invariants: an episode's id is 128 random bits. There are at most `capacity` episodes. An episode ends after `idle`
+seconds without a call. After an exclusive server of an episode dies, every further call of the episode fails with that
+reason, since its state is lost. Ending an episode waits for its running calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEPARATOR = "__"
 
 
 class EnvironmentFullError(AjetError):
-    """No further episode: the environment is full or draining."""
+    """The environment accepts no further episode, because it is full or shutting down."""
 
 
 class EpisodeLostError(EnvironmentFailure):
@@ -42,7 +42,7 @@ class UnknownToolError(AjetError):
 
 @dataclass(slots=True)
 class FrontEpisode:
-    """One episode and its servers' instances."""
+    """The state of one episode: selected servers, their instances, and the number of running calls."""
 
     name: str
     servers: tuple[str, ...] | None = None
@@ -59,7 +59,7 @@ class FrontEpisode:
 
 
 class FrontEpisodes:
-    """All episodes of an environment, on one event loop."""
+    """Creates, looks up and ends all episodes of an environment, on one event loop."""
 
     def __init__(
         self,
@@ -70,8 +70,14 @@ class FrontEpisodes:
         tools: Iterable[str] = (),
         on_ended: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`tools`: names of the shown tools, of any server; none: all. `on_ended`: called in a thread with an episode's
-        name once its servers are released."""
+        """Create the store of episodes over one instance pool per server.
+
+        Args:
+            capacity: largest number of open episodes.
+            idle: seconds without a call after which an episode ends.
+            tools: names of the tools visible to clients; empty for all.
+            on_ended: called in a thread with the episode's id after its servers are released.
+        """
         self.servers: Mapping[str, InstancePool] = {server.name: server for server in servers}
         self.capacity, self.idle = capacity, idle
         self.is_draining = False
@@ -82,7 +88,12 @@ class FrontEpisodes:
         self._tables: dict[tuple[tuple[str, ...], bool], dict[str, tuple[InstancePool, Json]]] = {}
 
     async def open(self) -> None:
-        """Start the spare instances. Raises BoundaryError; UserError for a shown tool without a server."""
+        """Start the spare instances of all servers, and check the visible tools.
+
+        Raises:
+            BoundaryError: a server does not start.
+            UserError: a visible tool belongs to no server.
+        """
         await asyncio.gather(*(server.open() for server in self.servers.values()))
         had = [tool["name"] for server in self.servers.values() for tool in server.tools]
         if unknown := [name for name in self._shown_tools if name not in had]:
@@ -96,7 +107,12 @@ class FrontEpisodes:
         return len(self._episodes)
 
     def create(self, servers: Sequence[str] | None = None) -> FrontEpisode:
-        """Create an episode. Raises EnvironmentFullError; UnknownToolError for an unknown server."""
+        """Create an episode with the given servers (None: all).
+
+        Raises:
+            EnvironmentFullError: `capacity` is reached, or the environment shuts down.
+            UnknownToolError: a server name is unknown.
+        """
         if self.is_draining:
             raise EnvironmentFullError("the environment is shutting down and opens no new episode")
         if len(self._episodes) >= self.capacity:
@@ -108,7 +124,7 @@ class FrontEpisodes:
         return episode
 
     def find(self, name: str) -> FrontEpisode | None:
-        """Return the episode and reset its idle time."""
+        """Return the episode with this id and reset its idle time, or return None."""
         episode = self._episodes.get(name)
         if episode is not None:
             episode.last_used = time.monotonic()
@@ -124,7 +140,7 @@ class FrontEpisodes:
         return True
 
     async def reap(self) -> int:
-        """End episodes idle for `idle` seconds; return their number."""
+        """End all episodes without a call for `idle` seconds, and return how many."""
         late, reaped = time.monotonic() - self.idle, 0
         for episode in list(self._episodes.values()):
             if episode.last_used < late and not episode.running:  # now: ending the one before took its time
@@ -141,7 +157,11 @@ class FrontEpisodes:
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     def check_servers(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
-        """Return the names as a tuple. Raises UnknownToolError for an unknown server."""
+        """Validate server names and return them as a tuple. None (all servers) stays None.
+
+        Raises:
+            UnknownToolError: a name is unknown.
+        """
         if names is None:
             return None
         unknown = [name for name in names if name not in self.servers]
@@ -150,13 +170,25 @@ class FrontEpisodes:
         return tuple(names)
 
     def list_tools(self, episode: FrontEpisode, servers: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """List the tools of the episode: plain names, prefixed by the server's name if two servers share one."""
+        """Return the MCP tool listings visible to the episode.
+
+        A name used by two servers gets its server's name as prefix.
+
+        Args:
+            servers: restricts the listing to these servers; None for the episode's selection.
+        """
         return [{**tool, "name": name} for name, (_, tool) in self._find_tools(episode, servers).items()]
 
     async def call(
         self, episode: FrontEpisode, name: str, arguments: Json, servers: Sequence[str] | None = None
     ) -> Mapping[str, Any]:
-        """Call a tool and return MCP's result. Raises UnknownToolError, EpisodeLostError, BoundaryError."""
+        """Call a tool in an episode and return the MCP result.
+
+        Raises:
+            UnknownToolError: no selected server has the tool.
+            EpisodeLostError: a server of the episode died earlier.
+            BoundaryError: the call failed outside the tool.
+        """
         found = self._find_tools(episode, servers).get(name)
         if found is None:
             raise UnknownToolError(self._explain_unknown(episode, name))
@@ -197,8 +229,10 @@ class FrontEpisodes:
     def _record_loss(
         self, episode: FrontEpisode, server: InstancePool, instance: ServerInstance, problem: BoundaryError
     ) -> BoundaryError:
-        """Record a loss and return the caller's error. A shared server holds no state of an episode: the next call gets
-        a new one."""
+        """Mark the episode as lost if its exclusive instance died, and return the error to raise.
+
+        A shared server holds no state of an episode, so the next call simply gets a new instance.
+        """
         self.counts["lost"] += 1
         logger.warning("{}: {}", server.name, problem)
         why = f"{server.name}: {str(problem).splitlines()[0]}"
@@ -211,7 +245,7 @@ class FrontEpisodes:
         return EpisodeLostError(episode.lost)
 
     def _run_in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run to completion even if the awaiting client disconnects; `close` waits for the task."""
+        """Run a coroutine as a task that survives a disconnecting client. `close` awaits the task."""
         task = asyncio.get_running_loop().create_task(ending)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -225,7 +259,7 @@ class FrontEpisodes:
         await asyncio.to_thread(self.on_ended, episode.name)  # files of a model's, however many
 
     def _find_tools(self, episode: FrontEpisode, servers: Sequence[str] | None) -> dict[str, tuple[InstancePool, Json]]:
-        """Return the episode's tools by name, cached per selection of servers, since tools do not change."""
+        """Map visible tool names to (pool, MCP listing), cached per selection of servers."""
         wanted = self.check_servers(servers) or episode.servers or tuple(self.servers)
         chosen = (wanted, episode.is_stateless)
         if chosen not in self._tables:
@@ -259,7 +293,7 @@ class FrontEpisodes:
 
 
 def _require_open(episode: FrontEpisode) -> None:
-    """Raise EpisodeLostError if the episode ended after the request found it."""
+    """Raise EpisodeLostError if the episode ended after the request looked it up."""
     if episode.ended is not None:
         raise EpisodeLostError("the episode has ended")
     if episode.lost:

@@ -21,7 +21,7 @@ class BodyTooLongError(AjetError):
 
 
 class EscapingJsonResponse(JSONResponse):
-    """JSON in UTF-8; in ASCII if the content has a lone surrogate, impossible in UTF-8."""
+    """A JSON response in UTF-8, or in escaped ASCII if a text has a lone surrogate."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -53,5 +53,5 @@ async def read_json_body(request: Request) -> Any:
 
 
 def build_refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Build an error reply with the reason."""
+    """Build a JSON error response with an HTTP status and a reason."""
     return EscapingJsonResponse({"error": why}, status, headers=dict(headers or {}))

@@ -1,8 +1,8 @@
-"""Servers of an environment and the pools of their instances.
+"""Pools of server instances, one pool per tool server of the environment.
 
-Invariants: one episode uses an instance at a time unless its server is shared. A used instance is closed or reset
-before another episode gets it. `spare` instances are started ahead; there are never more than `limit`. Waiting episodes
-get instances first come, first served, and never a dead one.
+Invariants: an instance serves one episode at a time unless its server is shared. A used instance is closed or reset
+before another episode gets it. `spare` instances are started in advance, and at most `limit` exist. Episodes get
+instances in order of their requests, and never a dead one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Per = Literal["episode", "shared"]
 
 
 class ServerInstance(Protocol):
-    """A running server."""
+    """One running instance of a tool server (process, container or remote session)."""
 
     @property
     def tools(self) -> Sequence[Json]:
@@ -36,8 +36,12 @@ class ServerInstance(Protocol):
         ...
 
     async def call(self, name: str, arguments: Json) -> Json:
-        """Return MCP's result of `tools/call`. Raises BoundaryError: the instance is then unusable, unless shared and
-        `is_alive`."""
+        """Call a tool and return the result of MCP's `tools/call`.
+
+        Raises:
+            BoundaryError: the call failed outside the tool. The instance is then unusable, unless it is shared and
+                still `is_alive`.
+        """
         ...
 
     async def close(self) -> None:
@@ -51,7 +55,7 @@ StartInstance = Callable[[str], Awaitable[ServerInstance]]
 
 @dataclass(slots=True)
 class InstancePool:
-    """The instances of one server, on the front's loop."""
+    """Starts, lends, resets and closes the instances of one server, on one event loop."""
 
     name: str
     start: StartInstance
@@ -78,7 +82,11 @@ class InstancePool:
     """Held while a shared instance starts, so that concurrent callers get the same instance."""
 
     async def open(self) -> None:
-        """Start the first instance and read its tools. Raises BoundaryError."""
+        """Start a first instance to read the server's tools, and keep it as a spare if wanted.
+
+        Raises:
+            BoundaryError: the instance does not start.
+        """
         if self.off or (self.tools and not self.spare):
             return
         first = await self.start("")
@@ -90,7 +98,14 @@ class InstancePool:
             await _ignore_failures(first.close())
 
     async def take(self, episode: str = "") -> ServerInstance:
-        """Take an instance for an episode. Raises BoundaryError if none is available."""
+        """Return an instance for an episode: a spare one, or a newly started one.
+
+        Args:
+            episode: id of the episode.
+
+        Raises:
+            BoundaryError: no instance is free in time, or the start failed.
+        """
         if self.per == "shared":
             return await self._take_shared()
         found = await self._wait_for_turn()
@@ -102,7 +117,7 @@ class InstancePool:
             raise
 
     async def give_back(self, instance: ServerInstance) -> None:
-        """Release an instance after its episode ended or lost it."""
+        """Return an instance to the pool: reset it for the next episode, else close it."""
         if self.per == "shared":
             return
         try:
@@ -114,7 +129,7 @@ class InstancePool:
             self._free_slot()
 
     async def _reset_instance(self, instance: ServerInstance) -> bool:
-        """Reset the instance; return True if the next episode may use it."""
+        """Call the server's reset tool. Return True if the next episode may use the instance."""
         wanted = not self.is_closed and (self.queue or len(self.waiting) < max(self.spare, 1))
         if not (self.reset and instance.is_alive and wanted):
             return False
@@ -126,8 +141,10 @@ class InstancePool:
         return not answer.get("isError")
 
     async def _wait_for_turn(self) -> ServerInstance | None:
-        """Wait for a waiting instance, or None as permission to start one; either counts as used. Raises
-        EnvironmentFailure."""
+        """Wait for a free instance, or for permission to start one (None).
+
+        Either result occupies one slot of `limit`. Raises EnvironmentFailure after `patience` seconds.
+        """
         if self.is_closed:
             raise self._make_ended_error()
         turn: asyncio.Future[ServerInstance | None] = asyncio.get_running_loop().create_future()
@@ -144,6 +161,7 @@ class InstancePool:
                 )
             return turn.result()
         except asyncio.CancelledError:
+            # The turn was granted at the moment of the cancellation: its slot and instance go back to the pool.
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 if (unused := turn.result()) is not None:
                     self.waiting.append(unused)
@@ -152,7 +170,7 @@ class InstancePool:
             raise
 
     def _grant_turns(self) -> None:
-        """Grant available instances to waiting episodes in order."""
+        """Assign free instances and free slots to waiting episodes, first come, first served."""
         while self.queue:
             if self.queue[0].done():  # it was given up
                 self.queue.popleft()
@@ -177,11 +195,11 @@ class InstancePool:
         return None
 
     def _count_room(self) -> int:
-        """Return the number of instances that may still be started."""
+        """Return how many further instances `limit` allows."""
         return self.limit - self.used - len(self.waiting) - len(self.starting) - len(self._background)
 
     async def close(self) -> None:
-        """End all waiting and starting instances; start none afterwards."""
+        """Close all unused instances, cancel running starts, and fail waiting episodes."""
         self.is_closed = True
         for turn in self.queue:
             if not turn.done():
@@ -228,7 +246,7 @@ class InstancePool:
         return EnvironmentFailure(f"{self.name}: the environment is shutting down")
 
     def _close_in_background(self, closing: Awaitable[None]) -> None:
-        """Close an instance in the background; it occupies its slot until closed."""
+        """Close a dead instance in a task. Its slot is free once the task ends."""
         task = asyncio.ensure_future(closing)
         self._background.add(task)
         task.add_done_callback(self._finish_close)

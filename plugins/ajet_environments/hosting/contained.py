@@ -1,9 +1,9 @@
-"""`ajet env up NAME --docker`: an environment in one container of podman or docker, and its process on this machine.
+"""`ajet env up NAME --docker`: an environment in one container, and the process that watches the container.
 
-The single argument is JSON of file, host, port, image, network. Invariants: the state is written once the environment
-inside answers. The container ends with this process; a killed process' container is removed by the next start. Token
-and keys appear in no argument list and in no file of ajet's; the engine stores them with its container, readable by
-`inspect`.
+The process gets one argument: JSON with file, host, port, image and network. Invariants: the state file is written once
+the environment inside answers. The container ends with this process. If the process is killed, the next start removes
+the container. The token and API keys appear in no argument list and in no file of ajet's. The container engine (podman
+or docker) stores them with its container, readable by `inspect`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ def main() -> int:
 
 
 def run_container(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
-    """Run the container until a signal ends it; return the exit code."""
+    """Start the container and block until a signal ends it. Return the exit code.
+
+    Args:
+        file: path of the environment's YAML file.
+        port: port on the host; None for the default port, or else a free one.
+        network: network of the container, by the engine's name.
+    """
     end_on_hangup()
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
@@ -89,7 +95,12 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
 def build_engine_command(
     description: EnvironmentDescription, program: str, name: str, host: str, port: int, network: str
 ) -> Sequence[str]:
-    """Build the engine's arguments up to the image."""
+    """Return the command of podman or docker up to the image name.
+
+    Args:
+        program: the engine's executable.
+        name: name of the container.
+    """
     assert description.file is not None
     words = [
         program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={make_owner_label()}",
@@ -117,7 +128,7 @@ def _build_inner_command(description: EnvironmentDescription) -> list[str]:
 
 
 def _select_variables(description: EnvironmentDescription) -> list[str]:
-    """Return the names of variables used by the description and set here."""
+    """Return the names of environment variables that the description uses and that are set here."""
     named = [*description.named, *(name for part in description.parts for name in part.requires)]
     return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
 

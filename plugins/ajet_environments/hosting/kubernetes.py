@@ -1,9 +1,9 @@
-"""`ajet env render kubernetes`: an environment as manifests, and faults of manifests beyond their schema.
+"""`ajet env render kubernetes`: writes an environment as Kubernetes manifests, and checks them beyond their schema.
 
-Invariant: all names agree (selectors and labels, secrets, configuration, ports and probes); `find_faults` checks the
-rule for any manifests. The token is a reference to a secret, never in a file. An episode lives in the pod of its
-creation: of several pods behind one Service each returns its own address with an episode, and a terminating pod leaves
-time for its open episodes.
+Invariants: names agree across manifests (selectors and labels, secrets, configuration, ports, probes). `find_faults`
+checks this for any manifests. The token is a reference to a secret, never in a file. An episode runs in the pod that
+created it: with several pods behind one Service, each pod returns its own address with an episode. A terminating pod
+waits for its open episodes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ _SEVERAL = """\
 
 
 def render_kubernetes(description: EnvironmentDescription, *, image: str, count: int = 1) -> str:
-    """Return the manifests' text. Raises UserError.
+    """Return the manifests of an environment as YAML text.
 
-    `image` holds ajet and the servers' programs; `count`: pods.
+    Args:
+        image: container image with ajet and the programs of the tool servers.
+        count: number of pods.
+
+    Raises:
+        UserError: the environment cannot be written as manifests.
     """
     assert description.file is not None
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
@@ -70,7 +75,10 @@ def render_kubernetes(description: EnvironmentDescription, *, image: str, count:
 
 
 def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a pod's requests, for one process of each server, and its limits, for the largest number of processes."""
+    """Return the resource requests and limits of one pod.
+
+    Requests cover one process of each server. Limits cover the largest number of processes.
+    """
     parts = [part for part in description.parts if not part.off]
 
     def of(many: bool, place: int, amount_of: Callable[[EnvironmentPart], float]) -> float:
@@ -89,12 +97,17 @@ def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], 
 
 
 def _count_processes(part: EnvironmentPart, description: EnvironmentDescription) -> int:
-    """Return the largest number of processes at once."""
+    """Return the largest number of processes that a server runs at the same time in one pod."""
     return 1 if part.per == "shared" else min(part.limit, description.capacity + part.spare)
 
 
 def find_faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] = ()) -> list[str]:
-    """List the faults of manifests beyond their schema; `secrets`: names of existing secrets."""
+    """Return one sentence per inconsistency between manifests, such as a selector without a pod.
+
+    Args:
+        manifests: parsed YAML documents.
+        secrets: names of secrets that exist already in the cluster.
+    """
     found: list[str] = []
     labels = {
         _read_name(each): _read_template(each)["metadata"]["labels"] for each in _select_kind(manifests, "Deployment")
@@ -190,7 +203,10 @@ def _build_service(name: str, app: str, **more: str) -> dict[str, Any]:
 
 
 def _read_files(file: Path) -> dict[str, str]:
-    """Return the description without its env file (the secret has those variables), and its programs."""
+    """Map file names to texts: the environment's file and the programs of its servers.
+
+    The `env_file` is left out, because its variables come from the secret.
+    """
     text = file.read_text(encoding="utf-8")
     tree = read_yaml(file)
     if tree.get("env_file"):

@@ -1,7 +1,7 @@
-"""`ajet env up|list|logs|down`: environments in processes of their own on this machine.
+"""`ajet env up|list|logs|down`: starts and stops environments as separate processes on this machine.
 
-Invariant: `up` returns when the environment is ready, or explains why not, and leaves it running. Only `down` ends it,
-by its recorded process, with all child processes. It listens on loopback by default.
+Invariants: `up` returns when the environment answers, or raises with the reason. The environment then runs until `down`
+ends its recorded process and all child processes. It listens on loopback by default.
 """
 
 from __future__ import annotations
@@ -50,9 +50,17 @@ def start_environment(
     image: str | None = None,
     network: str = "",
 ) -> RunningEnvironment:
-    """Start the environment and wait until it is ready. Raises UserError.
+    """Start an environment in the background and wait until it answers.
 
-    `image`: run it in one container of the image, with the engine's `network`.
+    Args:
+        named: name of an environment, or path of its YAML file.
+        port: None for the default port, or else a free one.
+        token: False to accept clients without a token.
+        image: runs everything in one container of this image.
+        network: network of the container.
+
+    Raises:
+        UserError: the environment cannot be started.
     """
     require_key_or_loopback(host, keyed=token, name="environment", do="omit --no-token")
     file = find_environment_file(named)
@@ -86,7 +94,7 @@ def start_environment(
 
 
 def _refuse_second(name: str) -> None:
-    """Raise UserError if the environment runs already."""
+    """Raise UserError if an environment of this name already runs."""
     if (already := running(name)) is not None:
         raise UserError(
             f"The environment {name} is running already, at {already.url}.",
@@ -114,10 +122,15 @@ def run_in_foreground(
     drain: float = 0.0,
     one_of_several: bool = False,
 ) -> int:
-    """Run the environment in this process until interrupted, as containers need. Raises UserError.
+    """Run the environment in this process until a signal, as containers need.
 
-    `drain`: seconds for open episodes after the interrupt; `one_of_several`: episodes get the direct address of this
-    process.
+    Args:
+        named: name of an environment, or path of its YAML file.
+        drain: seconds for open episodes to end after SIGTERM.
+        one_of_several: True if several processes serve one address. Each episode then gets the address of its process.
+
+    Raises:
+        UserError: the environment cannot be started.
     """
     from ajet_environments.hosting.program import run_environment
 
@@ -129,7 +142,7 @@ def run_in_foreground(
 
 
 def _require_container(image: str, description: EnvironmentDescription, token: bool) -> None:
-    """Raise UserError if the environment cannot run in a container."""
+    """Raise UserError if this environment cannot run in one container."""
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
     if boxed:
         raise UserError(
@@ -168,7 +181,7 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
 
 
 def print_address(found: RunningEnvironment) -> None:
-    """Print the lines to paste on the training machine."""
+    """Print the settings that connect a training run to the environment."""
     shown = choose_address(found.host)
     url = f"http://{shown}:{found.port}/mcp"
     print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
@@ -179,7 +192,7 @@ def print_address(found: RunningEnvironment) -> None:
 
 
 def stop_environment(name: str) -> None:
-    """End the environment after its running calls. Raises UserError."""
+    """End a running environment once its running calls have finished. Raises UserError."""
     from ajet.environment.family import end_family
 
     found = running(name)
@@ -223,7 +236,7 @@ def build_table() -> Group:
 
 
 def read_log_lines(name: str) -> Iterator[str]:
-    """Yield the log lines since the last start. Raises UserError."""
+    """Yield the log lines of an environment since its last start. Raises UserError."""
     log = state_file(name).with_suffix(".log")
     if not log.is_file():
         raise UserError(f"There is no log of an environment named {name}.", where=str(log))
@@ -248,5 +261,5 @@ def _read_last_lines(log: Path) -> str:
 
 
 def choose_address(host: str) -> str:
-    """Return the address for other machines, if the environment listens for them."""
+    """Return the address under which other machines reach this host, or the given host."""
     return find_own_address() if host in ("0.0.0.0", "::") else host

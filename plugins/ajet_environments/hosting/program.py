@@ -1,8 +1,8 @@
-"""The process of an environment: its servers behind the front.
+"""The process of an environment: starts its tool servers and serves them at one HTTP address.
 
-The single argument is JSON of file, host, port, token (whether there is one; MCP_SERVER_TOKEN sets it, else it is
-random). Invariant: the state is written when every server has answered and removed at the end; SIGTERM drains; all
-child processes end with this one.
+The process gets one argument: JSON with file, host, port and token (True if a token is required: MCP_SERVER_TOKEN, else
+a random one). Invariants: the state file is written when every server has answered, and removed at the end. After
+SIGTERM open episodes may finish. All child processes end with this one.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def run_environment(
 
 
 def can_use_uvloop(description: EnvironmentDescription) -> bool:
-    """True if uvloop is installed and no server starts as another user, as servers behind walls do.
+    """True if uvloop is installed and no server starts as another user, as sandboxed servers do.
 
-    A call costs less on uvloop.
+    uvloop makes a call cheaper.
     """
     is_confined = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
     return not is_confined and find_spec("uvloop") is not None
@@ -95,7 +95,18 @@ async def serve_environment(
     drain: float = 0.0,
     address: str = "",
 ) -> None:
-    """Serve until a signal. Raises UserError; BoundaryError for a server that does not start."""
+    """Start the servers and serve HTTP until a signal.
+
+    Args:
+        port: None for the default port, or else a free one.
+        token: False to accept clients without a token.
+        drain: seconds for open episodes to end after SIGTERM.
+        address: host name of exactly this process, if several share one address.
+
+    Raises:
+        UserError: the port or the description cannot be used.
+        BoundaryError: a server does not start.
+    """
     listening = open_listener(host, port)
     taken = int(listening.getsockname()[1])
     key = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if token else ""
@@ -127,7 +138,10 @@ async def serve_environment(
 
 
 class DrainingListener(Listener):
-    """A listener: the first SIGTERM stops new episodes; it ends with the last open one, or after `seconds`."""
+    """An HTTP server that drains at the first SIGTERM: it refuses new episodes and waits for open ones.
+
+    It waits at most `seconds`. A second signal ends it at once.
+    """
 
     tick_seconds = 0.1
 
@@ -149,7 +163,7 @@ class DrainingListener(Listener):
 
 
 def build_pool(part: EnvironmentPart, workdirs: Workdirs) -> InstancePool:
-    """Build the front's pool of a server."""
+    """Build the pool of instances of one server."""
     return InstancePool(
         part.name,
         make_starter(part, workdirs),

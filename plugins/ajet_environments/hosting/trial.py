@@ -1,7 +1,7 @@
-"""`ajet env try` and `ajet env plan`: call tools by hand and measure their cost on this machine.
+"""`ajet env try` and `ajet env plan`: call a tool by hand, and measure what the servers cost here.
 
-Invariant: cores and memory are measured with the described servers; `resources` and the rule of thumb are printed next
-to the measurement, never instead.
+Invariant: CPU time and memory are measured with the servers of the description. The configured `resources` and the rule
+of thumb are printed next to the measurement, and never replace it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ ON_A_MAC = (
 
 @dataclass(frozen=True, slots=True)
 class UsageCost:
-    """The cost of one operation: wall seconds, CPU seconds of the server's processes, and their memory in MiB
-    afterwards."""
+    """The cost of one operation.
+
+    `seconds`: wall time. `cpu`: CPU seconds of the server's processes. `memory`: MiB afterwards.
+    """
 
     seconds: float
     cpu: float
@@ -57,7 +59,7 @@ class UsageCost:
 
 @dataclass(frozen=True, slots=True)
 class ServerMeasurement:
-    """The measured start of one server."""
+    """A server of the environment and the measured cost of its start."""
 
     part: EnvironmentPart
     start: UsageCost | None
@@ -65,14 +67,14 @@ class ServerMeasurement:
 
 
 class UsageMeter:
-    """Measures the servers' processes: children of this process, and processes in its containers."""
+    """Measures CPU and memory of all server processes: child processes, and processes in this process's containers."""
 
     def __init__(self, description: EnvironmentDescription) -> None:
         images = [part.server.image for part in description.parts if part.server is not None and part.server.image]
         self._programs = {find_engine(image) for image in images}
 
     def read_cpu_seconds(self) -> float:
-        """Return CPU seconds so far, including ended children."""
+        """Return the CPU seconds of all server processes so far, including ended child processes."""
         ended = os.times()
         total = ended.children_user + ended.children_system
         for process in self._list_processes():
@@ -82,7 +84,7 @@ class UsageMeter:
         return total
 
     def read_memory(self) -> float:
-        """Return MiB; shared memory counts once."""
+        """Return the memory of all server processes in MiB. Shared pages count once (PSS)."""
         total = 0.0
         for process in self._list_processes():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -100,7 +102,16 @@ class UsageMeter:
 
 
 def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
-    """List the tools, or call one, and print the cost. Raises UserError."""
+    """Print the tools of an environment, or call one and print its cost.
+
+    Args:
+        named: name of an environment, or path of its YAML file.
+        tool: tool to call; None lists all tools.
+        arguments: JSON object of the tool's arguments.
+
+    Raises:
+        UserError: the environment or the call cannot be used.
+    """
     parsed = _parse_arguments(arguments)
     workdirs = Workdirs()
     try:
@@ -110,7 +121,7 @@ def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
 
 
 def plan_episodes(named: str, episodes: int) -> Table:
-    """Return a table of the cost of `episodes` at once. Raises UserError."""
+    """Measure the servers once and return a table of what `episodes` concurrent episodes need. Raises UserError."""
     description = _find_description(named)
     workdirs = Workdirs()
     try:
@@ -121,7 +132,7 @@ def plan_episodes(named: str, episodes: int) -> Table:
 
 
 def measure_machine() -> tuple[int, float]:
-    """Return cores and GiB of this machine."""
+    """Return (usable CPU cores, memory in GiB) of this machine."""
     return usable_cpus() or 1, psutil.virtual_memory().total / (1 << 30)
 
 
@@ -249,7 +260,7 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
 
 
 def _describe_excess(each: ServerMeasurement) -> str:
-    """Return a note if the started server uses more memory than its resources."""
+    """Return a note if the server uses more memory after its start than `resources` states."""
     most = each.part.resources.memory
     return f", more than its {most}" if each.start is not None and 0 < most < each.start.memory else ""
 

@@ -1,5 +1,5 @@
-"""Worlds behind ajet's environment service: a class of the user's, or an environment of another ecosystem.
+"""Environment services: an HTTP server around a user's environment class, or around an environment of another library.
 
-Invariant: there is one client, one protocol and one set of failures (`ajet.environment.services`); other ecosystems are
-adapted behind ajet's own server (`hosted`, `openenv`, `nemo_gym`), never by a second client.
+Invariant: the rollout has one client, one protocol and one set of failures (`ajet.environment.services`). Other
+libraries are adapted behind ajet's own server (`hosted`, `openenv`, `nemo_gym`), never by a second client.
 """

@@ -1,7 +1,7 @@
-"""`ajet env check URI`: play one episode and list missing or failing requests.
+"""`ajet env check URI`: run one episode against a service and print which requests work.
 
 Invariant: the check uses the rollout's own client (`EnvService`, `GymEnv`), so a passing check means a working rollout.
-Each request of the protocol is reported; requests needed by an episode decide the exit code.
+Each request of the protocol is printed. The exit code depends on the requests that an episode needs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,18 @@ BOX = re.compile(r"an action from (-?\d+) to (-?\d+)")
 def run_check(
     uri: str, *, env_type: str, split: str, actions: Sequence[str], steps: int, data: Path | None = None
 ) -> int:
-    """Return 0 if an episode was played, else 1. Raises UserError for an unknown URI."""
+    """Run one episode and return the exit code: 0 if it was completed, else 1.
+
+    Args:
+        uri: URL of a service, or a source that `ajet env serve` accepts.
+        split: its first task is run.
+        actions: texts of the agent's actions; empty to make actions from the schema.
+        steps: largest number of steps.
+        data: JSON Lines file of tasks, for skyrl and nemo_gym.
+
+    Raises:
+        UserError: the URI is unknown.
+    """
     with ExitStack() as stack:
         if is_service_url(uri):
             service = service_at(uri.rstrip("/"), "URI", env_type)
@@ -43,7 +54,7 @@ def run_check(
 
 
 class ServiceCheck:
-    """One run of the check."""
+    """Runs the requests of one episode and collects those that fail."""
 
     def __init__(self, service: EnvService, split: str, actions: Sequence[str], steps: int) -> None:
         self._service, self._split, self._actions, self._steps = service, split, actions, steps
@@ -51,7 +62,7 @@ class ServiceCheck:
         self._is_broken = False
 
     def run(self) -> int:
-        """Play an episode and print a line per request."""
+        """Run the episode, print one line per request, and return the exit code."""
         ids = self._try_request("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
         if ids:
             _print_row("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
@@ -113,7 +124,13 @@ class ServiceCheck:
 
 
 def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str, Any]:
-    """Return an action for the environment: a value of its schema, a call of its `number`th tool, or a word."""
+    """Make up an action for an environment: a value of its action schema, a tool call, or a word.
+
+    Args:
+        state: messages of the environment, searched for a described range of actions.
+        info: info of the environment with its tools or its schema.
+        number: index of the step; selects the tool.
+    """
     schema, tools = (info.get("action"), info.get("tools")) if isinstance(info, dict) else (None, None)
     if isinstance(schema, dict):
         return json.dumps(make_value(schema, number, schema))
@@ -130,7 +147,12 @@ def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str,
 
 
 def make_value(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
-    """Return a value for a JSON schema, as far as types, enumerations and bounds define one."""
+    """Make up a value that fits a JSON schema.
+
+    Args:
+        number: index of the step; selects among the values of an enumeration.
+        root: the complete schema, for `$ref`.
+    """
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         return make_value(root.get("$defs", {}).get(name, {}), number, root)

@@ -1,7 +1,7 @@
-"""Worlds for the server and their instances, one per attempt.
+"""Protocols of environments behind ajet's server: `World` lists tasks and makes one `WorldInstance` per rollout.
 
-Invariant: behind the server every environment is a `World`. An instance is created once, stepped, scored and released;
-an invalid action of the model gets a text reply and changes nothing.
+Invariant: every environment behind the server is a `World`. An instance is created once, stepped, scored and released.
+An invalid action of the model gets a text reply and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FIRST_VALIDATION_SEED = 1_000_000
 
 
 class InitialState(NamedTuple):
-    """The start of an instance: first messages, and info such as tools."""
+    """The start of an episode: the first messages, and `info` such as tool definitions."""
 
     state: list[Message]
     info: dict[str, Any]
 
 
 class StepResult(NamedTuple):
-    """The outcome of an action."""
+    """The environment's reply to one action: messages, reward of the step, and the end flag."""
 
     state: list[Message]
     reward: float
@@ -34,18 +34,32 @@ class StepResult(NamedTuple):
 
 
 class WorldInstance(Protocol):
-    """The world of one attempt. Methods may be async; other methods run in threads, never two at a time."""
+    """The environment of one rollout.
+
+    Methods may be async. Other methods run in threads, never two at a time.
+    """
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
-        """Return an `InitialState`. Raises ValueError for an unknown task."""
+        """Reset the environment to a task and return an `InitialState`.
+
+        Args:
+            params: options of the request, passed through from the client.
+
+        Raises:
+            ValueError: the task is unknown.
+        """
         ...
 
     def step(self, action: Message, params: Mapping[str, Any]) -> Any:
-        """Return the `StepResult` of an action."""
+        """Apply one action of the agent and return a `StepResult`.
+
+        Args:
+            action: the agent's message in the form of OpenAI's chat API.
+        """
         ...
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """Return the score of the attempt so far, a number."""
+        """Return the score of the episode so far, a finite number."""
         ...
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
@@ -58,32 +72,39 @@ class WorldInstance(Protocol):
 
 
 class World(Protocol):
-    """One kind of environment and its tasks."""
+    """One kind of environment: lists its tasks and makes instances."""
 
     name: str
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Return the tasks of a split. Raises ValueError for an unknown split."""
+        """Return the task ids of a split. Raises ValueError for an unknown split."""
         ...
 
     def instance(self) -> WorldInstance:
-        """Make a new instance of the world."""
+        """Make an instance for one rollout."""
         ...
 
 
 def list_seeds(count: int, split: str) -> list[str]:
-    """List the seeds of a split as tasks; training seeds never occur in another split."""
+    """Return random seeds as task ids. Training seeds occur in no other split.
+
+    Args:
+        count: number of training tasks; other splits get a tenth.
+    """
     first = 0 if split == "train" else FIRST_VALIDATION_SEED
     return [str(first + number) for number in range(count if split == "train" else max(1, count // 10))]
 
 
 def parse_seed(task_id: str) -> int:
-    """Return the seed of a task of `list_seeds`, or a stable one for any other name."""
+    """Return the seed in a task id of `list_seeds`, or a stable hash (CRC-32) of another id."""
     return int(task_id) if task_id.isdecimal() else crc32(task_id.encode())
 
 
 def to_messages(observation: Any) -> list[Message]:
-    """Convert an observation to messages: a text, one message, or several; other values by `str`."""
+    """Convert an observation to chat messages with role "user".
+
+    A text becomes one message, messages are kept, and any other value is converted by `str`.
+    """
     if isinstance(observation, Mapping) and "content" in observation:
         return [{"role": "user", **observation}]
     if (
@@ -105,7 +126,14 @@ def to_messages(observation: Any) -> list[Message]:
 
 
 def parse_reward(value: Any, what: str) -> float:
-    """Return the reward as a float. Raises TypeError unless it is a finite number."""
+    """Return a reward as float, and 0 for None.
+
+    Args:
+        what: name of the value in the error message.
+
+    Raises:
+        TypeError: the value is no finite number.
+    """
     try:
         number = 0.0 if value is None else float(value)
     except (TypeError, ValueError):
@@ -122,11 +150,18 @@ def read_text(action: Message) -> str:
 
 
 class OwnWorld:
-    """A user's class: `create(task_id)` and `step(action)`, optionally `evaluate()`, `release()`, `get_info()` and
-    `tasks` (a list, or a function of the split). `params` are passed to methods that accept them."""
+    """Adapts a user's class with `create(task_id)` and `step(action)`.
+
+    Optional members of the class: `evaluate()`, `release()`, `get_info()`, and `tasks` (a list, or a function of the
+    split). Methods that accept `params` get the request's options.
+    """
 
     def __init__(self, factory: Callable[[], Any], name: str, count: int) -> None:
-        """`count`: training tasks if the class names none."""
+        """Adapt a class, or a function that returns an instance.
+
+        Args:
+            count: number of training tasks if the class lists none.
+        """
         self._factory, self.name, self._count = factory, name, count
 
     def tasks(self, split: str) -> Sequence[str]:
@@ -167,7 +202,7 @@ class OwnInstance:
         return StepResult(to_messages(seen), number, ended, info)
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """Return the class's score, or the sum of the rewards."""
+        """Return the score of the user's class, or the sum of its rewards without `evaluate()`."""
         if not hasattr(self._own, "evaluate"):
             return self._total
         return parse_reward(await call_world(self._own.evaluate, params), "the score of evaluate()")
@@ -183,7 +218,7 @@ class OwnInstance:
 
 
 def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
-    """Return (observation, reward, is over, info) of a user's step()."""
+    """Split the return value of a user's step() into (observation, reward, is over, info)."""
     if isinstance(outcome, Mapping) and "content" not in outcome:
         seen = outcome.get("observation", outcome.get("state", ""))
         return (
@@ -204,8 +239,10 @@ def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
 
 
 class AgentJetWorld:
-    """A class for AgentJet's own service: `get_init_state`, `step`, `evaluate`, `close`, and a static
-    `get_query_list(split)`."""
+    """Adapts a class written for AgentJet's environment service.
+
+    Its methods are `get_init_state`, `step`, `evaluate`, `close`, and the static `get_query_list(split)`.
+    """
 
     def __init__(self, kind: Any, name: str) -> None:
         self._kind, self.name = kind, name
@@ -246,9 +283,9 @@ class AgentJetInstance:
 
 
 async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a world's function with as many of the arguments as it accepts.
+    """Call a function of the environment with as many arguments as its signature accepts.
 
-    Async functions are awaited; others run in a thread of their own, so a hanging call blocks no other instance.
+    Async functions are awaited. Others run in a thread of their own, so a hanging call blocks no other instance.
     """
     from ajet.environment.loop import in_thread
 

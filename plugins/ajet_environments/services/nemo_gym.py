@@ -1,8 +1,8 @@
-"""NeMo Gym's resource servers as a world, by HTTP: one cookie per instance, without the NeMo Gym package.
+"""Adapter for resource servers of NeMo Gym, over HTTP with one cookie per rollout and without its package.
 
-Invariants: a row of the data is a task. The agent gets the row's tools; a call is checked against their names and
-schemas before it is sent, once. An invalid call, or one answered as a bad request, gets a text reply. A failing server,
-or a reward marked as no measurement (`mask_sample`), fails the instance instead of giving reward 0.
+Invariants: a row of the data file is a task. The agent gets the row's tools. A call is checked against their names and
+schemas before it is sent, once. An invalid call, or one that the server answers with a client error, gets a text reply.
+A failing server, or a reward that the server marks as invalid (`mask_sample`), fails the instance and gives no reward.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ OVER = "The episode is over."
 
 
 class NemoGymWorld:
-    """`url`: http://HOST:PORT of a resource server. `rows`: tasks by name; without rows a task carries its row as
-    metadata."""
+    """The tasks of one resource server.
+
+    Args:
+        url: http://HOST:PORT of the resource server.
+        rows: data rows by task id; None if each task carries its row in its metadata.
+    """
 
     def __init__(self, url: str, rows: Mapping[str, Mapping[str, Any]] | None) -> None:
         self.url, self._rows = url.rstrip("/"), rows
         self.name = f"NeMo Gym at {url}"
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Return the rows of the split; rows without `split` belong to every split."""
+        """Return the task ids of the split. Rows without the key `split` belong to every split."""
         if self._rows is None:
             raise ValueError("the server lists no tasks: pass the file with its rows (--data rows.jsonl)")
         return [name for name, row in self._rows.items() if row.get("split", split) == split]
@@ -71,9 +75,10 @@ class NemoGymInstance:
         return InitialState(_build_state(given[ROW]), {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """Run the message's tool calls in order and return their results (separately in `info["messages"]`).
+        """Run the tool calls of the agent's message in order and return their results.
 
-        A message without tool calls is the final answer and ends the episode.
+        The results are tool messages, also in `info["messages"]`. A message without tool calls is the final answer: it
+        ends the episode, and the server's score is the reward.
         """
         if self._is_over:
             return StepResult(to_messages(OVER), 0.0, True, {})
@@ -94,7 +99,7 @@ class NemoGymInstance:
         return StepResult(results, 0.0, False, {"messages": results, **({"invalid_action": True} if wrong else {})})
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """Return the server's score of the attempt so far."""
+        """Return the server's score (`/verify`) of the episode so far."""
         return _read_reward(await self._verify_response())
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
@@ -105,7 +110,7 @@ class NemoGymInstance:
             await self._session.close()
 
     async def _call_tool(self, call: Mapping[str, Any]) -> tuple[str, bool]:
-        """Return (text for the agent, True if the call was valid)."""
+        """Run one tool call and append it to the transcript. Return (result text, True if the call was valid)."""
         function = call.get("function") or {}
         name, raw_arguments = str(function.get("name")), function.get("arguments")
         call_id = str(call.get("id") or f"call_{secrets.token_hex(8)}")
@@ -151,7 +156,7 @@ class NemoGymInstance:
         return self._verified
 
     def _build_response(self) -> dict[str, Any]:
-        """Return the attempt as a Responses object, as NeMo Gym's agents send it."""
+        """Return the episode so far in the form of OpenAI's Responses API, as `/verify` expects it."""
         request = self._row[ROW]
         return {
             "id": f"resp_{secrets.token_hex(8)}",
@@ -165,7 +170,7 @@ class NemoGymInstance:
         }
 
     def _select_info(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the server's reply without the reward and the sent fields."""
+        """Return the fields that `/verify` added, without the row's own fields and the transcript."""
         return {name: value for name, value in answer.items() if name not in self._row and name != "response"}
 
     def _list_tools(self) -> list[dict[str, Any]]:
@@ -198,7 +203,7 @@ def _list_functions(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _build_state(request: Mapping[str, Any]) -> list[Message]:
-    """Return the opening messages of the dialogue."""
+    """Convert a row in the form of OpenAI's Responses API to opening chat messages."""
     given = request.get("input") or ""
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     if request.get("instructions"):

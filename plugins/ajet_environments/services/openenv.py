@@ -1,8 +1,7 @@
-"""OpenEnv's servers as a world, by WebSocket: one connection per instance, without the OpenEnv package.
+"""Adapter for servers of OpenEnv, over one WebSocket per rollout and without its package.
 
-Invariants: the agent sees the server's schema for actions, and an action is validated against the schema before it is
-sent; an invalid action gets a text reply. A lost connection or a protocol error fails the instance. The score is the
-sum of the rewards.
+Invariants: the agent sees the server's JSON schema of actions, and an action is validated before it is sent. An invalid
+action gets a text reply. A lost connection or a protocol error fails the instance. The score is the sum of the rewards.
 """
 
 from __future__ import annotations
@@ -41,11 +40,15 @@ _TAGGED = re.compile(r"<action>(.*?)</action>", re.S)
 
 
 class WorldServerError(AjetError):
-    """The server violated the protocol, or is gone."""
+    """The environment's server broke its protocol, or does not answer."""
 
 
 class OpenEnvWorld:
-    """`url`: ws://HOST:PORT, or http; with /ws or without. Tasks are seeds."""
+    """The environment of one OpenEnv server. Tasks are seeds.
+
+    Args:
+        url: ws://HOST:PORT or http://HOST:PORT, with /ws or without.
+    """
 
     def __init__(self, url: str, count: int) -> None:
         self.url, self._count = url, count
@@ -68,7 +71,7 @@ class OpenEnvInstance:
         self._is_over = False
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """Reset the environment with the task's seed; `params["reset"]` is passed to the reset."""
+        """Reset the environment with the task's seed. `params["reset"]` adds arguments of the reset."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
         self._schema = await self._fetch_action_schema()
         try:
@@ -86,7 +89,7 @@ class OpenEnvInstance:
         return InitialState(state, {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """Send the action of a tool call, of the last JSON object, or the text for a single text field."""
+        """Parse the action in the agent's message, send it, and return the observation."""
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
         chosen = parse_action(action, self._schema)
@@ -110,7 +113,7 @@ class OpenEnvInstance:
         return self._total
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """Return the action as a tool, and its schema."""
+        """Return the action's JSON schema, also as a tool definition."""
         return {"tools": self._list_tools(), "action": self._schema}
 
     async def release(self) -> None:
@@ -171,7 +174,11 @@ class OpenEnvInstance:
 
 
 def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the action of a message; None if the message has none."""
+    """Find the action in the agent's message: a tool call, or the last JSON object of the text.
+
+    Without JSON, a schema with one field takes the complete text, or the last number of the text. None: no action
+    found.
+    """
     calls = action.get("tool_calls")
     if isinstance(calls, (list, tuple)) and calls and isinstance(calls[0], Mapping):
         arguments = (calls[0].get("function") or {}).get("arguments")
@@ -200,7 +207,7 @@ def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def _find_object(text: str) -> dict[str, Any] | None:
-    """Return the last JSON object in a text."""
+    """Return the last JSON object in a text, or None."""
     for start in reversed([match.start() for match in re.finditer(r"\{", text)][-64:]):
         try:
             found, _ = json.JSONDecoder().raw_decode(text[start:])
@@ -224,13 +231,13 @@ def _is_nested(text: str, start: int) -> bool:
 
 
 def _hide_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema without `metadata`, a field of the protocol without use for agents."""
+    """Return the action schema without `metadata`, a protocol field that agents do not need."""
     properties = {name: about for name, about in (schema.get("properties") or {}).items() if name != "metadata"}
     return {**schema, "properties": properties} if "properties" in schema else dict(schema)
 
 
 def _parse_observation(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
-    """Return (observation as text, reward, is over)."""
+    """Split the server's reply into (observation as text, reward, is over)."""
     data = answer["data"]
     seen = data.get("observation", {})
     if isinstance(seen, Mapping):
@@ -242,7 +249,7 @@ def _parse_observation(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
 
 
 def build_url(url: str, scheme: str, path: str) -> str:
-    """Return the address of a path on the same server, over ws or http."""
+    """Return the URL of `path` on the same server, with the scheme "ws" or "http"."""
     parts = urlsplit(url)
     secure = "s" if parts.scheme in ("wss", "https") else ""
     base = parts.path.rstrip("/").removesuffix("/ws")

@@ -1,4 +1,4 @@
-"""Checks for worlds on other machines, for the list of a run's services."""
+"""Finds the environment services that a run needs, for the list of required services before the start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
 
 
 def advise_start() -> str:
-    """Return advice for a missing service."""
+    """Return a sentence on how to start a missing environment service."""
     serve = format_command("env", "serve", "FILE.py->MyEnv", "--port", "N")
     return f"start it before the run (by `{serve}`, or as one of `ajet.services` in the YAML)"
 

@@ -1,11 +1,11 @@
-"""The server of an environment service: one world, many instances.
+"""ajet's environment server: serves one environment over HTTP to many concurrent rollouts.
 
-Invariants: an instance handles one request at a time, and none after a failure. At most `instances` exist, those being
-released included (a hanging release stops counting after 2 CLOSE_S); idle instances are released. Every reply is JSON;
-an error has a sentence with the reason. A request passes Host (on loopback, against DNS rebinding), Origin and token
-(compared in constant time) before its body is read. Creating an instance again under the same name returns the first
-reply. An instance being made belongs to its creating task: a release waits for the task, so no instance leaks when
-clients disconnect.
+Invariants: an instance handles one request at a time, and none after a failure. At most `instances` exist, including
+those being released (a hanging release stops counting after 2 CLOSE_S). Idle instances are released. Every reply is
+JSON, and an error has a sentence with the reason. A request passes checks of Host (on loopback, against DNS rebinding),
+Origin and token (compared in constant time) before its body is read. A repeated create request under the same instance
+id returns the first reply. The task that creates an instance owns it until then: a release waits for that task, so no
+instance leaks when a client disconnects.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
 
 
 class RequestRefusedError(AjetError):
-    """A request refused with a status and a reason."""
+    """Refuses a request with an HTTP status and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class RequestRefusedError(AjetError):
 
 @dataclass(eq=False)
 class _HostedInstance:
-    """An instance and its state."""
+    """One instance with its task id, lock, age and failure."""
 
     name: str
     task_id: str
@@ -69,12 +69,16 @@ class _HostedInstance:
 
     @property
     def is_busy(self) -> bool:
-        """True while the instance is being made or handles a request."""
+        """True while the instance is being created or handles a request."""
         return self.lock.locked() or self.making is None or not self.making.done()
 
 
 class WorldServer:
-    """Serves one world on one event loop; blocking calls run in threads."""
+    """Serves one environment on one event loop. Blocking calls run in threads.
+
+    The constructor takes the environment, the largest number of instances, seconds of idleness before an instance is
+    released, and the bearer token (None: none is required).
+    """
 
     def __init__(
         self, world: World, *, instances: int = INSTANCES, idle_s: float = IDLE_S, token: str | None = None
@@ -95,11 +99,11 @@ class WorldServer:
 
     @property
     def instances(self) -> int:
-        """The number of instances, those being made or released included."""
+        """Return the number of instances, including those being created or released."""
         return len(self._living)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port. Raises OSError."""
+        """Listen and return the port. Raises OSError if the port is in use."""
         self._runner = web.AppRunner(self._build_app(), access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, shutdown_timeout=_HANDLERS_S)
@@ -212,6 +216,7 @@ class WorldServer:
         elif held.task_id != task_id:
             raise RequestRefusedError(409, f"the instance runs task {held.task_id!r} already")
         assert held.making is not None
+        # Shielded: the creating task continues if this client disconnects, and a repeated request gets its result.
         await asyncio.shield(held.making)
         opened = held.opened
         assert opened is not None, "it was made"
@@ -221,7 +226,12 @@ class WorldServer:
         return {"success": True, "data": data}
 
     async def _make_instance(self, held: _HostedInstance, params: dict[str, Any]) -> None:
-        """Make the instance. Raises the world's errors, and RequestRefusedError without a slot or after a release."""
+        """Create the instance in a slot, and reset it to its task.
+
+        Raises:
+            RequestRefusedError: no slot became free, or the instance was released meanwhile.
+            Exception: any error of the environment.
+        """
         try:
             await self._acquire_slot(held)
             held.instance = await call_world(self.world.instance)
@@ -236,7 +246,7 @@ class WorldServer:
             raise
 
     async def _acquire_slot(self, held: _HostedInstance) -> None:
-        """Acquire a slot. Raises RequestRefusedError if none is free in time."""
+        """Wait for one of the `instances` slots. Raises RequestRefusedError if none becomes free in time."""
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
         except TimeoutError:
@@ -292,7 +302,7 @@ class WorldServer:
             await asyncio.shield(ending)  # the client may disconnect before the release has finished
 
     async def _end_instance(self, held: _HostedInstance) -> None:
-        """Release the instance and free its slot."""
+        """Release the environment of an instance and free its slot, even if the environment's code fails."""
         try:
             if held.instance is not None:
                 with suppress(asyncio.TimeoutError):  # the instance's current call may hang
@@ -326,6 +336,7 @@ class WorldServer:
             try:
                 return await call_world(function, *arguments)
             except BaseException as problem:
+                # A failed step leaves an unknown state, so the instance accepts no further request.
                 if function.__name__ == "step":
                     held.failure = f"{type(problem).__name__}: {problem}"
                 raise
@@ -351,7 +362,7 @@ def _build_refusal(status: int, message: str, where: str = "") -> web.Response:
 
 
 def _find_raising_line(problem: BaseException) -> str:
-    """Return the line of the world's code that raised, as file:line."""
+    """Return file:line of the environment's code that raised an exception."""
     frames = traceback.extract_tb(problem.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 

@@ -1,4 +1,4 @@
-"""`ajet env serve`: serves a world until a signal; and a local service in a thread of the run's process.
+"""`ajet env serve`, and a private environment server in a thread of the training run.
 
 Invariant: the service listens on loopback by default, prints its address once it answers, and releases all instances at
 its end.
@@ -28,7 +28,18 @@ from ajet_environments.services.sources import open_world
 def serve_world(
     source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None
 ) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP. Raises UserError."""
+    """Serve an environment until SIGINT, SIGTERM or SIGHUP, and return the exit code.
+
+    Args:
+        source: the environment, as `open_world` accepts it.
+        instances: largest number of concurrent instances.
+        idle_s: seconds without a request after which an instance is released.
+        tasks: number of training tasks if the environment lists none.
+        data: JSON Lines file of tasks, for skyrl and nemo_gym.
+
+    Raises:
+        UserError: the environment or the port cannot be used.
+    """
     token = os.environ.get(TOKEN)
     require_key_or_loopback(
         host,
@@ -61,7 +72,7 @@ async def serve_until_signal(server: WorldServer, host: str, port: int) -> None:
 
 
 class LocalWorldService:
-    """Serves a world in a thread with its own loop, for this process alone: on loopback, with a random token."""
+    """Serves an environment to this process only: in a thread, on loopback, with a random token."""
 
     def __init__(self, world: World, *, instances: int = 1 << 16, idle_s: float = IDLE_S) -> None:
         token = secrets.token_hex(16)
@@ -74,7 +85,7 @@ class LocalWorldService:
         """The client of the service."""
 
     def close(self) -> None:
-        """Release all instances; hanging world code ends with this process. Idempotent."""
+        """Release all instances. Hanging environment code ends only with this process. Idempotent."""
         if not self._thread.is_alive():
             return
         closing = asyncio.run_coroutine_threadsafe(self.server.close(), self._loop)
@@ -91,6 +102,11 @@ class LocalWorldService:
 
 
 def serve_locally(used: str, base: Path) -> ChosenEnvironment:
-    """Serve the world named by `environment.use` for this process alone. Raises UserError."""
+    """Start a private server for the environment class named by `environment.use`. Raises UserError.
+
+    Args:
+        used: value of `environment.use`.
+        base: folder for relative paths.
+    """
     local = LocalWorldService(open_world(used, base=base))
     return ChosenEnvironment(local.service, leave=local.close)

@@ -1,8 +1,8 @@
-"""Worlds by name: `file.py->MyEnv`, `gymnasium:ID`, `textarena:ID`, `skyrl:ID`, `openenv:ws://HOST:PORT`,
-`nemo_gym:http://HOST:PORT`.
+"""Opens an environment by its source string.
 
-Invariant: an unusable source is one UserError before anything listens. The name of an ecosystem's environment may carry
-settings: `gymnasium:FrozenLake-v1?is_slippery=false`.
+Sources: `file.py->MyEnv`, `gymnasium:ID`, `textarena:ID`, `skyrl:ID`, `openenv:ws://HOST:PORT`,
+`nemo_gym:http://HOST:PORT`. Settings follow an ID as a query: `gymnasium:FrozenLake-v1?is_slippery=false`. Invariant:
+an unusable source is one UserError before any port is opened.
 """
 
 from __future__ import annotations
@@ -43,9 +43,15 @@ TASKS = 1000
 
 
 def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None = None) -> World:
-    """Open the world of a source. Raises UserError.
+    """Open the environment of a source string.
 
-    `tasks`: their number, if the world names none. `data`: rows of tasks, for skyrl-gym and NeMo Gym.
+    Args:
+        base: folder for relative paths.
+        tasks: number of training tasks if the environment lists none.
+        data: JSON Lines file of tasks, for skyrl and nemo_gym.
+
+    Raises:
+        UserError: the source cannot be used.
     """
     kind, _, rest = source.partition(":")
     if kind == "openenv":
@@ -107,7 +113,12 @@ def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> 
 
 
 def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
-    """Choose the adapter of a class by its methods. `like`: the class, or an instance."""
+    """Choose the adapter of a user's class by the methods it has.
+
+    Args:
+        make: creates an instance.
+        like: the class or an instance, searched for methods.
+    """
 
     def has(*names: str) -> bool:
         return all(callable(getattr(like, each, None)) for each in names)
@@ -134,7 +145,7 @@ def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, t
 
 
 def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
-    """Raise ConfigError for a class with gymnasium's `reset` and `step` that lacks the other attributes."""
+    """Raise ConfigError if a class with `reset` and `step` lacks gymnasium's other attributes."""
     lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
     made = _try_making(make, name) if lacks and isinstance(like, type) else like
     if lacks := [each for each in lacks if not hasattr(made, each)]:
@@ -150,7 +161,7 @@ def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: s
 
 
 def _try_making(make: Callable[[], Any], name: str) -> Any:
-    """Make one instance, to report a wrong name or setting before anything listens."""
+    """Create one instance and return it, so that a wrong name or setting is reported before any port is opened."""
     try:
         return _close_trial(make())
     except Exception as problem:
@@ -223,7 +234,7 @@ _LONGEST_DOC = 1500
 
 
 class GymnasiumWorld:
-    """`reset(seed=)` and `step(action)`; tasks are seeds. The text rendering, if any, is the observation."""
+    """Adapts an environment of gymnasium. Tasks are seeds, and its text rendering is the observation if it has one."""
 
     def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
         self._make, self.name, self._count = make, name, count
@@ -285,7 +296,7 @@ class GymnasiumInstance:
         return seen if isinstance(seen, str) else str(seen.tolist() if hasattr(seen, "tolist") else seen)
 
     def _read_doc_section(self, section: str) -> str:
-        """Return a section of the environment's documentation."""
+        """Return the section under a `## ` heading of the environment's docstring, or ""."""
         text = getattr(self._env.unwrapped if hasattr(self._env, "unwrapped") else self._env, "__doc__", "") or ""
         found = re.search(rf"^\s*## {section}\s*\n(.*?)(?=^\s*## |\Z)", text, re.S | re.M)
         lines = [line.strip() for line in found[1].strip().splitlines()] if found else []
@@ -300,7 +311,10 @@ class GymnasiumInstance:
         return "End your answer with \\boxed{…}, your action."
 
     def _parse_action(self, text: str) -> Any:
-        """Return the action in the last box, or the last number outside a box; None if it is not legal."""
+        r"""Return the action of the last \boxed{…} or <action> tag, or None if it is illegal.
+
+        Without such a tag the complete text, or its last number, is the action.
+        """
         boxes = [first or second for first, second in _BOXED.findall(text)]
         answer = boxes[-1] if boxes else text.strip()
         if hasattr(self._space, "n"):
@@ -323,7 +337,7 @@ def _parse_array(text: str, space: Any) -> Any:
 
 
 class TextArenaWorld:
-    """`reset(num_players=)`, `get_observation()`, `step(text)`, `close()`; tasks are seeds. Games of one player."""
+    """Adapts single-player games of TextArena. Tasks are seeds."""
 
     def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
         self._make, self.name, self._count = make, name, count
@@ -346,7 +360,7 @@ class TextArenaInstance:
         return InitialState(to_messages(self._env.get_observation()[1]), {})
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """Play one move; the reward comes with the end of the game."""
+        """Play one move. The reward comes only with the end of the game."""
         if self._is_over:
             return StepResult(to_messages("The game is over."), 0.0, True, {})
         ended, info = self._env.step(read_text(action))
@@ -371,8 +385,10 @@ class TextArenaInstance:
 
 
 class SkyRLWorld:
-    """`init(prompt)` and `step(text)`; tasks are rows `{prompt, …}` of a data set, whose other columns configure the
-    environment."""
+    """Adapts environments of skyrl-gym.
+
+    Tasks are rows `{prompt, …}` of a data set. The other columns configure the environment.
+    """
 
     def __init__(
         self, make: Callable[[Mapping[str, Any]], Any], name: str, rows: Mapping[str, Mapping[str, Any]]

@@ -1,7 +1,7 @@
-"""`ajet judge check`: compare an experiment's judge with labels.
+"""`ajet judge check`: measures how well an experiment's judge agrees with labelled examples.
 
-Invariant: a missing score counts neither as right nor as wrong; accuracy and kappa cover the decided examples and state
-their number. An unreachable judge is an error, not a number.
+Invariant: an example without a score counts neither as right nor as wrong. Accuracy and Cohen's kappa cover the decided
+examples and state their number. An unreachable judge is an error, not a number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LABELS: Mapping[Any, bool] = {"correct": True, "incorrect": False, True: True, F
 
 @dataclass(frozen=True, slots=True)
 class LabelledExample:
-    """An example with its correct verdict."""
+    """A question with an answer, a reference, and a label: is the answer correct?"""
 
     question: str
     answer: str
@@ -51,7 +51,7 @@ class LabelledExample:
 
 @dataclass(frozen=True, slots=True)
 class JudgeCheck:
-    """A judge's verdicts on examples."""
+    """The judge's verdicts on labelled examples, and the agreement computed from them."""
 
     judge: str
     examples: Sequence[LabelledExample]
@@ -59,7 +59,7 @@ class JudgeCheck:
 
     @property
     def decided(self) -> list[tuple[LabelledExample, bool]]:
-        """Examples with a verdict, and the verdict."""
+        """Examples that the judge could decide, each with True for a verdict of correct."""
         return [(example, decision) for example, verdict in zip(self.examples, self.verdicts, strict=True)
                 if (decision := _read_decision(verdict)) is not None]  # fmt: skip
 
@@ -71,17 +71,17 @@ class JudgeCheck:
 
     @property
     def cells(self) -> Cells:
-        """Decided examples by (label, verdict); True is correct."""
+        """Count the decided examples by (label, verdict), the 2x2 table of Cohen's kappa."""
         return cells_of((example.label, decision) for example, decision in self.decided)
 
     @property
     def kappa_low(self) -> float | None:
-        """Lower end of kappa's interval; None without decided examples."""
+        """Lower end of the confidence interval of Cohen's kappa. None without decided examples."""
         return kappa_interval(self.cells)[0] if self.decided else None
 
 
 def read_labelled_examples(path: Path) -> list[LabelledExample]:
-    """Read labelled examples. Raises UserError for an unreadable file or line."""
+    """Read a JSON Lines file of labelled examples. Raises UserError for an unreadable file or line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +98,7 @@ def read_labelled_examples(path: Path) -> list[LabelledExample]:
 
 
 def check_judge(experiment: Experiment, examples: Sequence[LabelledExample]) -> JudgeCheck:
-    """Judge each example. Raises UserError without a judge, or if the judge fails."""
+    """Score each example with the experiment's judge. Raises UserError without a judge, or if it fails."""
     judge = open_judge(experiment)
     if not judge.judges:
         raise UserError(

@@ -1,8 +1,8 @@
-"""`ajet rejudge`: judge recorded episodes again, without inference or environment.
+"""`ajet rejudge`: scores the recorded episodes of a run again, without inference or environment.
 
-Invariant: a judge gets the recorded task, workflow output and tool results; ranking models get complete groups. The
-record is only read, and the run's judge budget is not spent. A failed episode is judged again only if its judge had
-failed; an episode whose judge fails now has no reward.
+Invariant: a judge gets the recorded task, workflow output and tool results. A judge that ranks gets all attempts at a
+task together. The record is only read, and the run's judge budget is not spent. A failed episode is scored again only
+if its judge had failed. An episode whose judge fails now has no reward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ajet_judges.judging.what_if import StepWhatIf, WhatIfCredit, replace_verdic
 
 @dataclass(frozen=True, slots=True)
 class RejudgedEpisode:
-    """One episode under both judges."""
+    """One recorded episode with its recorded verdict and its new one."""
 
     file: str
     before: AttemptRecord
@@ -57,7 +57,7 @@ class RejudgedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class RejudgedRun:
-    """A run under another judge, or under its present judge."""
+    """All episodes of a run with their recorded and their new verdicts."""
 
     run: Path
     judge: str
@@ -69,7 +69,7 @@ class RejudgedRun:
 
     @property
     def why_undecided(self) -> str:
-        """Why no episode has a verdict; "" otherwise."""
+        """Reason why no episode has a new verdict, or ""."""
         if any(each.after.reward is not None for each in self.episodes):
             return ""
         why = Counter(each.after.failure or each.after.reason for each in self.episodes)
@@ -79,11 +79,14 @@ class RejudgedRun:
 
 @contextmanager
 def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
-    """Open a judge for the run in `folder`, as a context manager. Raises UserError.
+    """Open a judge for the run in `folder`, within a block.
 
     Args:
-        reference: A judge, or the name of a scorer.
-        conf: A YAML with a judge or scorers. Without both: the run's own judge.
+        reference: a judge as `file.py->NAME`, or the name of a scorer.
+        conf: a YAML with a judge or scorers. Without both, it is the run's own judge.
+
+    Raises:
+        UserError: the judge cannot be opened.
     """
     experiment = _isolate_budget(
         load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG)
@@ -107,8 +110,18 @@ def rejudge_run(folder: Path, judge: Judge) -> RejudgedRun:
 
 
 def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:
-    """Compare judges (references, scorers or YAMLs) on a run's recorded episodes. Each episode is judged by itself.
-    Raises UserError."""
+    """Score a run's recorded episodes with several judges and return their agreement.
+
+    Each episode is scored by itself, without a ranking.
+
+    Args:
+        named: the run's name or folder.
+        root: folder of all runs.
+        references: judges as `file.py->NAME`, scorers, or YAML files.
+
+    Raises:
+        UserError: the run or a judge cannot be used.
+    """
     folder = find_recorded_run(named, root)
     judges = open_judges(_isolate_budget(load_recorded_experiment(folder / CONFIG)), references)
     played = list(
@@ -132,12 +145,12 @@ def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> 
 
 
 def _isolate_budget(experiment: Experiment) -> Experiment:
-    """Give the experiment another name, so that its models do not spend the run's judge budget."""
+    """Return the experiment under another name, since budgets of judge calls are counted by name."""
     return replace(experiment, name=f"{experiment.name} rejudged {uuid4().hex[:12]}")
 
 
 def find_recorded_run(named: str, root: Path) -> Path:
-    """Return the folder of a run with episodes, and load its project's environment. Raises UserError."""
+    """Return the folder of a run that has episodes, and load its project's .env file. Raises UserError."""
     folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding="episodes")
     if not (folder / "episodes").is_dir() or not (folder / CONFIG).exists():
         raise UserError(
@@ -151,7 +164,7 @@ def find_recorded_run(named: str, root: Path) -> Path:
 
 
 def list_episode_files(folder: Path) -> list[tuple[int, str, Path]]:
-    """Return (step, split, file) of a run, ordered by step."""
+    """Return (step, split, file) of all episode files of a run, ordered by step."""
     matches = [match for name in list_record_folder(folder / "episodes") if (match := NAME.fullmatch(name))]
     return sorted((int(match[1]), match[2] or "train", folder / "episodes" / match[0]) for match in matches)
 
@@ -213,7 +226,10 @@ async def _rejudge_episodes(
 
 
 def _read_episodes(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[AttemptRecord, Task]]]:
-    """Return the episodes of a file, and their attempts as input of a judge. Raises UserError for damage."""
+    """Return a file's episodes with their outcomes, and the same attempts as input of a judge.
+
+    Raises UserError for a damaged file.
+    """
     recorded, attempts = [], []
     with open_arrays(path) as blobs:
         for number, row in enumerate(read_rows(path), 1):

@@ -1,6 +1,6 @@
-"""Print the result of `ajet rejudge`, and write two tables.
+"""Prints the result of `ajet rejudge`, and writes one table of episodes and one of steps.
 
-Invariant: screen and files show the same numbers; each mean states its count; no file is overwritten.
+Invariant: screen and files show the same numbers. Each mean states its count. No file is overwritten.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def choose_tables(run: Path, out: Path | None) -> tuple[Path, Path]:
-    """Return the paths of the episode table and the step table: two new files, CSV or JSON Lines by suffix. Raises
-    UserError before a judge is called."""
+    """Return the paths of the episode table and the step table, which must not exist yet.
+
+    Args:
+        run: folder of the run.
+        out: path of the episode table; its suffix chooses CSV or JSON Lines. None for the default name.
+
+    Raises:
+        UserError: a file exists already. This is checked before any judge is called.
+    """
     target = out or Path(f"ajet-rejudge-{run.name}.csv")
     if target.suffix not in (TABLE, *LINES):
         raise UserError(f"{target.name} has an unsupported suffix.", where="--out", expected=_ENDS)
@@ -82,7 +89,7 @@ def _write_rows(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) -> None:
-    """Print changed rewards, the curve, and both means with their counts."""
+    """Print how many rewards changed, the reward curve, and both means with their counts."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -109,7 +116,7 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) 
 
 
 def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
-    """Print rewards, groups with a learning signal, and advantages with another sign."""
+    """Print per step: mean rewards, groups with a learning signal, and advantages that change their sign."""
     trained = split == "train"
     what = "The same episodes under these verdicts" + ("" if trained else f", {split}")
     console.print(what, markup=False, style="dim")
@@ -131,7 +138,12 @@ def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console:
 
 
 def draw_sparkline(side: Sequence[StepRewards], steps: Sequence[StepWhatIf]) -> str:
-    """Return mean rewards as bars, on one scale for both sides; a gap without scores."""
+    """Return mean rewards per step as bar characters, with a gap for a step without scores.
+
+    Args:
+        side: rewards to draw.
+        steps: both sides of all steps, which fix the common scale.
+    """
     rewards = [under.reward for step in steps for under in (step.recorded, step.judged) if under.reward is not None]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
     span = (high - low) or 1.0

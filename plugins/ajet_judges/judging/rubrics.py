@@ -1,4 +1,4 @@
-"""Write, print and store the rubrics of a run.
+"""Writes, prints and stores the rubrics (weighted criteria) of a run.
 
 Invariant: a resumed run uses the rubrics of its start, stored as `auto_grader.json` in its folder, or fails.
 """
@@ -26,10 +26,16 @@ JUDGE = "rubrics_auto_grader"
 
 
 def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> Rubrics | None:
-    """Return the experiment's rubrics, written now if missing and copied into the run's folder; None without
-    `rubrics_auto_grader`.
+    """Return the experiment's rubrics, and write them first if they are missing.
 
-    Raises UserError if writing fails, or if a resumed run started with other rubrics.
+    Args:
+        run: folder of the run, which gets a copy.
+
+    Returns:
+        None if the experiment's judge is not `rubrics_auto_grader`.
+
+    Raises:
+        UserError: writing failed, or a resumed run started with other rubrics.
     """
     if experiment.ajet.task_judge.judge_type != JUDGE:
         return None
@@ -60,7 +66,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
 
 
 def format_agreement(content: dict[str, Any]) -> list[str]:
-    """Return lines on the agreement with labels before and after revision."""
+    """Return lines that state the agreement with labels before and after revision."""
     lines = []
     for name in ("before", "after"):
         found = content.get(name)

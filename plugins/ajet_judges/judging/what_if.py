@@ -1,8 +1,8 @@
-"""Compute a run's rewards, advantages and learning groups under other verdicts.
+"""Computes what a run's rewards and advantages would be under other verdicts on its recorded episodes.
 
 Invariant: both sides use the recorded episodes and the training functions `algorithm.credit` and
-`Algorithm.learns_from` with the run's settings; only the verdict differs. Episodes are those of the recorded policy:
-under other rewards training would have sampled different ones.
+`Algorithm.learns_from` with the run's settings. Only the verdict differs. The episodes were sampled by the recorded
+policy: training on other rewards would have sampled others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWN = "an algorithm of the user computes their credit, and code of a record is n
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rewards of a step under one side's verdicts."""
+    """Rewards of one step under the recorded or under the new verdicts."""
 
     reward: float | None
     """Mean over scored episodes; None without scores."""
@@ -39,7 +39,7 @@ class StepRewards:
 
 @dataclass(frozen=True, slots=True)
 class StepWhatIf:
-    """Rewards and credit of one episode file under both sides."""
+    """One episode file: rewards under recorded and new verdicts, and the advantages that differ."""
 
     step: int
     split: str
@@ -54,11 +54,17 @@ class StepWhatIf:
 
 
 class WhatIfCredit:
-    """Computes the credit of one run under other verdicts."""
+    """Computes the advantages of a recorded run under other verdicts."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Prepare the run's algorithm. `experiment`: the recorded one. Raises UserError for an algorithm that cannot be
-        created."""
+        """Open the run's algorithm.
+
+        Args:
+            experiment: the recorded experiment.
+
+        Raises:
+            UserError: the algorithm cannot be created.
+        """
         self._experiment, self._settings = experiment, experiment.ajet
         self._decode: Decode | None = None
         chosen = self._settings.trainer_common.algorithm
@@ -75,14 +81,20 @@ class WhatIfCredit:
         )
 
     def _copy_credit_settings(self) -> AjetConfig:
-        """Return settings without the policy loss, which has no influence on credit and may be code of the record."""
+        """Return the settings without the policy loss, which may be code of the record.
+
+        The loss has no influence on advantages.
+        """
         settings = self._settings.model_copy(deep=True)
         settings.trainer_common.algorithm.policy_loss = None
         return settings
 
     def tie_verdict(self, episode: Episode, verdict: Verdict) -> Verdict:
-        """Return the verdict with partial rewards tied to tokens. Raises JudgeFailure for a part missing from the
-        episode."""
+        """Return the verdict with rewards of single turns or texts assigned to tokens of the episode.
+
+        Raises:
+            JudgeFailure: a turn or text of the verdict is not in the episode.
+        """
         if not verdict.turns and not verdict.process:
             return verdict
         capture = Capture(calls=episode.calls, messages=episode.messages, tool_uses=episode.tool_uses)
@@ -98,8 +110,15 @@ class WhatIfCredit:
         recorded: Sequence[tuple[Episode, Outcome]],
         judged: Sequence[Episode],
     ) -> tuple[StepWhatIf, dict[str, tuple[float | None, float | None]]]:
-        """Return the step under both sides, and uuid -> advantages on both sides (None: no credit). `judged`: the same
-        episodes with other verdicts."""
+        """Compute rewards and advantages of one step under the recorded and the new verdicts.
+
+        Args:
+            recorded: the step's episodes with their recorded outcomes.
+            judged: the same episodes with new verdicts.
+
+        Returns:
+            The step's summary, and per episode id the advantages under both verdicts (None: none computed).
+        """
         before = _build_groups([episode for episode, _ in recorded])
         after = _build_groups(judged)
         left = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
@@ -138,6 +157,7 @@ class WhatIfCredit:
     ) -> dict[str, float]:
         # The models saw the episodes that had a score in the run.
         scored_ids = {e.uuid for group in groups for e in group.scored}
+        # An episode without recorded critic values cannot get an advantage, so its group is left out.
         if self._algorithm is not None and "critic" in self._algorithm.needs:
             left = left | {uuid for uuid in scored_ids if outcomes[uuid].values is None}
         if self._settings.trainer_common.algorithm.use_kl_in_reward and any(
@@ -152,7 +172,7 @@ class WhatIfCredit:
 
 
 def replace_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
-    """Return the episode with this verdict, even if another judge had failed; None removes the score."""
+    """Return the episode with another verdict, even if its judge had failed. None removes the score."""
     if verdict is None:
         return replace(episode, verdict=Verdict(None, None, "no score"))
     return replace(episode, verdict=verdict, status="completed", failure=None)
@@ -167,8 +187,11 @@ def _build_groups(episodes: Sequence[Episode]) -> list[Group]:
 
 
 def _open_decoder(experiment: Experiment) -> Decode:
-    """Return a decoder by the run's tokenizer, which is never fetched. Raises JudgeFailure if it is not on this
-    machine."""
+    """Return a function that decodes token ids by the run's tokenizer, which is never downloaded.
+
+    Raises:
+        JudgeFailure: the tokenizer is not on this machine.
+    """
     from ajet.engine.model_source import find_local_model, locate_model
     from ajet.engine.models import load_tokenizer
     from ajet.rollout.components import make_renderer

@@ -1,7 +1,7 @@
-"""Model judges at servers: of one answer, or of the attempts at one task.
+"""Judges that ask language models for a verdict on one answer, or for a ranking of attempts.
 
-In: question, answer, reference, tool results. Out: a `Verdict`; undecided is no score. Invariant: judged text is never
-an instruction, and replies are parsed, never searched for a word.
+Input: question, answer, reference, tool results. Output: a `Verdict`; an undecided one has no score. Invariant: judged
+text is never an instruction to the judging model, and replies are parsed as a whole, never searched for a word.
 """
 
 from ajet_judges.model_judge.judge import ModelJudge

@@ -1,7 +1,7 @@
-"""ModelJudge: decide whether an answer is correct, by models at servers.
+"""ModelJudge: decides by the votes of language models whether an answer is correct.
 
-Invariants: a verdict needs more than half of the votes; otherwise, or if votes are refused or unreadable, there is no
-score. If no model is reachable the judge fails; a failure is never a reward of 0. The verdict stores the votes and
+Invariants: a verdict needs more than half of the votes. Otherwise, or if votes are refused or unreadable, there is no
+score. If no model is reachable the judge fails. A failure is never a reward of 0. The verdict stores the votes and
 their models.
 """
 
@@ -35,7 +35,10 @@ VERDICT_REWARDS: dict[VerdictWord, float] = {"correct": 1.0, "incorrect": 0.0}
 
 
 class ModelJudge:
-    """Created once a run; callable from any event loop."""
+    """Judges answers, and ranks attempts, by the models in `task_judge.judges`.
+
+    Create it once per run. It can be called from any event loop.
+    """
 
     def __init__(
         self, panel: ModelPanel, *, template: str = TEMPLATE, votes: int = 1, temperature: float | None = None,
@@ -48,8 +51,15 @@ class ModelJudge:
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], PanelMember] | None = None, /) -> ModelJudge:
-        """Create the judge from an experiment. `otherwise`: model to use if `task_judge.judges` is empty. Raises
-        ConfigError without a model; UserError if verdicts cannot be stored."""
+        """Create the judge from an experiment's settings.
+
+        Args:
+            otherwise: returns the model to use if `task_judge.judges` is empty.
+
+        Raises:
+            ConfigError: there is no model.
+            UserError: verdicts cannot be stored.
+        """
         given = read_judge_settings(experiment, otherwise)
         return cls(
             given.panel,
@@ -79,7 +89,14 @@ class ModelJudge:
         )
 
     async def judge(self, question: str, answer: str, reference: str = "", tools: Sequence[str] = ()) -> Verdict:
-        """Return 1 and success, 0 and failure, or no score. Raises JudgeFailure if no model is reachable."""
+        """Return a verdict: reward 1 and success, reward 0 and failure, or no score.
+
+        Args:
+            tools: results of the attempt's tool calls.
+
+        Raises:
+            JudgeFailure: no model is reachable.
+        """
         if not answer.strip():
             return Verdict(0.0, False, "the answer is empty")
         parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
@@ -111,7 +128,18 @@ class ModelJudge:
         return verdict
 
     async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
-        """Rank attempts at one task. Raises JudgeFailure."""
+        """Rank the attempts at one task.
+
+        Args:
+            attempts: input of each attempt, by its index.
+            seed: fixes the shuffled orders in which attempts are shown.
+
+        Returns:
+            A verdict per attempt: reward 1 for the best, 0 for the worst.
+
+        Raises:
+            JudgeFailure: no model is reachable.
+        """
         task = attempts[min(attempts)].task.task
         question, reference = (
             format_question(task.main_query, task.init_messages),
@@ -120,11 +148,15 @@ class ModelJudge:
         return await compare_attempts(self, attempts, seed, question=question, reference=reference)
 
     async def awake(self) -> None:
-        """Request one word, bypassing the cache. Raises JudgeFailure if no model is reachable."""
+        """Check that a model answers: send a request for one word, bypassing the cache.
+
+        Raises:
+            JudgeFailure: no model is reachable.
+        """
         await self.panel.check_reachable(build_question("{answer}", {"answer": "Is anybody there?"}, self.max_chars))
 
     def let_go(self) -> None:
-        """Close the verdict store until the next use. Idempotent."""
+        """Close the file of stored verdicts until the next use. Idempotent."""
         if self.panel.store is not None:
             self.panel.store.close()
 
@@ -156,7 +188,7 @@ class ModelJudge:
 
 
 def format_question(query: str, messages: Sequence[Any]) -> str:
-    """Return a task as text."""
+    """Return a task as one text: its query, or its messages with their roles."""
     if query:
         return query
     return "\n".join(f"{each.get('role')}: {answer_text(each.get('content'))}" for each in messages)
@@ -190,7 +222,7 @@ Tiers = tuple[list[list[str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One attempt in a ranking."""
+    """One of the attempts that a ranking compares."""
 
     answer: str
     tools: Sequence[str] = ()
@@ -207,7 +239,17 @@ async def compare_attempts(
     judge: ModelJudge, attempts: Mapping[int, JudgeInput], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
-    """Return a verdict for each attempt. `answer`: field of the answer in an output. Raises JudgeFailure."""
+    """Rank the attempts at one task by the judge's models.
+
+    Args:
+        attempts: input of each attempt, by its index.
+        seed: fixes the shuffled orders in which attempts are shown.
+        answer: metadata field of the workflow's output with the answer.
+        criteria: criteria to rank by, one per line.
+
+    Raises:
+        JudgeFailure: no model is reachable.
+    """
     repeats = sorted(attempts)
     entrants = []
     for each in repeats:
@@ -221,7 +263,18 @@ async def compare_attempts(
 async def rank_entrants(
     judge: ModelJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
-    """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
+    """Request rankings with attempts in shuffled orders, one per vote, and return one verdict per attempt.
+
+    Args:
+        seed: fixes the shuffled orders.
+        criteria: criteria to rank by, one per line.
+
+    Returns:
+        Verdicts with the mean score over the votes, or no score if at most half of the votes placed the attempt.
+
+    Raises:
+        JudgeFailure: no model is reachable.
+    """
     if len(entrants) < 2:
         return [Verdict(None, None, "no score: there is no other attempt to compare with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
@@ -304,13 +357,18 @@ def _build_verdicts(
 
 
 def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return label -> score: 1 for the best, 0 for the worst, the mean rank for ties."""
+    """Map labels to scores: 1 for the best, 0 for the worst, evenly spaced, with the mean rank for ties.
+
+    Args:
+        tiers: labels from best to worst, tied labels together.
+    """
     count = sum(map(len, tiers))
     if count < 2:
         return {}
     scores: dict[str, float] = {}
     above = 0
     for tier in tiers:
+        # Tied labels share the mean of the ranks that they occupy.
         place = above + (len(tier) - 1) / 2
         scores |= dict.fromkeys(tier, 1.0 - place / (count - 1))
         above += len(tier)
@@ -318,8 +376,14 @@ def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
-    """Return the share of attempt pairs in equal order, over pairs of votes that placed both. `placed`: scores by
-    attempt number, for each vote."""
+    """Return the share of attempt pairs that two votes order equally, from 0 to 1.
+
+    Only pairs that both votes placed count. Without any the result is 1.
+
+    Args:
+        placed: for each vote, scores by the attempt's index.
+        count: number of attempts.
+    """
     same = total = 0
     for one, two in itertools.combinations(range(count), 2):
         signs = [(vote[one] > vote[two]) - (vote[one] < vote[two]) for vote in placed if one in vote and two in vote]

@@ -1,9 +1,9 @@
-"""A panel of models: the first model with a readable reply answers a question.
+"""ModelPanel: sends a question to several models in order, until one gives a readable reply.
 
-Invariants: a model that does not answer is retried, then replaced by the next; after a refusal or an unreadable reply
-the next model follows. If no model is reachable, JudgeFailure is raised and counted by the rollout's circuit breaker;
-if a model was reached without a verdict, there is no value. Requests never exceed the budget, the rate or the
-concurrency.
+Invariants: a model that does not answer is retried, then the next model is asked. After a refusal or an unreadable
+reply the next model is asked at once. If no model is reachable, JudgeFailure is raised and counted by the rollout's
+circuit breaker. If a model was reached without a readable reply, there is no value. Requests never exceed the budget,
+the rate or the concurrency.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPTIONAL = {
 
 @dataclass(slots=True)
 class PanelMember:
-    """One model of a panel, and its prices."""
+    """One judging model with its prices."""
 
     model: ChatModel
     price_in: float = 0.0
@@ -56,7 +56,7 @@ class PanelMember:
 
 @dataclass(slots=True)
 class JudgeReply(Generic[T]):
-    """The answer to a question, with its cost."""
+    """The parsed answer to one question, with calls, cost and problems."""
 
     value: T | None = None
     """None: no model gave a readable reply."""
@@ -72,12 +72,19 @@ class JudgeReply(Generic[T]):
 
 
 class ModelPanel:
-    """Requests replies from models in order, for one run in one process, on the tools' loop."""
+    """Requests replies from models in order, for one run in one process, on the tools' event loop."""
 
     def __init__(
         self, members: Sequence[PanelMember], limits: ModelJudgeConfig, store: JudgeStore | None, run: str
     ) -> None:
-        """Create the panel. `run`: name of the budget; `store`: None without cache and budget."""
+        """Create the panel.
+
+        Args:
+            members: models in the order of their use.
+            limits: budget, rate, concurrency and retries.
+            store: stored replies and spent budget; None for neither.
+            run: name under which the budget is counted.
+        """
         self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, limits.cache
         self._free = asyncio.Semaphore(limits.max_parallel)
 
@@ -90,11 +97,15 @@ class ModelPanel:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> JudgeReply[T]:
-        """Return the first readable reply. Raises JudgeFailure.
+        """Return the first readable reply to a question.
 
         Args:
-            read: Parses a reply, or raises UnreadableReplyError.
-            draw: Number of the vote; each vote starts with another model.
+            schema: JSON schema of the reply.
+            read: parses a reply, or raises UnreadableReplyError.
+            draw: index of the vote; each vote starts with another model.
+
+        Raises:
+            JudgeFailure: no model is reachable, or the budget is spent.
         """
         first = draw % len(self.members)
         order = [*self.members[first:], *self.members[:first]]
@@ -163,7 +174,12 @@ class ModelPanel:
     async def _request_from_member(
         self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]
     ) -> ChatReply:
-        """Return the answer of one model, with retries. Raises NoAnswerError, or JudgeFailure without budget."""
+        """Return the reply of one model, with retries, and count its cost in `reply`.
+
+        Raises:
+            NoAnswerError: all retries failed.
+            JudgeFailure: the budget is spent.
+        """
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}
@@ -200,7 +216,7 @@ class ModelPanel:
         await asyncio.sleep(at - now)
 
     async def _spend_budget(self, calls: int, cost: float) -> None:
-        """Add to the budget. Raises JudgeFailure if it is exhausted."""
+        """Count calls and cost in the run's budget. Raises JudgeFailure if it is spent."""
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
             return  # returns before a thread is used, since 64 calls in parallel would queue

@@ -1,7 +1,8 @@
-"""Build the prompts of judging models.
+"""Builds the prompts of judging models, safe against instructions in the judged text.
 
-Invariant: text of the policy, tools and task stands between marks with a random number that is in none of the texts, so
-no text can end its part; inserted text is never filled again. Long texts are cut in the middle, with a note at the cut.
+Invariant: text of the policy, tools and task stands between marks with a random number that occurs in none of the
+texts, so no text can pretend to end. Placeholders in inserted text are not filled again. Long texts are cut in the
+middle, with a note at the cut.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class JudgeQuestion:
-    """A question to a judge, without the random number of its marks."""
+    """A prompt for a judging model, before the random number of its marks is chosen."""
 
     pieces: tuple[tuple[str, str | None], ...]
     """(our text, inserted material or None) in order."""
@@ -57,7 +58,7 @@ class JudgeQuestion:
     cut: int = 0  # number of omitted characters
 
     def messages(self) -> list[dict[str, str]]:
-        """Return the messages, with a number that is in none of the material."""
+        """Return the chat messages, with marks whose number occurs in none of the judged texts."""
         material = "\n".join(inside or "" for _, inside in self.pieces)
         number = secrets.token_hex(8)
         while number in material:
@@ -70,7 +71,14 @@ class JudgeQuestion:
 
 
 def check_template(template: str | None, where: str) -> str:
-    """Return the template or the default. Raises ConfigError for an unknown placeholder or a missing {answer}."""
+    """Return the configured prompt template, or the default for None.
+
+    Args:
+        where: configuration key, for the error.
+
+    Raises:
+        ConfigError: a placeholder is unknown, or {answer} is missing.
+    """
     if template is None:
         return TEMPLATE
     names = [SAME.get(match[1], match[1]) for match in _HOLE.finditer(template) if match[1]]
@@ -87,7 +95,12 @@ def check_template(template: str | None, where: str) -> str:
 
 
 def build_question(template: str, parts: Mapping[str, str], most: int) -> JudgeQuestion:
-    """Fill the template; each part has at most `most` characters."""
+    """Fill a template with texts.
+
+    Args:
+        parts: text per placeholder.
+        most: characters of each text; longer ones are cut.
+    """
     pieces: list[tuple[str, str | None]] = []
     outside, end, cut = "", 0, 0
     for match in _HOLE.finditer(template):

@@ -1,8 +1,9 @@
-"""Parse the replies of judging models.
+"""Parses the replies of judging models.
 
-Invariant: a reply is one complete JSON object of the requested form, each key once, with only thoughts before it and a
-fence around it (or, for templates that ask for it, one word); otherwise it is rejected. Replies are not searched: a
-thought mark quoted inside a text ends no thought. Raw line breaks and unescaped LaTeX backslashes are accepted.
+Invariant: a reply is one complete JSON object of the requested schema, each key once, with only reasoning before it and
+a code fence around it (or one word, for templates that ask for it). Otherwise it is rejected. Replies are not searched:
+an end-of-reasoning tag quoted inside a text does not end the reasoning. Raw line breaks and unescaped LaTeX backslashes
+are accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _EMPHASIS = " \t\r\n*_`\"'.!"
 
 
 class UnreadableReplyError(AjetError):
-    """A reply that is no verdict."""
+    """The reply of a judging model has not the requested form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def parse_vote(text: str) -> ModelVote:
 
 
 def build_tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON schema of a ranking of these labels."""
+    """Return the JSON schema of a ranking of attempts with these labels."""
     names = {"type": "array", "items": {"type": "string", "enum": list(labels)}}
     return {
         "type": "object",
@@ -75,8 +76,14 @@ def build_tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]:
-    """Return (labels from best to worst, ties together, without undecided; reason). Raises UnreadableReplyError, also
-    for a missing or repeated label."""
+    """Parse a ranking of attempts.
+
+    Returns:
+        Labels from best to worst with tied ones together and undecided ones left out, and the reason.
+
+    Raises:
+        UnreadableReplyError: the reply has another form, or a label is missing or repeated.
+    """
     content = parse_object(text, build_tiers_schema(labels))
     tiers = [tier for tier in content["tiers"] if tier]
     named = sorted([label for tier in tiers for label in tier] + content["undecided"])
@@ -86,7 +93,7 @@ def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]
 
 
 def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the reply's JSON object, without lone surrogates. Raises UnreadableReplyError."""
+    """Parse a reply as a JSON object of the schema, without lone surrogates. Raises UnreadableReplyError."""
     try:
         content = _load_object(_strip_thoughts(text))
         problem = find_reply_problem(json.dumps(content), schema)
@@ -100,8 +107,10 @@ def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strip_thoughts(text: str) -> str:
-    """Return the longest end of a reply that is one object; otherwise the text after all thoughts. Raises
-    UnreadableReplyError."""
+    """Return the end of a reply that is one JSON object, or else the text after the last reasoning.
+
+    Raises UnreadableReplyError if that text is empty or too long.
+    """
     rest = ""
     for start in [0, *find_thought_ends(text)][-MOST_THOUGHTS:]:
         rest = text[start:].strip()

@@ -1,7 +1,7 @@
-"""Settings of a run's model judge, from `task_judge` or from `scorer_agent` of AgentRL's `agent_config.yml`.
+"""Reads the settings of a run's model judge, from `task_judge` or AgentRL's `agent_config.yml`.
 
-Invariant: wrong settings raise one ConfigError before any cost. `task_judge.judges` takes precedence over the file;
-without a model in both there is no judge, whatever `alien_llm_model` is.
+Invariant: wrong settings raise one ConfigError before any cost. `task_judge.judges` takes precedence over the file's
+section `scorer_agent`. Without a model in both there is no judge, whatever `alien_llm_model` is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JUDGES = "ajet.task_judge.judges"
 
 
 class ScorerAgent(BaseModel):
-    """The section of AgentRL's file."""
+    """The section `scorer_agent` of AgentRL's file."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -45,8 +45,15 @@ class JudgeSettings(NamedTuple):
 
 
 def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMember] | None = None) -> JudgeSettings:
-    """Return the settings. `otherwise`: model to use if `judges` is empty. Raises ConfigError without a model;
-    UserError if verdicts cannot be stored."""
+    """Return panel, template and number of votes of the experiment's model judge.
+
+    Args:
+        otherwise: returns the model to use if `judges` is empty.
+
+    Raises:
+        ConfigError: there is no model.
+        UserError: verdicts cannot be stored.
+    """
     settings = JudgeKeys.of(experiment.ajet)
     agent = None if settings.judges or otherwise is not None else _read_scorer_agent(experiment)
     members = (

@@ -1,7 +1,7 @@
-"""Verdicts by content, and spent budgets, shared by the processes of all runs in a folder.
+"""JudgeStore: a SQLite file of judge replies and spent budgets, shared by all runs in a folder.
 
-Invariant: a verdict is used only if its digest, over question and verdict and written in the same transaction, is
-right; other rows are ignored. A call is counted before its request. A damaged file is renamed, with a warning.
+Invariant: a stored reply is used only if its digest, over question and reply and written in the same transaction, is
+right. Other rows are ignored. A call is counted before its request. A damaged file is renamed, with a warning.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JudgeStore:
 
     @staticmethod
     def key(question: Mapping[str, Any]) -> str:
-        """Return the digest of all inputs of a reply."""
+        """Return a digest of everything that determines a reply: model, prompt and sampling."""
         text = json.dumps(question, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -67,7 +67,7 @@ class JudgeStore:
         return row[0]
 
     def put(self, key: str, reply: str) -> None:
-        """Store a reply; on failure it is requested again later."""
+        """Store a reply. A failure is ignored, and the reply is requested again later."""
         try:
             with self._lock, self._get_connection() as made:
                 made.execute(
@@ -77,7 +77,7 @@ class JudgeStore:
             logger.warning("judge: a verdict cannot be stored in {}: {}", self._path, error)
 
     def spend(self, run: str, calls: int, cost: float) -> tuple[int, float]:
-        """Add to the spending of `run` and return its total. Raises sqlite3.Error."""
+        """Add calls and cost to the budget of `run`, and return its total. Raises sqlite3.Error."""
         with self._lock, self._get_connection() as made:
             made.execute("begin immediate")
             made.execute(

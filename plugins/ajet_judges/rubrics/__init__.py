@@ -1,6 +1,6 @@
-"""Rubrics: grade answers by criteria, with models at servers.
+"""Rubrics: language models grade an answer by several weighted criteria.
 
-In: task, answer, criteria; for `rubrics_auto_grader` labelled examples, from which a model writes criteria. Out: a
-`Verdict`; undecided is no score. Invariant: graded text is never an instruction; a grade is a complete reply of the
-requested form; a written criterion is used only if it improves agreement with the labels.
+Input: task, answer, criteria; for `rubrics_auto_grader` labelled examples, from which a model writes criteria. Output:
+a `Verdict`; an undecided one has no score. Invariant: graded text is never an instruction. A grade is a complete reply
+of the requested form. A written criterion is used only if it improves agreement with the labels.
 """

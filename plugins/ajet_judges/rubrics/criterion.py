@@ -1,6 +1,6 @@
-"""One property for grading an answer.
+"""Criterion: one property by which an answer is graded, with a weight.
 
-Invariant: the text is one line of bounded length, so it is exactly one entry of a list.
+Invariant: the text is one line of bounded length, so it is exactly one entry of a numbered list.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def number_criteria(criteria: Sequence[Criterion]) -> str:
 
 
 def drop_repeats(found: Sequence[Criterion], known: Sequence[Criterion] = ()) -> list[Criterion]:
-    """Return the criteria without near duplicates of earlier ones and of `known`."""
+    """Return the criteria without near duplicates of earlier ones or of `known`."""
     chosen: list[Criterion] = []
     words = [_split_words(each) for each in known]
     for each in found:

@@ -40,30 +40,33 @@ class LabelledAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RubricExample:
-    """A question with one labelled answer, or several ranked ones."""
+    """A question with one labelled answer, or with several answers ranked by people."""
 
     query: str
     answers: tuple[LabelledAnswer, ...]
     reference: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values, as input of the version digest."""
+        """Return JSON values, from which the digest of the rubrics' version is computed."""
         return asdict(self)
 
 
 def get_field(task: Task, name: str) -> Any:
-    """Return a field of the task, or of its row, as in AgentJet; None if absent."""
+    """Return a field of the task, or of its data row. None if absent."""
     own = getattr(task, name, None) if name in Task.model_fields else None
     return task.metadata.get(name) if own in (None, "", []) else own
 
 
 def get_query(task: Task, name: str) -> str:
-    """Return the configured question field, or the task's own question."""
+    """Return the configured question field of a task, or else the task's query."""
     return answer_text(get_field(task, name)) or format_question(task.main_query, task.init_messages)
 
 
 def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[RubricExample]]:
-    """Return (examples for writing rubrics, held-out examples), read as `rubrics_auto_grader` configures.
+    """Read the labelled examples that `rubrics_auto_grader` configures.
+
+    Returns:
+        Examples to write rubrics from, and held-out examples.
 
     Raises:
         TaskError: no example file is configured, or an example is invalid.
@@ -105,10 +108,10 @@ def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Ru
 
 
 def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
-    """Return the example of a row. Raises ValueError.
+    """Convert a data row to an example. Raises ValueError.
 
-    The answer is in `answer_field` and the reference in `reference_field`; without `answer_field`, as in AgentJet's
-    rows, the answer is in `answer`.
+    The answer is in `answer_field` and the reference in `reference_field`. Without `answer_field` the answer is in
+    `answer`, as in AgentJet's rows.
     """
     row, query = task.metadata, get_query(task, grader.query_field)
     if not query.strip():

@@ -1,6 +1,6 @@
-"""AnswerGrader: grade an answer by several criteria with one question to models.
+"""AnswerGrader: a model grades an answer by several criteria in one request.
 
-Invariants: a reply names each criterion once, with a number on the scale or a word for a missing grade; other replies
+Invariants: a reply names each criterion once, with a number on the scale or a word for a missing grade. Other replies
 are rejected. A grade needs more than half of the votes. A missing grade is left out or makes the verdict undecided, and
 never counts as the lowest grade.
 """
@@ -57,7 +57,7 @@ class GradeScale:
     high: float = 1.0
 
     def share(self, grade: float) -> float:
-        """Return the grade as a share: 0 for the lowest, 1 for the highest."""
+        """Map a grade to 0 (lowest) … 1 (highest)."""
         return (grade - self.low) / (self.high - self.low)
 
 
@@ -75,19 +75,23 @@ class AnswerGrades:
 
 
 class AnswerGrader:
-    """Requests grades from models, for one run, from any event loop."""
+    """Requests grades of answers from models, for one run, from any event loop."""
 
     def __init__(
         self, judge: ModelJudge, *, scale: GradeScale = GradeScale(), template: str | None = None, where: str = "",
         may_not_apply: bool = False,
     ) -> None:  # fmt: skip
-        """Create the grader. Raises ConfigError for a wrong template.
+        """Create the grader.
 
         Args:
-            template: Prompt with {rubrics}, {answer} and optionally {question}, {reference}, {tools}, {min_score},
+            scale: lowest and highest grade.
+            template: prompt with {rubrics}, {answer} and optionally {question}, {reference}, {tools}, {min_score},
                 {max_score}.
-            where: Configuration key of the template.
+            where: configuration key of the template, for errors.
             may_not_apply: True if the model may answer that a criterion does not apply to the task.
+
+        Raises:
+            ConfigError: the template is wrong.
         """
         self.judge, self.scale, self._may_not_apply = judge, scale, may_not_apply
         self._template = TEMPLATE if template is None else template
@@ -178,7 +182,14 @@ class AnswerGrader:
 async def collect_votes(
     judge: ModelJudge, ask: Callable[[int, float], Awaitable[JudgeReply[ParsedGrades]]]
 ) -> tuple[list[JudgeReply[ParsedGrades]], list[JudgeFailure]]:
-    """Call `ask(draw, temperature)` once for each vote. Raises JudgeFailure if no vote reached a model."""
+    """Request one reply per vote, and return the replies and the failures.
+
+    Args:
+        ask: sends one request, given the vote's index and the temperature.
+
+    Raises:
+        JudgeFailure: no vote reached a model.
+    """
     results = await asyncio.gather(
         *(ask(draw, judge.temperature) for draw in range(judge.votes)), return_exceptions=True
     )
@@ -193,10 +204,13 @@ async def collect_votes(
 
 
 def weigh_grades(grades: Sequence[Grade], criteria: Sequence[Criterion], *, strict: bool) -> float | None:
-    """Return the weighted score from 0 to 1: sum of weight * grade over the sum of positive weights, for applicable
-    criteria.
+    """Return the weighted score from 0 to 1, or None if it is undecided.
 
-    None if a weighted criterion is undecided (strict), or if undecided criteria have at least half of the weight.
+    The score is the sum of weight * grade over the sum of positive weights, for applicable criteria.
+
+    Args:
+        strict: True if one undecided weighted criterion makes the score undecided. Otherwise this takes undecided
+            criteria with at least half of the weight.
     """
     applied = [
         (grade, each.weight)

@@ -1,8 +1,8 @@
-"""RubricsJudge: the judge of `judge_type: rubrics_auto_grader`.
+"""RubricsJudge: the judge of `judge_type: rubrics_auto_grader`, which grades by criteria that a model wrote.
 
-Invariants: it grades by rubrics of the present version (examples and settings), or by the file of `path`. Missing
-rubrics are written once, by one process, while others wait. If writing fails, the judge fails once for all attempts,
-and never returns a reward.
+Invariants: it uses the rubrics whose version (digest of examples and settings) is the present one, or the file `path`.
+Missing rubrics are written once, by one process, while others wait. If writing fails, the judge fails once for all
+attempts, and never returns a reward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class RubricsJudge:
-    """Judges attempts by rubrics, writing missing rubrics first. Thread-safe."""
+    """Judges attempts by rubrics, and writes them first if they are missing. Thread-safe."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Read the examples, unless `path` names existing rubrics. Raises UserError."""
@@ -67,12 +67,12 @@ class RubricsJudge:
 
     @property
     def rubrics(self) -> Rubrics | None:
-        """The present rubrics; None before they are written."""
+        """The rubrics in use, or None before they are written or read."""
         return self._rubrics
 
     @property
     def said(self) -> str:
-        """A sentence on the rubrics, or on the cost of writing them."""
+        """A sentence for the user about the rubrics, or about the cost of writing them."""
         name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
         if self._rubrics is not None:
             count = len(self._rubrics.criteria)
@@ -85,7 +85,15 @@ class RubricsJudge:
         return self.said
 
     def ensure_rubrics(self, say: Callable[[str], None] = logger.info, *, remake: bool = False) -> Rubrics:
-        """Return the rubrics, written now if missing; `remake`: written in any case. Blocks. Raises UserError."""
+        """Return the rubrics, and write them first if they are missing. Blocks.
+
+        Args:
+            say: receives progress messages.
+            remake: True to write new rubrics in any case.
+
+        Raises:
+            UserError: the rubrics cannot be written.
+        """
         with self._lock:
             if self._rubrics is not None and not remake:
                 return self._rubrics
@@ -130,7 +138,12 @@ class RubricsJudge:
         return verdict
 
     async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
-        """Rank attempts at one task. Raises JudgeFailure."""
+        """Rank the attempts at one task by the criteria. Raises JudgeFailure.
+
+        Args:
+            attempts: input of each attempt, by its index.
+            seed: fixes the shuffled orders in which attempts are shown.
+        """
         criteria = number_criteria((await self._get_rubrics()).criteria)
         task = attempts[min(attempts)].task.task
         found = await compare_attempts(
@@ -148,7 +161,7 @@ class RubricsJudge:
         await self.grader.judge.awake()
 
     def let_go(self) -> None:
-        """Close the verdict store. Idempotent."""
+        """Close the file of stored verdicts. Idempotent."""
         self.grader.judge.let_go()
 
     async def _get_rubrics(self) -> Rubrics:
@@ -197,7 +210,12 @@ IN_ROW = ("rubric", "rubrics")
 
 
 class RubricScorer:
-    """Returns a score from 0 to 1. `rubric`: for rows without one; `success_at`: score of a success."""
+    """The scorer `rubric`: returns a weighted score from 0 to 1 by the criteria of the task's row.
+
+    Args:
+        rubric: criteria for rows without their own.
+        success_at: score from which an attempt counts as a success.
+    """
 
     def __init__(self, grader: AnswerGrader, rubric: Any = None, success_at: float = 1.0) -> None:
         self._grader, self._success_at = grader, success_at
@@ -223,8 +241,11 @@ class RubricScorer:
     async def __call__(
         self, reply: str, task: Task, workflow_task: WorkflowTask, metadata: dict[str, Any], ground_truth: Any = None
     ) -> Verdict:
-        """Score a reply; no score without a rubric. Raises JudgeFailure for a malformed rubric, or if no model is
-        reachable."""
+        """Score a reply by its row's rubric. Without a rubric there is no score.
+
+        Raises:
+            JudgeFailure: the rubric is malformed, or no model is reachable.
+        """
         rubric = next((metadata[name] for name in IN_ROW if metadata.get(name) not in (None, [], {}, "")), None)
         try:
             criteria = self._usual if rubric is None else parse_criteria(rubric)
@@ -242,14 +263,20 @@ class RubricScorer:
         return build_verdict(graded, criteria, score, self._success_at)
 
     def let_go(self) -> None:
-        """Close the verdict store. Idempotent."""
+        """Close the file of stored verdicts. Idempotent."""
         self._grader.judge.let_go()
 
 
 def build_verdict(
     graded: AnswerGrades, criteria: Sequence[Criterion], score: float | None, success_at: float, *, scorer: str = ""
 ) -> Verdict:
-    """Return the verdict of the grades, with each criterion's grade."""
+    """Return the verdict of graded criteria, with each grade in its details.
+
+    Args:
+        score: weighted score from 0 to 1; None if undecided.
+        success_at: score from which an attempt counts as a success.
+        scorer: name of the scorer, for the reason.
+    """
     details = dict(graded.details)
     details["grades"] = [
         {"criterion": each.text, "grade": grade, "weight": each.weight}

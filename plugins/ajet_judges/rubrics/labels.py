@@ -1,7 +1,7 @@
-"""Measure the agreement of grades with labels.
+"""Measures how well grades agree with people's labels.
 
-Invariant: pure functions. 1 is full agreement; an answer without a grade never agrees. Rubrics must beat the floor: the
-agreement of the best constant grade.
+Invariant: pure functions. 1 is full agreement, and an answer without a grade never agrees. Rubrics must exceed the
+agreement of the best constant grade (the floor).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scores = Sequence[Sequence[float | None]]
 
 @dataclass(frozen=True, slots=True)
 class LabelAgreement:
-    """The agreement of grades with labels over examples."""
+    """The agreement of grades with labels over all examples."""
 
     share: float
     """Pointwise: 1 - mean distance from the label, as a share of the scale. Listwise: share of pairs in the right
@@ -46,7 +46,13 @@ class LabelAgreement:
 def measure_agreement(
     examples: Sequence[RubricExample], scores: Scores, *, listwise: bool, mark: float = 0.5
 ) -> LabelAgreement:
-    """Return the agreement. `mark`: grade of a success."""
+    """Return the agreement of scores with labels.
+
+    Args:
+        scores: for each example, a score from 0 to 1 per answer; None for no grade.
+        listwise: True if examples are ranked answers.
+        mark: score from which an answer counts as a success.
+    """
     if listwise:
         return _measure_pairs(examples, scores)
     labelled = [(each.answers[0].label, of[0]) for each, of in zip(examples, scores, strict=True)]
@@ -56,7 +62,7 @@ def measure_agreement(
 
 
 def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float:
-    """Return the agreement of one constant grade."""
+    """Return the agreement that the best constant grade reaches."""
     if listwise:
         return 0.5
     labels = [each.answers[0].label for each in examples]

@@ -1,9 +1,9 @@
-"""Write rubrics from labelled examples: propose, try, revise, select.
+"""RubricsMaker: a model writes grading criteria from labelled examples, in the loop propose, grade, revise, select.
 
-Invariants: criteria are proposed for each example, tried on it, and revised at most `max_epochs` times while their
-grade differs from the label; criteria that never agree are dropped. The rest is graded on all examples and selected by
-agreement (`choosing`). Equal replies give equal rubrics. The reported agreement is measured with the same requests as
-in a run.
+Invariants: criteria are proposed for each example, graded on it, and revised at most `max_epochs` times while their
+grade differs from the label. Criteria that never agree are dropped. The rest is graded on all examples and selected by
+agreement with the labels. Equal replies give equal rubrics. The reported agreement is measured with the same requests
+as in a run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GRADED_AT_ONCE = 10
 
 @dataclass(slots=True)
 class MadeRubrics:
-    """Written rubrics, with their agreement before and after revision."""
+    """The selected criteria, with their agreement before and after revision."""
 
     criteria: list[Criterion]
     before: LabelAgreement
@@ -66,7 +66,7 @@ class MadeRubrics:
 
 @dataclass(slots=True)
 class RubricsMaker:
-    """Writes rubrics from labelled examples."""
+    """Writes criteria from labelled examples with the models of a grader."""
 
     grader: AnswerGrader
     settings: RubricsAutoGrader
@@ -79,18 +79,26 @@ class RubricsMaker:
 
     @property
     def judge(self) -> ModelJudge:
-        """The model judge used for requests."""
+        """The model judge that sends the requests."""
         return self.grader.judge
 
     @property
     def listwise(self) -> bool:
-        """True if examples are ranked candidates."""
+        """True if an example is several answers ranked by people, instead of one labelled answer."""
         return self.settings.grader_mode == "listwise"
 
     async def make_rubrics(
         self, examples: Sequence[RubricExample], held_out: Sequence[RubricExample] = ()
     ) -> MadeRubrics:
-        """Write the rubrics. Raises JudgeFailure if no model is reachable, or no criterion agrees with the labels."""
+        """Write, grade and select criteria until a stop rule applies.
+
+        Args:
+            examples: examples to write criteria from.
+            held_out: examples to measure the result on; empty to measure on `examples`.
+
+        Raises:
+            JudgeFailure: no model is reachable, or no criterion agrees with the labels better than a constant grade.
+        """
         settings, at_first = self.settings, list[Criterion]()
         order = list(examples)
         random.Random(self.seed).shuffle(order)
@@ -133,7 +141,11 @@ class RubricsMaker:
                     proposed - len(chosen), self.calls, self.cost)  # fmt: skip
 
     async def _write_for_example(self, example: RubricExample) -> tuple[list[Criterion], list[Criterion]]:
-        """Return (first proposals for an example, criteria that agree after revision)."""
+        """Propose criteria for one example, and revise them until their grade equals its label.
+
+        Returns:
+            The first proposals, and the criteria that agree (empty if none do after `max_epochs` revisions).
+        """
         settings, scale, longest = self.settings, self.grader.scale, self.judge.max_chars
         count, language = settings.query_specific_generate_number, settings.language
         found = await self._request_criteria(build_proposal(example, scale, count, language, longest), count)
@@ -158,7 +170,12 @@ class RubricsMaker:
     async def _request_parsed(
         self, question: JudgeQuestion, schema: dict[str, Any], read: Callable[[str], T]
     ) -> T | None:
-        """Return the parsed reply to a question, with retries; None if all replies are unreadable."""
+        """Return the parsed reply to a question, with retries. None: all replies are unreadable.
+
+        Args:
+            schema: JSON schema of the reply.
+            read: parses a reply, or raises UnreadableReplyError.
+        """
         for draw in range(self.settings.max_retries + 1):
             reply: JudgeReply[T] = await self.judge.panel.ask(
                 question, schema, read, draw=draw, temperature=self.judge.temperature if draw == 0 else 1.0
@@ -169,7 +186,7 @@ class RubricsMaker:
         return None
 
     async def _grade_new_criteria(self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]) -> None:
-        """Grade all answers by criteria without a grade."""
+        """Grade all answers of the examples by those criteria that have no grade yet."""
 
         async def one(example: RubricExample, answer: str, batch: Sequence[Criterion]) -> None:
             graded = await self._grade_answer(example, answer, batch)
@@ -200,7 +217,7 @@ class RubricsMaker:
     def _score_answers(
         self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
     ) -> list[list[float | None]]:
-        """Return scores by these criteria from known grades."""
+        """Return weighted scores by these criteria, per example and answer, from stored grades."""
         return [
             [
                 weigh_grades(
@@ -219,7 +236,7 @@ class RubricsMaker:
     async def _measure_with_judge(
         self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
     ) -> LabelAgreement:
-        """Measure the agreement with all criteria in one question, as in a run."""
+        """Measure the agreement when all criteria are in one request, as in a training run."""
 
         async def one(example: RubricExample) -> list[float | None]:
             if not criteria:
@@ -255,7 +272,13 @@ class RubricsMaker:
 def count_most_calls(
     settings: RubricsAutoGrader, examples: Sequence[RubricExample], held_out: Sequence[RubricExample], votes: int
 ) -> int:
-    """Return the maximum number of requests for writing rubrics, if every reply is readable."""
+    """Return the largest possible number of model requests for writing the rubrics.
+
+    Retries after unreadable replies are not counted.
+
+    Args:
+        votes: requests per graded answer.
+    """
     count, answers = len(examples), sum(len(each.answers) for each in examples)
     iterations = min(settings.max_iterations, math.ceil(count / settings.batch_size))
     looked_at = min(count, iterations * settings.batch_size)
@@ -273,7 +296,10 @@ def _make_key(example: RubricExample, answer: str, criterion: Criterion) -> tupl
 
 
 async def _gather_all(work: Any) -> list[Any]:
-    """Return the results of all coroutines in order, at most AT_ONCE at a time; the first failure cancels the rest."""
+    """Run coroutines, at most AT_ONCE at a time, and return their results in order.
+
+    The first failure cancels the rest.
+    """
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(coroutine: Any) -> Any:
@@ -305,12 +331,21 @@ def extend_criteria(
     most_new: int,
     most: int,
 ) -> list[Criterion]:
-    """Return `chosen` plus criteria of `fresh` that improve agreement, best first."""
+    """Add criteria to `chosen` one by one, always the one that improves agreement most (greedy selection).
+
+    Args:
+        fresh: candidates.
+        agrees: agreement of a list of criteria with the labels.
+        floor: agreement of the best constant grade, to be exceeded.
+        most_new: largest number of added criteria.
+        most: largest number of criteria in total.
+    """
     found, rest = list(chosen), list(fresh)
     best = agrees(found) if found else floor
     for _ in range(most_new):
         if len(found) >= most or not rest:
             break
+        # The negative index breaks ties in favour of the earlier criterion, so equal replies give equal rubrics.
         value, place = max((agrees([*found, each]), -place) for place, each in enumerate(rest))
         if value <= best + LEAST:
             break
@@ -320,7 +355,7 @@ def extend_criteria(
 
 
 def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -> list[Criterion]:
-    """Drop criteria without influence on agreement, least useful first; at least one stays."""
+    """Remove criteria without which the agreement stays equal, one by one. At least one remains."""
     found = list(chosen)
     while len(found) > 1:
         value, place = max((agrees([*found[:place], *found[place + 1 :]]), place) for place in range(len(found)))
@@ -332,7 +367,10 @@ def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -
 
 @dataclass(slots=True)
 class StopRules:
-    """Decides when to stop: call `reason` before each iteration, `note_iteration` after it."""
+    """Decides when the writing of rubrics stops.
+
+    Call `reason` before each iteration, and `note_iteration` after it.
+    """
 
     patience: int
     min_increment: float
@@ -345,7 +383,12 @@ class StopRules:
     history: list[Mapping[str, float]] = field(default_factory=list)
 
     def reason(self, total: int, left: int) -> str:
-        """Return why to stop; "" to continue. `total`: number of chosen criteria; `left`: unused examples."""
+        """Return why to stop now, or "" to continue.
+
+        Args:
+            total: number of selected criteria.
+            left: number of unused examples.
+        """
         if self.in_vain >= self.patience:
             return f"the last {self.in_vain} iterations gained less than {self.min_increment:g}"
         if self.iterations >= self.max_iterations:
@@ -355,7 +398,13 @@ class StopRules:
         return "" if left else "all examples are used"
 
     def note_iteration(self, value: float, *, proposed: int, chosen: int) -> None:
-        """Record the agreement after an iteration."""
+        """Record the agreement that an iteration reached.
+
+        Args:
+            value: agreement of the selected criteria.
+            proposed: number of criteria written in the iteration.
+            chosen: number of selected criteria.
+        """
         self.in_vain = self.in_vain + 1 if value - self.best < self.min_increment else 0
         self.best = max(self.best, value)
         self.iterations += 1

@@ -53,7 +53,12 @@ WANTED = (
 
 
 def build_proposal(example: RubricExample, scale: GradeScale, count: int, language: str, longest: int) -> JudgeQuestion:
-    """Return a prompt for criteria that explain an example's labels."""
+    """Return a prompt that requests criteria which explain an example's labels.
+
+    Args:
+        count: number of criteria to write.
+        longest: characters of each text; longer ones are cut.
+    """
     head = "Somebody judged the following work. Write the criteria that they must have gone by.\n\nThe task:\n"
     pieces, cut = _build_pieces(example, scale, longest, head)
     return JudgeQuestion((*pieces, (WANTED, None)), _build_form(count, language), cut)
@@ -63,8 +68,12 @@ def build_revision(
     example: RubricExample, scale: GradeScale, criteria: Sequence[Criterion], grades: Sequence[Sequence[Grade]],
     language: str, longest: int,
 ) -> JudgeQuestion:  # fmt: skip
-    """Return a prompt for better criteria, with the wrong grades of the present ones. `grades`: by answer and
-    criterion."""
+    """Return a prompt that requests better criteria, and shows where the present grades are wrong.
+
+    Args:
+        grades: a list of grades per answer, in the order of `criteria`.
+        longest: characters of each text; longer ones are cut.
+    """
     head = (
         "Criteria were written for the following work, and graded by them it does not come out as it was judged. Write "
         "better ones.\n\nThe task:\n"
@@ -78,7 +87,7 @@ def build_revision(
 
 
 def build_categorisation(criteria: Sequence[Criterion], most: int, language: str) -> JudgeQuestion:
-    """Return a prompt for grouping criteria."""
+    """Return a prompt that requests a grouping of the criteria into at most `most` categories."""
     listed = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
     form = (
         'Reply with one JSON object and nothing else: {"categories": [{"name": "…", "criteria": [1, …]}, …]}. Each '
@@ -99,8 +108,11 @@ def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
 
 
 def parse_categories_reply(text: str, count: int, most: int) -> list[tuple[str, list[int]]]:
-    """Return (name, criterion indexes) of each category. Raises UnreadableReplyError for a missing or repeated
-    criterion."""
+    """Parse a grouping of criteria into (category name, criterion indexes).
+
+    Raises:
+        UnreadableReplyError: the reply has another form, or a criterion is missing or repeated.
+    """
     groups = parse_object(text, CATEGORIES)["categories"]
     found = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in groups]
     found = [(name, places) for name, places in found if places]

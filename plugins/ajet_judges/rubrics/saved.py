@@ -1,7 +1,7 @@
-"""Rubrics on disk: one JSON file with their inputs and agreement.
+"""Rubrics on disk: one JSON file with the criteria, their inputs and their agreement.
 
-Invariant: the version is a digest of the examples and all relevant settings, so rubrics of other inputs are never used;
-a file is written completely. People may edit criteria without changing the version.
+Invariant: the version is a digest of the examples and all relevant settings, so rubrics of other inputs are never used.
+A file is written atomically. People may edit criteria without changing the version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BEARS = (
 
 @dataclass(frozen=True, slots=True)
 class Rubrics:
-    """Criteria of a judge, with their version."""
+    """The criteria of a judge, as stored in a file."""
 
     criteria: tuple[Criterion, ...]
     version: str
@@ -49,7 +49,7 @@ class Rubrics:
 def compute_version(
     experiment: Experiment, models: Sequence[str], examples: Sequence[RubricExample], held_out: Sequence[RubricExample]
 ) -> str:
-    """Return the version of the rubrics to write."""
+    """Return the digest of all inputs from which rubrics are written."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader.model_dump(include=set(BEARS))
     content = {
         "form": FORM,
@@ -63,7 +63,7 @@ def compute_version(
 
 
 def find_rubrics_file(experiment: Experiment, version: str) -> Path:
-    """Return the file of the rubrics: `path`, or a file by version next to the runs."""
+    """Return the path of the rubrics: the configured `path`, or a file named by the version next to the runs."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.path is not None:
         return experiment.base / settings.path

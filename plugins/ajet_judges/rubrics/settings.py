@@ -1,6 +1,6 @@
-"""Settings of models that write rubrics and grade: `task_judge.judges`, or the model of the section.
+"""Finds the models that write rubrics and grade: `task_judge.judges`, or the model of `rubrics_auto_grader`.
 
-Invariant: `model_name` has a default, used only if rubrics are configured; address and key come from the section, or
+Invariant: `model_name` has a default, used only if rubrics are configured. Address and key come from the section, or
 from the environment as in AgentJet.
 """
 
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def read_named_model(experiment: Experiment) -> ChatModel:
-    """Return the section's model. Raises ConfigError for a malformed address, UserError without a server."""
+    """Return the model that the section `rubrics_auto_grader` names.
+
+    Raises:
+        ConfigError: the address is malformed.
+        UserError: there is no server.
+    """
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
     url = grader.base_url

@@ -33,14 +33,15 @@ _LEFT_OUT = "[left out: the context is full]"
 
 
 class Conversation:
-    """Holds the messages of the next request."""
+    """Holds the messages of the next request, counts their tokens, and shortens them."""
 
     def __init__(self, opening: Sequence[Mapping[str, Any]], room: int, reply_room: int) -> None:
         """Start a conversation from its first messages.
 
         Args:
-            room: tokens of prompt and reply together.
-            reply_room: part of `room` reserved for a reply.
+            opening: system prompt and task; never dropped.
+            room: largest number of tokens of prompt and reply together.
+            reply_room: part of `room` reserved for the next reply, in tokens.
         """
         self.messages: list[dict[str, Any]] = [dict(each) for each in opening]
         self.changes: list[dict[str, Any]] = []
@@ -50,7 +51,12 @@ class Conversation:
         self._new = 0
 
     def replied(self, message: Mapping[str, Any], tokens: int) -> None:
-        """Append a reply of the model; `tokens` counts prompt and reply together."""
+        """Append a reply of the model.
+
+        Args:
+            message: the reply as a chat message.
+            tokens: tokens of the request's prompt and this reply, from the response's usage.
+        """
         self.messages.append(dict(message))
         self._known, self._new = tokens, len(self.messages)
 
@@ -60,28 +66,40 @@ class Conversation:
 
     @property
     def is_at_its_shortest(self) -> bool:
-        """True if no message is left to drop."""
+        """True if only the first messages and at most one more remain, so shortening would not help."""
         return len(self.messages) <= self._opening + 1
 
     async def would_overflow(self, count: CountTokens) -> bool:
-        """Return True if the next request leaves too little room for a reply."""
+        """Return True if the next prompt leaves less than `reply_room` tokens for a reply.
+
+        Args:
+            count: returns the number of tokens of a text.
+        """
         if not self._known:
             return False
         added = self.messages[self._new :]
         texts = [extract_text(each) for each in added]
         free = self._room - self._reply_room - self._known - FRAME * len(added)
+        # The byte count is an upper bound, which saves a token count in nearly all steps.
         if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free:  # a token has at least one byte
             return False
         return sum([await count(text) for text in texts]) > free
 
     def for_summary(self) -> list[dict[str, Any]]:
-        """Return the request for a summary: the known messages, shortened tool results, and the question."""
+        """Return the messages of a request for a summary, with tool results since the last reply left out."""
         shortened = [{**each, "content": _LEFT_OUT} if each.get("role") == "tool" else each
                      for each in self.messages[self._new :]]  # fmt: skip
         return [*self.messages[: self._new], *shortened, {"role": "user", "content": SUMMARIZE}]
 
     def shorten(self, how: Overflow, step: int, summary: str = "") -> None:
-        """Drop messages according to `how`, and record the change."""
+        """Drop messages and append a note about them for the model.
+
+        Args:
+            how: "discard_all_tools" keeps only texts of the model. "discard_all" and "summarize" drop all but the first
+                messages.
+            step: index of the agent's step, for the record.
+            summary: the model's own summary, for "summarize".
+        """
         before = len(self.messages)
         remaining = self.messages[: self._opening]
         if how == "discard_all_tools":
@@ -112,18 +130,22 @@ _known: dict[str, _Known] = {}
 
 
 def forget(run: str) -> None:
-    """Drop the cached facts at the start of a run, so the first attempt measures again."""
+    """Drop the cached facts about the model at the start of a run.
+
+    Args:
+        run: key of the run within this process.
+    """
     _known.pop(run, None)
 
 
 class TokenCounts:
-    """Counts tokens with the tokenizer of the run's model, through the client of an attempt."""
+    """Counts tokens of texts by requests to the gateway, which has the model's tokenizer."""
 
     def __init__(self, client: AsyncOpenAI, run: str) -> None:
         self._client, self._of = client, _known.setdefault(run, _Known())
 
     async def __call__(self, text: str) -> int:
-        """Return the number of tokens of a text."""
+        """Return the number of tokens of a text, without the tokens of the chat template."""
         if self._of.frame is None:
             one = await self._count_prompt("a")
             self._of.frame = one - 1 if one is not None else -1
@@ -140,10 +162,12 @@ class TokenCounts:
         return self._of.sees_images
 
     async def _count_prompt(self, content: Any) -> int | None:
-        """Return the tokens of a prompt with this content, or None if the server refuses the content.
+        """Return the prompt tokens of one user message with this content.
+
+        None: the server refuses the content, for example an image.
 
         Raises:
-            EngineFailure: the tokens cannot be counted.
+            EngineFailure: the request failed.
         """
         import openai
 

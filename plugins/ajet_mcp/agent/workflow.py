@@ -41,7 +41,10 @@ REPEATS = 3
 
 
 class McpAgentWorkflow(Workflow):
-    """Runs `rollout.user_workflow: mcp_agent` (docs/mcp.md). Override `outcome` to score attempts differently."""
+    """The agent of `rollout.user_workflow: mcp_agent` (docs/mcp.md).
+
+    Override `outcome` to set a reward from the answer and the statistics.
+    """
 
     name: str = "mcp_agent"
 
@@ -59,7 +62,7 @@ class McpAgentWorkflow(Workflow):
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
-        """Return True unless a subclass overrides `execute` or `outcome`."""
+        """Return True if a judge must score the output: no subclass overrides `execute` or `outcome`."""
         return cls.execute is McpAgentWorkflow.execute and cls.outcome is McpAgentWorkflow.outcome
 
     @classmethod
@@ -70,9 +73,9 @@ class McpAgentWorkflow(Workflow):
 
     @classmethod
     async def told(cls, config: Any) -> list[dict[str, Any]]:
-        """Return the tool definitions sent to the model in `tools`, with the parameter added by a browse agent.
+        """Return the tool definitions that the model gets in `tools`.
 
-        Servers are queried as in an attempt. Servers started by a command are started and ended.
+        Servers are queried as in an attempt. Servers given as a command are started, queried and ended.
 
         Raises:
             CallFailedError: a server does not list its tools.
@@ -89,7 +92,10 @@ class McpAgentWorkflow(Workflow):
 
     @classmethod
     def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
-        """Return the tool definitions, or None if `start` is False and a server must be started by its command.
+        """Return the tool definitions that the model gets, outside an event loop.
+
+        Args:
+            start: False to start no server process. The result is then None if a server is given as a command.
 
         Raises:
             UserError: the tools cannot be listed.
@@ -142,9 +148,11 @@ class McpAgentWorkflow(Workflow):
         return self.outcome(workflow_task, answer, stats)
 
     def outcome(self, workflow_task: WorkflowTask, answer: str | None, told: dict[str, Any]) -> WorkflowOutput:
-        """Build the output from the final answer and the statistics `told`. The judge scores the output.
+        """Build the workflow's output, which a judge scores. Override it to set a reward.
 
-        Override the method to set a reward.
+        Args:
+            answer: the final answer, or None if the attempt ended without one.
+            told: statistics of the attempt, such as steps, tool calls and the reason of the end.
         """
         numbers = {name: value for name, value in told.items() if isinstance(value, int)}
         metadata = {
@@ -156,7 +164,10 @@ class McpAgentWorkflow(Workflow):
 
 
 class _Turn(NamedTuple):
-    """One reply of the model: message, text, tool calls."""
+    """One reply of the model.
+
+    `message`: the complete chat message. `text`: its content. `calls`: its tool calls.
+    """
 
     message: dict[str, Any]
     text: str
@@ -164,7 +175,7 @@ class _Turn(NamedTuple):
 
 
 class _Play:
-    """Runs the turns of one attempt, from the first request to the final answer."""
+    """Runs the agent loop of one attempt: request a reply, run its tool calls, until an answer."""
 
     def __init__(
         self,
@@ -250,7 +261,10 @@ class _Play:
         return _Turn(message, choice.message.content or "", calls)
 
     async def _make_room(self, step: int) -> None:
-        """Shorten the conversation by `on_overflow` if the next request would be too long."""
+        """Shorten the conversation as `on_overflow` says if the next prompt would be too long.
+
+        "summarize" first requests a summary from the model, which counts as a step.
+        """
         how, conversation = self._on_overflow, self._conversation
         if how == "disabled" or conversation.is_at_its_shortest or not await conversation.would_overflow(self._count):
             return
@@ -277,7 +291,7 @@ class _Play:
         return len(self._last) == REPEATS and len(set(self._last)) == 1
 
     def _count_end(self, why: str) -> bool:
-        """Count an event; return True if the policy ends the attempt for it."""
+        """Count an event such as "repetition". Return True if the settings end the attempt for it."""
         self._counts[why] += 1
         if self._on[why] == "continue":
             return False
@@ -312,7 +326,7 @@ def _build_condenser(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
 
 
 def _run_of(config: Any) -> str:
-    """Return the key of this run within the process."""
+    """Return a key for data cached per run within this process."""
     return f"{config.ajet.base_dir}\n{config.ajet.environment.use}"
 
 
@@ -337,7 +351,7 @@ def _sort_arguments(arguments: str) -> str:
 
 
 def _is_other_python(command: Sequence[str]) -> bool:
-    """Return True for a Python other than ajet's own, without the packages installed for ajet."""
+    """Return True if the command starts another Python than ajet's, so ajet's packages may be missing."""
     found = shutil.which(command[0]) if command else None
     is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
     return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()

@@ -1,7 +1,7 @@
-"""The browse agent: a second model condenses long tool results for the purpose of a call.
+"""The browse agent: a second, untrained model condenses long tool results for the purpose of a call.
 
 It reads AgentRL's `agent_config.yml` unchanged. It returns the text shown to the trained model, and records each
-request as a `ToolUse` without training on it. Invariants: no API key appears in a record or an error. If no model
+request as a `ToolUse` that is not trained on. Invariants: no API key appears in a record or an error. If no model
 answers, no text is invented.
 """
 

@@ -59,6 +59,9 @@ class Condenser:
         """Create the condenser of an attempt.
 
         Args:
+            agent: the browse agent's models, thresholds in tokens, and default purposes.
+            keep: records a `ToolUse` of the attempt.
+            count: returns the number of tokens of a text.
             time_left: returns the seconds left for the attempt.
             on_failure: action if no model answers. "continue" shows the result unchanged, "end" fails the attempt as a
                 failure of the environment.
@@ -88,7 +91,11 @@ class Condenser:
         return {**schema, "properties": {**properties, "purpose": _PURPOSE}}
 
     def taken(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the arguments sent to the tool, and the stated or default purpose."""
+        """Split the model's arguments into the tool's own arguments and the purpose of the call.
+
+        A `purpose` or `goal` that the tool itself does not accept is removed. Without a stated purpose the default is
+        used.
+        """
         own = tool.schema.get("properties") or {}
         stated = next((arguments[name] for name in _STATED if arguments.get(name)), "")
         purpose = str(stated).strip()[:LONGEST_PURPOSE] or self._agent.purpose_for(tool.name)
@@ -98,7 +105,9 @@ class Condenser:
         return sent, purpose
 
     async def condensed(self, tool: str, purpose: str, result: str) -> str | None:
-        """Return the condensed text of a result, or None to show the result unchanged.
+        """Return a long result condensed for the purpose, or None to show the result unchanged.
+
+        Each page of the result is one request. All requests run concurrently.
 
         Raises:
             CallFailedError: no model answered and `on_failure` is "end".
@@ -123,7 +132,10 @@ class Condenser:
         )
 
     async def _find_answer(self, tool: str, purpose: str, page: str) -> str | None:
-        """Return the answer of the first model to give one, or None if all models failed."""
+        """Request the condensed text of one page from the models in order, and return the first answer.
+
+        None: all models failed.
+        """
         given = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=given)
         about = {"tool": tool, "purpose": purpose, "digest": compute_digest(page), "characters": len(page)}

@@ -1,4 +1,4 @@
-"""Matches replies on one stream (a pipe, an old SSE stream) with requests sent separately.
+"""Matches JSON-RPC replies on one stream (a pipe, or an SSE stream) with their requests.
 
 Invariant: each request ends once: by its reply, its deadline, or the end of the stream. The end of the stream fails all
 waiting and all later requests.
@@ -21,7 +21,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class Answers:
-    """Waits for the replies of one connection, shared by several sessions if needed."""
+    """Sends the requests of one connection and gives each caller its reply."""
 
     def __init__(self, name: str, send: Send) -> None:
         self._name, self._send = name, send
@@ -32,7 +32,11 @@ class Answers:
         """The reason why the connection has ended, or None."""
 
     async def request(self, method: str, params: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a request and return its result.
+        """Send a request and wait for its result.
+
+        Args:
+            method: JSON-RPC method.
+            seconds: deadline of the reply.
 
         Raises:
             CallFailedError: the connection ended, or the deadline passed.
@@ -67,7 +71,7 @@ class Answers:
         return await answer
 
     def take(self, message: dict[str, Any]) -> None:
-        """Handle a message received from the server."""
+        """Give a received message to the waiting request, or refuse a request of the server."""
         if "method" in message:
             if expects_reply(message):
                 self._refuse_request(message)
@@ -87,13 +91,13 @@ class Answers:
             self.end(CallFailedError(reason, "transport", lost=True))
 
     def fail(self, problem: CallFailedError, number: int | None = None) -> None:
-        """Fail one request, or all waiting requests."""
+        """Raise an error in one waiting request (`number` is its id), or in all."""
         for each, waiting in self._waiting.items():
             if (number is None or each == number) and not waiting.done():
                 waiting.set_exception(problem)
 
     def end(self, problem: CallFailedError) -> None:
-        """Fail all waiting and later requests."""
+        """Mark the connection as ended: all waiting and later requests fail with this error."""
         if self.over is None:
             self.over = problem
             self.fail(problem)

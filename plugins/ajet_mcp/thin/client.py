@@ -1,6 +1,7 @@
-"""ThinClient and its sessions: lists and calls tools over HTTP, SSE, pipes or AgentDock.
+"""ThinClient: opens sessions with tool servers, over HTTP, SSE, pipes or AgentDock's interface.
 
-Invariant: a session uses its channel through three methods (start, request, close), independent of the MCP revision.
+Invariant: a session uses its channel (the transport) through three methods, start, request and close, whatever the MCP
+revision.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PAGES = 100
 
 
 class Channel(Protocol):
-    """Carries the requests of one session to its server."""
+    """The transport of one session: sends requests to the server and returns results."""
 
     @property
     def ended(self) -> bool: ...
@@ -83,11 +84,11 @@ class ThinSession:
 
     @property
     def ended(self) -> bool:
-        """True if the session is closed or its channel has ended."""
+        """True if the session was closed, or its transport has ended."""
         return self._closed or self._channel.ended
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools of all pages, within the start deadline."""
+        """Return all tools of the server, from all pages, within the start deadline."""
         found: list[Tool] = []
         cursor: str | None = None
         now = asyncio.get_running_loop().time

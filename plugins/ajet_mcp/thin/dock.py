@@ -1,9 +1,9 @@
-"""AgentDock's HTTP interface (`…/mcpapi`) as a session.
+"""DockSession: a session over AgentDock's HTTP interface (`…/mcpapi`).
 
 Invariants: errors are read from the body, for any HTTP status: `status_code` with `detail`, `status: error`,
 `content.error`. The tool's own error is a `Reply`. A missing server behind AgentDock is a `CallFailedError`. AgentDock
-does not separate sessions. A front of ajet announces episodes by the header `x-episodes`, and then each session is its
-own episode.
+does not separate sessions. ajet's own environment server (`ajet env up`) has the same interface and announces episodes
+by the header `x-episodes`: then each session is its own episode.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class DockSession:
 
     @classmethod
     async def open(cls, server: Server, limits: Limits) -> DockSession:
-        """Open a session.
+        """Open a session and list the tools.
 
         Raises:
-            CallFailedError: no answer, or no usable AgentDock.
+            CallFailedError: no answer, or the answer is not AgentDock's.
         """
         session = cls(server, limits)
         try:
@@ -124,7 +124,7 @@ class DockSession:
     async def _send_request(
         self, method: str, url: str, seconds: float, body: Any = None
     ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
-        """Send a request and return (effective status, body, headers).
+        """Send a request and return (HTTP status or the body's `status_code`, body, headers).
 
         Raises:
             CallFailedError: the session is closed, or the answer is no JSON object.
@@ -165,7 +165,7 @@ def _find_message(body: Mapping[str, Any]) -> str:
 
 
 def _convert_content(content: Any) -> tuple[dict[str, Any], ...]:
-    """Convert a bare value, or OpenAI content parts, to MCP content blocks."""
+    """Convert AgentDock's result (a plain value or OpenAI content parts) to MCP content blocks."""
     if not isinstance(content, list) or not all(isinstance(each, dict) and "type" in each for each in content):
         return (_build_text_block(content),) if content is not None else ()
     return tuple(_convert_block(each) for each in content)

@@ -1,7 +1,8 @@
-"""A session's own episode at a front (`ajet env up`), with state separate from other sessions.
+"""Episodes at an environment of `ajet env up`, one per session, with separate server state.
 
-Invariants: the episode is created once, before the first call. All its addresses are on the front itself. Of several
-fronts behind one address, they are on the front that created the episode, with the same scheme and port.
+The front is the environment's HTTP server. Invariants: the episode is created once, before the first call. All
+addresses of the episode are on the front that created it. If several fronts (pods behind one Service) share an address,
+the episode's own address has the same scheme and port.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ALONE = {"Connection": "close"}
 
 @dataclass(frozen=True, slots=True)
 class OwnEpisode:
-    """An episode of a front, with its own addresses."""
+    """One open episode at an environment, with the URLs of its calls and of its end."""
 
     name: str
     address: str
@@ -32,13 +33,18 @@ class OwnEpisode:
 
     @classmethod
     async def begin(cls, server: HttpServer, at: str, *, seconds: float, limit: int) -> OwnEpisode:
-        """Create an episode; a full front is retried by its `Retry-After` until `seconds` have passed.
+        """Create an episode at the environment.
+
+        A full environment (HTTP 503) is retried after its `Retry-After` until `seconds` have passed.
 
         Args:
-            at: address of the front for new episodes.
+            server: the environment's connections.
+            at: URL that creates episodes.
+            seconds: deadline.
+            limit: largest reply in bytes.
 
         Raises:
-            CallFailedError: the front creates no episode.
+            CallFailedError: the environment creates no episode.
         """
         until = asyncio.get_running_loop().time() + seconds
         while True:
@@ -62,7 +68,10 @@ class OwnEpisode:
 
 
 def _parse_retry_after(value: str) -> float:
-    """Return the seconds of a `Retry-After` header in seconds or as a date; 1 for any other value."""
+    """Return the seconds of a `Retry-After` header, given as a number or a date.
+
+    Any other value counts as 1 second.
+    """
     if value.isascii() and value.isdigit():
         return max(float(value), SHORTEST_PAUSE_S)
     date = parsedate_tz(value)

@@ -1,7 +1,7 @@
-"""HttpChannel: the requests of one session over streamable HTTP, with sessions or stateless.
+"""HttpChannel: the requests of one session over MCP's streamable HTTP, in both protocol generations.
 
-Invariants: a DELETE ends the session's state on the server. At a front with episodes (`_meta` of `server/discover`),
-each session is its own episode.
+Invariants: a DELETE ends the session's state on the server. If the server announces episodes (`_meta` of
+`server/discover`, sent by `ajet env up`), each session is its own episode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EPISODES holds the path for creating an episode, SEVERAL is True for several fro
 
 
 class HttpChannel:
-    """Carries the requests of one session."""
+    """The transport of one session over HTTP."""
 
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit
@@ -47,7 +47,7 @@ class HttpChannel:
         self._episode: OwnEpisode | None = None
 
     async def start(self, seconds: float) -> None:
-        """Detect the server's revision once, then begin a session or an episode if the server has them.
+        """Detect the server's protocol revision once, then begin a session or an episode if it has them.
 
         Raises:
             CallFailedError: the server cannot be used.
@@ -84,7 +84,8 @@ class HttpChannel:
         """Send a request and return its result.
 
         Args:
-            headers: arguments that a stateless server also expects as headers.
+            seconds: deadline of the reply.
+            headers: arguments that a stateless server expects as headers too (`Mcp-Param-*`).
 
         Raises:
             CallFailedError: the request failed on its way.
@@ -134,7 +135,10 @@ class HttpChannel:
         return result_of(answer), session
 
     def _give_up(self, number: int) -> None:
-        """Cancel a request at a server with sessions; a stateless server notices the closed connection."""
+        """Send a cancellation of request `number` to a server with sessions.
+
+        A stateless server notices the closed connection instead.
+        """
         message = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
         task = asyncio.create_task(self._send_notification(message))
         self._background.add(task)

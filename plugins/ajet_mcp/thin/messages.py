@@ -1,6 +1,7 @@
-"""JSON-RPC for MCP: builds requests, parses replies, and splits event streams.
+"""JSON-RPC messages of MCP: builds requests, parses replies, and splits event streams.
 
-Invariant: this module does no I/O. A frame other than JSON-RPC is None, never an exception.
+Invariant: this module does no I/O. A frame (one line or event) that is no JSON-RPC parses to None, never to an
+exception.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ def request(number: int, method: str, params: Mapping[str, Any], *, stateless: b
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Build a message without a reply."""
+    """Build a JSON-RPC notification, which gets no reply."""
     return {"jsonrpc": "2.0", "method": method, **({"params": dict(params)} if params else {})}
 
 
 def refusal(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the reply to a server's request: a result for ping, an error for any other method."""
+    """Build the reply to a request that the server sends: a result for ping, an error for any other method."""
     if message.get("method") == "ping":
         return {"jsonrpc": "2.0", "id": message["id"], "result": {}}
     error = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {str(message.get('method'))[:100]}"}
@@ -91,7 +92,7 @@ def load_reply(data: bytes | bytearray | str) -> Any:
 
 
 def decoded(frame: bytes | str) -> dict[str, Any] | None:
-    """Parse a JSON-RPC message; None for any other frame."""
+    """Parse one line or event as a JSON-RPC message. Return None for any other content."""
     try:
         message = load_reply(frame)
     except (ValueError, RecursionError):  # the frame is no JSON, or has an integer too long for Python
@@ -116,7 +117,7 @@ def id_of(message: Mapping[str, Any]) -> int | None:
 
 
 def is_answer(message: Mapping[str, Any], number: int) -> bool:
-    """Return True for the reply to a request on a connection with no other requests.
+    """Return True if a message is the reply to request `number` on a connection of that request alone.
 
     Servers answer an unreadable request with a null id, or with an error under an id of their choice.
     """
@@ -174,7 +175,10 @@ def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
 
 
 class EventStream:
-    """Splits server-sent events into (event, data) as bytes arrive; lines end in LF, CRLF or CR."""
+    """Splits a server-sent event stream into (event, data) as bytes arrive.
+
+    Lines end in LF, CRLF or CR.
+    """
 
     def __init__(self) -> None:
         self._left: list[bytes] = []

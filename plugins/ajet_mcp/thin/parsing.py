@@ -1,4 +1,4 @@
-"""Converts tools and replies from a server's JSON.
+"""Converts tool listings and tool results from a server's JSON.
 
 Invariant: malformed parts are dropped, without an exception.
 """
@@ -48,7 +48,7 @@ def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clean_schema(value: Any) -> Any:
-    """Clean a nested schema; null accepts any value, like an absent schema."""
+    """Remove null keywords from a nested schema. A null schema accepts any value, like an absent one."""
     return _without_nulls(value) if isinstance(value, dict) else {} if value is None else value
 
 
@@ -60,7 +60,10 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
 
 
 def lost_at_front(message: str, data: Any) -> CallFailedError | None:
-    """Return the failure reported by a front of ajet outside the model (`boundary` in the error data); else None."""
+    """Return the failure that an environment of `ajet env up` reports, or None for other errors.
+
+    Such an error names the failing side in `boundary`, for example a dead tool server.
+    """
     if not isinstance(data, Mapping) or not data.get("boundary"):
         return None
     return CallFailedError(message, "environment", lost=data.get("retryable") is not True)

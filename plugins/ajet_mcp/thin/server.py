@@ -43,7 +43,7 @@ _servers: dict[tuple[Any, ...], HttpServer] = process_local({})
 
 
 class HttpServer:
-    """A server and its connection pool in this process."""
+    """One HTTP server and its connection pool, shared by all sessions of this process."""
 
     def __init__(self, server: Server) -> None:
         self.name, self.url = server.name, server.url
@@ -64,7 +64,7 @@ class HttpServer:
 
     @classmethod
     def of(cls, server: Server) -> HttpServer:
-        """Return the server object of this process. Used on the tools' event loop."""
+        """Return the object of this server in this process. Used on the tools' event loop only."""
         if not _servers:
             close_at_exit(close_all)
         if server.key not in _servers:
@@ -77,7 +77,9 @@ class HttpServer:
         """Send a JSON-RPC message and return (reply or None, session id or "").
 
         Args:
-            url: address of an episode; "" for the server's address.
+            seconds: deadline of the reply.
+            limit: largest reply in bytes.
+            url: address of an episode; "" for the server's own address.
 
         Raises:
             CallFailedError: the message failed on its way.
@@ -110,6 +112,11 @@ class HttpServer:
     ) -> tuple[int, Mapping[str, str], Any]:
         """Send a plain HTTP request and return (status, headers, parsed JSON or None).
 
+        Args:
+            seconds: deadline of the reply.
+            limit: largest reply in bytes.
+            body: JSON value of the request; None for an empty body.
+
         Raises:
             CallFailedError: the request failed on its way.
         """
@@ -130,7 +137,7 @@ class HttpServer:
                     return reply.status, reply.headers, None
 
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
-        """Send a DELETE for a session or an episode."""
+        """Send the DELETE that ends a session or an episode, and ignore its failure."""
         timeout = aiohttp.ClientTimeout(total=seconds)
         with (
             suppress(CallFailedError),
@@ -140,7 +147,7 @@ class HttpServer:
                 pass
 
     def own(self, path: str) -> str:
-        """Return the address of `path` on this server.
+        """Return the URL of a path, and check that it stays on this server.
 
         Raises:
             CallFailedError: the address is on another server.
@@ -155,7 +162,7 @@ class HttpServer:
         return there
 
     def resolve_sibling(self, url: str) -> str:
-        """Check the address of a server behind this address, and return it.
+        """Return the URL of an episode at another process of the same environment, after a check.
 
         Raises:
             CallFailedError: the address has another scheme or port.
@@ -269,7 +276,10 @@ class HttpServer:
     async def _refuse_request(
         self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str], until: float
     ) -> None:
-        """Refuse a request of the server; a server that does not accept the refusal delays no call."""
+        """Answer a request of the server on its stream with a refusal, before `until`.
+
+        A server that does not accept the refusal delays no call.
+        """
         left = until - asyncio.get_running_loop().time()
         if left <= 0:  # buffered frames escape the connection's timeout
             raise TimeoutError
@@ -297,7 +307,14 @@ class HttpServer:
         return True
 
     def failed(self, what: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> CallFailedError:
-        """Build the error for a failed request to the server."""
+        """Build the error for a failed request.
+
+        Args:
+            what: rest of the message after the server's name.
+            kind: kind of the failure.
+            delivered: False if the request certainly did not reach the server.
+            lost: True if the session's state on the server is lost.
+        """
         return CallFailedError(f"the MCP server {self.name} ({self.url}) {what}", kind, delivered=delivered, lost=lost)
 
 
@@ -315,7 +332,7 @@ async def close_all() -> None:
 
 
 async def _drain_reply(reply: aiohttp.ClientResponse) -> None:
-    """Read the rest of an answered stream for a short time, so that its connection can be reused."""
+    """Read the rest of a stream after its reply for a short time, so that the connection can be reused."""
 
     async def read() -> None:
         while await reply.content.readany():

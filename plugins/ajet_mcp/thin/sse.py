@@ -1,6 +1,6 @@
-"""The SSE transport before streamable HTTP: one event stream per session carries the replies to POSTs.
+"""SseChannel: the older SSE transport of MCP, where one event stream carries the replies to POST requests.
 
-Invariant: the address named by the server for POSTs is on the server itself.
+Invariant: the address that the server names for POST requests is on the server itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet_mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
 
 
 class SseChannel:
-    """The event stream of one session."""
+    """The transport of one session over an event stream and POST requests."""
 
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit

@@ -1,8 +1,8 @@
-"""A server connected by two pipes.
+"""Servers connected by two pipes (MCP's stdio transport).
 
-Invariants: a frame longer than the limit is skipped while it arrives. Lines other than JSON-RPC are skipped and
-counted, and too many of them end the connection. Each session starts a process. A `shared` server has one process for
-all sessions of this ajet process, ended with the last session.
+Invariants: a frame (one line) longer than the limit is discarded while it arrives. Lines that are no JSON-RPC are
+skipped and counted, and too many of them end the connection. Each session starts a process. A `shared` server has one
+process for all sessions of this ajet process, ended with the last session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _shared: dict[tuple[Any, ...], StdioConnection] = process_local({})
 
 
 class StdioConnection:
-    """A server process, with the requests waiting for its replies."""
+    """One server process, with the requests that wait for its replies."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self._server, self._limits = server, limits
@@ -108,7 +108,11 @@ class StdioConnection:
         self.answers.end(await process.gone())
 
     def _too_large(self, head: bytes) -> None:
-        """Fail the request named at the start of a too long frame, or all waiting requests if no id is found."""
+        """Fail the request whose reply was too long.
+
+        Args:
+            head: first bytes of the discarded line. Without an id in them, all waiting requests fail.
+        """
         found = _ID.search(head)
         failed = CallFailedError(
             f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
@@ -117,7 +121,7 @@ class StdioConnection:
 
 
 class StdioChannel:
-    """The channel of one session over a connection."""
+    """The transport of one session over the pipes of a server process."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self._server = server

@@ -1,7 +1,7 @@
-"""A fork of the resident for a single call: code or a command.
+"""The process of one call: a fork of the resident that runs code or a command.
 
-Invariants: the fork holds only its three descriptors. Limits and confinement are set before any user code runs. The
-fork never returns to the resident's code.
+Invariants: the fork holds only its three descriptors. Limits and confinement are set before any untrusted code runs.
+The fork never returns to the resident's code.
 """
 
 # ruff: noqa: SIM115
@@ -27,7 +27,14 @@ _IGNORED = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
 def run_call(
     order: Mapping[str, Any], settings: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]
 ) -> None:
-    """Run the call `order` with standard input, output and error at `ends`. Never returns."""
+    """Run one call in this forked process, and exit with its code. Never returns.
+
+    Args:
+        order: the host's request: command, variables and limits.
+        settings: settings of the sandbox.
+        ends: descriptors of standard input, output and error.
+        blobs: standard input, and the code if there is no command.
+    """
     code = 126
     try:
         take_descriptors(ends)
@@ -44,7 +51,7 @@ def run_call(
 
 
 def take_descriptors(ends: tuple[int, int, int]) -> None:
-    """Move the descriptors to 0, 1 and 2, and close all others."""
+    """Make the three descriptors standard input, output and error, and close all others."""
     safe = [os.dup(each) for each in ends]
     for number, each in enumerate(safe):
         os.dup2(each, number)
@@ -80,7 +87,13 @@ def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> No
 
 
 def _set_limit(name: int, most: int, later: int = 0) -> None:
-    """Set a limit. `later`: the distance between the soft limit (a signal) and the hard limit (a kill)."""
+    """Set a resource limit of this process.
+
+    Args:
+        name: a RLIMIT constant.
+        most: soft limit, which sends a signal.
+        later: added for the hard limit, which kills.
+    """
     present = resource.getrlimit(name)[1]
     hard = most + later if present == resource.RLIM_INFINITY else min(most + later, present)
     resource.setrlimit(name, (min(most, hard), hard))
@@ -95,7 +108,12 @@ def _execute_command(argv: list[str], environment: dict[str, str]) -> None:
 
 
 def run_code(source: bytes, names: dict[str, Any], *, keeps_threads: bool = False) -> int:
-    """Run Python code as `__main__` and return the exit code. `keeps_threads`: its threads may continue afterwards."""
+    """Run Python code as `__main__` and return the exit code.
+
+    Args:
+        names: global names of the code.
+        keeps_threads: True if the code's threads may continue, as in a stateful session.
+    """
     gc.enable()
     sys.argv = ["-"]
     sys.stdin = open(0, closefd=False)

@@ -1,9 +1,10 @@
-"""A sandbox's door: a Unix socket as the only way through the walls, with connections in a single direction.
+"""The door: a Unix socket that is a sandbox's only connection to the outside, in one direction.
 
-Out: to the gateway. In: to the single port of a service. Invariant: neither direction opens the other. Out: a forwarder
-inside listens on loopback, so any client reaches the gateway by an ordinary URL. In: a forwarder accepts at a socket
-made outside, once the program answers at its port. The file is run by path, as the first program inside (without any
-package of ajet) or the second. The program sets user and limits if given, forks the forwarder, and becomes the command.
+Outward it leads to the gateway (ajet's model server): a forwarder inside listens on loopback, so any client reaches the
+gateway by an ordinary URL. Inward it leads to the single port of a service: a forwarder accepts at a socket created on
+the host, once the program answers at its port. Invariant: neither direction opens the other. The file is run by path,
+as the first program inside (without any package of ajet) or the second. It sets user and limits if they are given,
+forks the forwarder, and then executes the command in its place.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ DEATH_SIGNAL = 1
 def make_forwarder(
     connect: Callable[[], Coroutine[Any, Any, Streams]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
-    """Return a handler for `asyncio.start_server`, forwarding each connection to a connection made by `connect`."""
+    """Return a handler for `asyncio.start_server` that forwards each accepted connection.
+
+    Args:
+        connect: opens the other connection.
+    """
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -62,7 +67,7 @@ async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def main() -> None:
-    """Read the settings from the JSON argument and become the command."""
+    """Read the settings from the JSON argument, fork the forwarder, and execute the command."""
     settings = json.loads(sys.argv[1])
     if settings.get("uid") is not None:
         os.setgroups([])
@@ -91,7 +96,11 @@ def main() -> None:
 
 
 def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> None:
-    """Forward until the command ends: without any of the command's descriptors."""
+    """Forward connections until the command ends, without any of the command's descriptors.
+
+    Args:
+        listening: the socket that accepts connections.
+    """
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         descriptors = [listening.detach(), *([settings["ready_fd"]] if "ready_fd" in settings else [])]

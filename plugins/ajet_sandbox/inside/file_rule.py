@@ -1,7 +1,7 @@
-"""The rule for openable files of a folder shown behind walls: files of the project, but no keys and no locks.
+"""Decides by name which files of a shown project folder code inside may open: all but keys and locks.
 
-Invariant: the rule depends on names alone, so the host and the program inside decide equally. Locks count like keys,
-since `flock` and `fcntl` lock through a read-only file.
+Invariant: the rule depends on names alone, so the host and the program inside decide equally. Lock files are closed
+too, since `flock` and `fcntl` lock through a read-only file.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ ENVIRONMENT_FOLDERS = frozenset({"bin", "conda-meta", "include", "lib", "lib64",
 
 
 def is_secret(name: str) -> bool:
-    """True for a `.env` file, except the example that is made to be read."""
+    """True for `.env` files, except an example file without secrets."""
     return name.startswith(".env") and name != ".env.example"
 
 
 def is_lock(name: str) -> bool:
-    """True for a run's lock and for the file that SQLite locks while a database is open."""
+    """True for the lock file of a run, and for the file that SQLite locks while a database is open."""
     return name == ".lock" or name.endswith("-shm")
 
 
 def is_record(name: str, names: Collection[str]) -> bool:
-    """True for a run's folder, or the folder of all runs. `names`: its entries."""
+    """True for the output folder of a run, or of all runs.
+
+    Args:
+        names: entries of the folder.
+    """
     if not _ENVIRONMENT_MARKS.isdisjoint(names):
         return False
     return name == RECORDS or (".lock" in names and not _RUN_FILES.isdisjoint(names))
 
 
 class ProjectListing:
-    """A folder of the project: its files and links, and its skipped folders."""
+    """One folder of a project: its files and links, and subfolders that are not searched."""
 
     __slots__ = ("files", "foreign", "is_hidden", "path")
 
@@ -59,7 +63,7 @@ class ProjectListing:
 
 
 def walk_project(top: str) -> Iterator[ProjectListing]:
-    """Yield each folder of the project below `top`, except records, packages, and folders of git and Python."""
+    """Yield each folder below `top`, except output folders of runs, installed packages and git's folders."""
     todo = [top]
     while todo:
         here = todo.pop()

@@ -1,7 +1,7 @@
-"""Files of a sandbox's working folder, accessed by the host through a descriptor, or by the resident.
+"""Reads and writes files in a sandbox's working folder by a descriptor, safe against concurrent code inside.
 
-Invariant: no path leads out of the folder, whatever concurrent code inside creates. Links are refused at every step (by
-openat2 if supported by the kernel, else step by step). Only regular files are read, up to the requested length.
+Invariant: no path leads out of the folder, whatever code inside creates meanwhile. Links are refused at every step (by
+openat2 if the kernel has it, else step by step). Only regular files are read, up to the requested length.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _OUTSIDE = {errno.ELOOP, errno.EXDEV, errno.ENOTDIR}
 
 
 class PathEscapeError(Exception):
-    """A path leading out of the folder, or to a special file."""
+    """The path leads out of the folder, or to a special file."""
 
 
 class SandboxFolder:
-    """A folder opened by descriptor, closed with the object. Raises OSError, PathEscapeError."""
+    """A folder opened by descriptor. Raises OSError, PathEscapeError."""
 
     def __init__(self, number: int, owner: int | None) -> None:
-        """Take over the descriptor `number`.
+        """Take over the open folder `number` (a descriptor).
 
         Args:
-            owner: user and group of new files, if different from the current process.
+            owner: user and group id of new files; None for those of this process.
         """
         self._number, self._owner = number, owner
 
@@ -115,8 +115,10 @@ def _is_link(above: int, name: str) -> bool:
 
 
 def _open_beneath(above: int, name: str, flags: int) -> int:
-    """Open one path step. `name` has no slash, so O_NOFOLLOW suffices without openat2 (kernels before 5.6, or a
-    filter)."""
+    """Open one step of a path inside the folder `above`, without following links.
+
+    Without openat2 (kernels before 5.6, or a filter) O_NOFOLLOW suffices, since `name` has no slash.
+    """
     mode = 0o644 if flags & os.O_CREAT else 0
     how = struct.pack("QQQ", flags, mode, _NO_SYMLINKS | _BENEATH)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,6 +1,6 @@
-"""The first program inside for a long-running program: it sets user and limits and becomes the command.
+"""The first program inside a sandbox with a long-running command: sets user and limits, then executes the command.
 
-The argument is JSON; variables come on a descriptor, since arguments are visible to every user. Invariant: no foreign
+The argument is JSON. Variables come on a descriptor, since arguments are visible to every user. Invariant: no untrusted
 code runs as another user than the sandbox's own.
 """
 

@@ -29,27 +29,31 @@ def _check_result(value: int) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl with one value."""
+    """Call prctl(option, value) of this process."""
     _check_result(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
 def load_filter(code: bytes) -> None:
-    """Apply a seccomp filter to the current process and its children."""
+    """Install a seccomp filter (BPF bytecode) for this process and its children."""
     prctl(NO_NEW_PRIVS, 1)
     _check_result(_libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(_Filter(len(code) // 8, code)), 0, 0))
 
 
 def read_landlock_version() -> int:
-    """Return Landlock's ABI, or 0 without Landlock."""
+    """Return the version of Landlock's interface, or 0 without Landlock."""
     found: int = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(found, 0)
 
 
 def apply_landlock(readable: list[str], writable: list[str], devices: list[str]) -> None:
-    """Restrict the current process and its children to the paths.
+    """Restrict this process and its children to these paths, by Landlock.
 
-    `readable`: read and execute; `writable`: all rights; `devices`: read and write as existing files. TCP (ABI 4), and
-    signals or abstract sockets to the outside (ABI 6), are denied.
+    TCP (from interface version 4), and signals or abstract sockets to the outside (from version 6), are denied.
+
+    Args:
+        readable: paths to read and execute.
+        writable: paths with all rights.
+        devices: existing files to read and write.
     """
     version = read_landlock_version()
     files = _FILES_OF_ABI.get(version, _FILES_OF_ABI[5])
@@ -68,14 +72,26 @@ def apply_landlock(readable: list[str], writable: list[str], devices: list[str])
 
 
 def create_ruleset(files: int, network: int = 0, scopes: int = 0) -> int:
-    """Return the descriptor of a new ruleset denying the rights unless granted by a rule."""
+    """Return the descriptor of a new Landlock ruleset that denies these rights unless a rule grants them.
+
+    Args:
+        files: bit set of file rights.
+        network: bit set of network rights.
+        scopes: bit set of what is confined to the sandbox, such as signals.
+    """
     attributes = struct.pack("QQQ", files, network, scopes)
     size = 24 if scopes else 16 if network else 8
     return _check_result(_libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
 
 
 def add_rule(ruleset: int, place: int, rights: int) -> None:
-    """Grant rights to the file of a descriptor, or to everything below a folder."""
+    """Grant file rights to an open file, or to everything below an open folder.
+
+    Args:
+        ruleset: descriptor of the ruleset.
+        place: descriptor of the file or folder.
+        rights: bit set of file rights.
+    """
     rule = struct.pack("=Qi", rights, place)
     _check_result(_libc.syscall(ctypes.c_long(_ADD), ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)))
 

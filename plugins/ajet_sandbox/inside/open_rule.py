@@ -1,8 +1,8 @@
-"""Landlock's part of the file rule: files created after the start, or without a rule, cannot be opened inside.
+"""Landlock rules for shown project folders: only files that existed at the start, without keys, can be opened.
 
-A mount over a file disappears when the file is replaced outside, and later files have no mount. So each openable file
-of the project gets its own rule; a file without a rule cannot be opened. Invariant: rules refer to files, not to names,
-and links are never followed.
+An empty file mounted over a key file disappears when the key file is replaced outside, and later files have no mount.
+So each file that may be opened gets its own rule, and a file without a rule cannot be opened. Invariant: rules refer to
+files, not to names, and links are never followed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LEAST_ABI = 2
 
 
 def restrict_opening(projects: Collection[str]) -> None:
-    """Restrict the current process and its children to existing files. Without Landlock, do not restrict.
+    """Restrict this process and its children to files that exist now. Does nothing without Landlock.
 
     Args:
-        projects: Folders with a rule per file, and single files. All other files can be opened.
+        projects: folders with one rule per file, and single files. All files elsewhere can be opened.
     """
     if not projects or kernel.read_landlock_version() < LEAST_ABI:
         return
@@ -43,7 +43,7 @@ def restrict_opening(projects: Collection[str]) -> None:
 
 
 def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
-    """Yield the entries next to the projects and next to their parent folders."""
+    """Yield the paths below `here` that contain no project and are no part of one."""
     for name in os.listdir(here):
         path = os.path.join(here, name)
         if path in projects or os.path.islink(path):

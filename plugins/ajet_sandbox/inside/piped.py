@@ -1,6 +1,6 @@
-"""The resident with standard input and output as its line: in a container, where the engine passes only bytes.
+"""The resident's connection over standard input and output, for containers, whose engine passes only bytes.
 
-Invariant: no call inherits the two descriptors; they are duplicated and replaced by `/dev/null`.
+Invariant: no call inherits the two descriptors. They are duplicated and replaced by `/dev/null`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PipedLine:
-    """The line, with the methods of a socket used by the resident."""
+    """The connection to the host, with the socket methods that the resident uses."""
 
     def __init__(self) -> None:
         self._in, self._out = os.dup(0), os.dup(1)
@@ -40,7 +40,7 @@ class PipedLine:
 
 
 def handle_file_order(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
-    """Read or write a file of the working folder and return the answer."""
+    """Read or write a file of the working folder as the host requests, and return the answer."""
     folder = SandboxFolder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
     try:
         if order["do"] == "read":

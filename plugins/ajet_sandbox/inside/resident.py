@@ -1,8 +1,9 @@
-"""The resident: a warm Python in the sandbox, forked for each call.
+"""The resident: a Python process in the sandbox that is started once and forks for each call.
 
-Invariants: the resident ends with all child processes when the line to the host closes, whatever user code does,
-because the resident is the first process of its namespace, or the subreaper of its descendants. After a call only the
-stateful session survives. Output is read up to its limit. The host learns why a call ended.
+The line is its connection to the host process. Invariants: the resident ends with all child processes when the line
+closes, whatever untrusted code does, because it is the first process of its namespace, or the subreaper of its
+descendants. After a call only the process of stateful calls (the session) survives. Output is read up to its limit. The
+host learns why a call ended.
 """
 
 # ruff: noqa: SIM105
@@ -25,9 +26,9 @@ PIECE = 1 << 16
 
 
 def main(settings: Mapping[str, Any]) -> None:
-    """Set the sandbox's user, report readiness, send a descriptor of the folder, and serve calls.
+    """Change to the sandbox's user, report readiness, send a descriptor of the working folder, and serve calls.
 
-    With standard input and output as the line no descriptor passes: the resident then reads and writes files itself.
+    If the connection is standard input and output, no descriptor can be sent: the resident then accesses files itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if settings["uid"] is not None:
@@ -55,7 +56,7 @@ def main(settings: Mapping[str, Any]) -> None:
 
 
 class Resident:
-    """Serves the calls of the host."""
+    """Receives the host's requests and runs them, one at a time."""
 
     def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
         from ajet.schema.frames import FrameReader
@@ -70,7 +71,7 @@ class Resident:
             kernel.prctl(kernel.SUBREAPER, 1)
 
     def serve(self) -> None:
-        """Serve calls until the line closes."""
+        """Serve requests until the connection to the host closes."""
         import gc
 
         from ajet.schema.frames import pack_frame
@@ -96,13 +97,18 @@ class Resident:
         return bool(more)
 
     def end_all(self) -> None:
-        """End all processes, including the current process."""
+        """Kill all processes of the sandbox, then exit."""
         self._session = None
         self.end_calls()
         os._exit(0)
 
     def run_call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
-        """Run a call and return its answer."""
+        """Run one call and return its answer: a head with the reason of the end, and both outputs.
+
+        Args:
+            order: the host's request: command, variables and limits.
+            blobs: standard input, and the code.
+        """
         stdin = os.memfd_create("stdin")
         _write_all(stdin, blobs[0])
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -133,7 +139,10 @@ class Resident:
         return head, text[0], text[1]
 
     def _start_call(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
-        """Start the call. Return the process id, or 0 for the session."""
+        """Fork a process for the call and return its id.
+
+        A stateful call goes to the session process instead, and the result is 0.
+        """
         from ajet_sandbox.inside import call, session
 
         if order["keep"]:
@@ -148,33 +157,37 @@ class Resident:
 
     @property
     def session(self) -> Any:
-        """The stateful session, or None before its start."""
+        """The process of stateful calls, or None before its start."""
         return self._session
 
     def take_session_pid(self) -> int:
-        """Forget the session and return its process, still to be reaped."""
+        """Forget the ended session and return its process id, which must still be reaped."""
         gone: int = self._session.pid
         self._session = None
         return gone
 
     @property
     def line(self) -> Any:
-        """The line to the host."""
+        """The connection to the host."""
         return self._line
 
     def read_frame(self) -> dict | None:
-        """Return the host's next message during a call, or None. Raise EOFError if the host is gone."""
+        """Receive bytes of the host during a call. Return a complete message, or None.
+
+        Raises:
+            EOFError: the host has closed the connection.
+        """
         if not self._receive_bytes():
             raise EOFError
         return self.take_frame()
 
     def take_frame(self) -> dict | None:
-        """Return the next message received earlier, or None."""
+        """Return the next complete message received earlier, or None."""
         found = self._frames.take_frame()
         return found[0] if found is not None else None
 
     def list_processes(self) -> list[int]:
-        """List the live processes of calls, parents first, the session included."""
+        """Return the ids of all processes of calls, including the session, parents before children."""
         if self.is_namespace_init:
             return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
         found, todo = [], [os.getpid()]
@@ -188,6 +201,7 @@ class Resident:
         """Kill and reap all processes except the session."""
         keeper = self._session.pid if self._session is not None else 0
         while True:
+            # Signal -1 reaches every process of the namespace except process 1, so no fork can escape it.
             if keeper == 0 and self.is_namespace_init:
                 try:
                     os.kill(-1, signal.SIGKILL)
@@ -201,7 +215,7 @@ class Resident:
                 return
 
     def _reap_processes(self, keeper: int) -> bool:
-        """Reap ended processes. Return True if others must still end."""
+        """Reap ended child processes. Return True if others than `keeper` are still ending."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -215,7 +229,7 @@ class Resident:
 
 
 class RunningCall:
-    """A call in progress, with its pipes."""
+    """Waits for the end of one call, and collects its output."""
 
     def __init__(
         self, resident: Resident, pid: int, order: Mapping[str, Any], ends: tuple[int, int], began: float
@@ -225,7 +239,7 @@ class RunningCall:
         self._until = began + order["wall"]
 
     def wait_until_over(self) -> tuple[tuple[str, int], list[bytes]]:
-        """Return (reason, exit code) and the output."""
+        """Return ((reason, exit code), [standard output, standard error])."""
         ended = self._wait_for_end()
         return ended, [bytes(self._text[end]) for end in self._ends]
 
@@ -236,6 +250,7 @@ class RunningCall:
             poll.register(number, select.POLLIN)
         looks = self._order["watch_memory"] or self._order["watch_disk"]
         try:
+            # The order to stop may have arrived together with the call.
             if _is_stop(self._resident.take_frame()):
                 return "stopped", -signal.SIGKILL
             while True:
@@ -266,7 +281,7 @@ class RunningCall:
         return bool(more)
 
     def _drain_pipes(self) -> None:
-        """Read the pipes' present content. Later output of leftover processes is ignored."""
+        """Read what the pipes hold now. Output that leftover processes write later is ignored."""
         for end in self._ends:
             os.set_blocking(end, False)
             try:

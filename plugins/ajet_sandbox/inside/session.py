@@ -1,7 +1,7 @@
-"""The process for stateful calls, run sequentially in a shared namespace.
+"""The session: one process that runs stateful calls in turn, with shared global names.
 
-Invariant: the session is untrusted like any call, under the same limits. The resident trusts only its exit byte.
-Memory, files and processes are limited by the first call's limits, CPU seconds anew for each call.
+Invariant: the session is untrusted like any call, under the same limits. The resident trusts only its exit byte. The
+limits of the first call hold for memory, files and processes. CPU seconds are limited anew for each call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE = 20
 
 
 class SessionProcess:
-    """The resident's handle of the session."""
+    """The resident's connection to the session process."""
 
     def __init__(self, order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -35,7 +35,13 @@ class SessionProcess:
         theirs.close()
 
     def begin(self, order: Mapping[str, Any], ends: tuple[int, int, int], code: bytes) -> None:
-        """Send a call to the session."""
+        """Send one stateful call to the session.
+
+        Args:
+            order: the host's request with its limits.
+            ends: descriptors of standard input, output and error.
+            code: Python source.
+        """
         rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(end.to_bytes(4, "little") for end in ends))]
         self.line.sendmsg([b"!"], rights)
         self.line.sendall(pack_frame({"cpu": order["cpu"], "environment": order["environment"]}, code))

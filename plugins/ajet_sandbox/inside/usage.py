@@ -1,4 +1,4 @@
-"""Memory and disk usage of a process tree and a folder. Ended processes use nothing."""
+"""Measures memory and disk usage of a sandbox, where the kernel does not limit them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ _QUEUES = ("/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6")
 
 
 def measure_memory(tree: list[int], *, has_own_network: bool) -> int:
-    """Return the bytes of memory of the processes. Shared memory counts once (PSS).
+    """Return the memory of a process tree in bytes. Shared pages count once (PSS).
 
-    Unmapped memory counts, too: a memfd with its size, a pipe and a socket with their largest capacity, and queued data
-    of connections. A process with hidden files counts with its mapped memory and a socket for each possible file.
+    Memory outside of address spaces counts too: a memfd with its size, a pipe and a socket with their largest capacity,
+    and queued data of connections. A process whose open files cannot be read counts as a socket for each file it may
+    open.
 
     Args:
+        tree: process ids.
         has_own_network: True if the processes have a separate network namespace and own all its connections.
     """
     total = mapped_shared = 0
@@ -27,11 +29,12 @@ def measure_memory(tree: list[int], *, has_own_network: bool) -> int:
         files.update(_measure_open_files(pid))
     memfds = sum(size for name, size in files.items() if name.startswith("memfd"))
     others = sum(size for name, size in files.items() if not name.startswith("memfd"))
+    # The mapped part of the memfds is in the processes' PSS already.
     return total + max(0, memfds - mapped_shared) + others + (_measure_queues() if has_own_network else 0)
 
 
 def _measure_mapped(pid: int) -> tuple[int, int]:
-    """Return a process's mapped bytes, and the shared part."""
+    """Return (bytes of mapped memory, bytes of it in shared memory files) of a process."""
     held = shared = 0
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
@@ -52,7 +55,10 @@ def _measure_mapped(pid: int) -> tuple[int, int]:
 
 
 def _measure_open_files(pid: int) -> dict[str, int]:
-    """Return the memory of open files of a process's threads, by the file's own name."""
+    """Map each open memfd, pipe and socket of a process to its bytes.
+
+    The keys identify the kernel's object, so one that several processes share counts once.
+    """
     found: dict[str, int] = {}
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -77,7 +83,7 @@ def _measure_open_files(pid: int) -> dict[str, int]:
 
 
 def _read_socket_size() -> int:
-    """Return the capacity of a socket whose buffers cannot be enlarged."""
+    """Return the default buffer size of a socket in bytes."""
     try:
         with open("/proc/sys/net/core/wmem_default") as file:
             return int(file.read())
@@ -109,9 +115,10 @@ def _measure_queues() -> int:
 
 
 def measure_disk(folder: str, enough: int) -> int:
-    """Return the bytes of all files below `folder`, up to `enough`, without following links.
+    """Return the bytes of all files below `folder`, without following links.
 
-    An unreadable folder (closed, or deeper than the longest path) counts as too much.
+    The search stops above `enough` bytes. An unreadable folder (closed, or deeper than the longest path) counts as too
+    much.
     """
     total, todo = 0, [folder]
     while todo and total <= enough:
@@ -145,7 +152,7 @@ def read_memory_limit() -> int:
 
 
 def count_killed() -> int:
-    """Return the number of processes killed in the container for lack of memory."""
+    """Return how many processes of the container the kernel has killed for lack of memory."""
     for path in (f"{_GROUPS[0]}/memory.events", f"{_GROUPS[1]}/memory.oom_control"):
         try:
             with open(path) as file:

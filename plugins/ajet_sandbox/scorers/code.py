@@ -1,9 +1,10 @@
-"""The scorer `code`: the row's unit tests on the model's program, in a sandbox.
+"""The scorer `code`: runs the row's unit tests on the model's program, in a sandbox.
 
 Invariants: no part of the answer runs outside the sandbox of `environment.sandbox`. A missing or lost sandbox is a
-sandbox failure, never a 0. A test passes only if run to the end: the test prints a random word, read after the answer's
-code ran, so an exiting answer passes no test. Outputs, results of calls and comparisons with constants are evaluated
-outside the answer's interpreter. Other statements run inside: a program written to read the word can pass these.
+sandbox failure, never a 0. A test passes only if it ran to its end: it then prints a random word, which it reads only
+after the answer's code ran, so an answer that exits early passes no test. Outputs, results of calls and comparisons
+with constants are checked outside the answer's interpreter. Other statements run inside: a program written to find the
+word can pass them.
 """
 
 from __future__ import annotations
@@ -98,17 +99,26 @@ SECONDS = 10.0
 
 
 class CodeScorer:
-    """Score 1 if all tests pass, else 0. `partial`: the share of passing tests. `timeout`: seconds per test."""
+    """Scores a program 1 if all tests pass, else 0.
+
+    Args:
+        partial: True to score the share of passing tests.
+        timeout: seconds per test.
+    """
 
     def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
         self._maker = find_sandbox_maker(config)
         self._partial, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
-        """Score a reply. A row without tests has no score.
+        """Score a reply by the tests of its row. A row without tests gives no score.
+
+        Args:
+            reply: the model's text, with the program in it.
+            metadata: the row of the data set.
 
         Raises:
-            JudgeFailure: the tests have an unknown shape.
+            JudgeFailure: the tests have an unknown format.
             SandboxFailure: the sandbox is missing or lost.
         """
         tests = read_tests(metadata)
@@ -131,7 +141,7 @@ class CodeScorer:
     def _find_failed_tests(
         self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits
     ) -> list[str]:
-        """Return the reasons of failed tests, without partial credit only the first."""
+        """Return one reason per failed test, or only the first without partial scores."""
         failed: list[str] = []
         for each in tests:
             if why := run_test(each, sandbox, program, limits):
@@ -184,7 +194,12 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
 
 
 def is_same_value(given: Any, wanted: Any) -> bool:
-    """Return True if two JSON values are equal. Decimal fractions may differ by a millionth of their size."""
+    """Return True if two JSON values are equal. Decimal fractions may differ by a millionth of their size.
+
+    Args:
+        given: value of the model's program.
+        wanted: value of the data set.
+    """
     if isinstance(given, (list, tuple)) and isinstance(wanted, (list, tuple)):
         return len(given) == len(wanted) and all(map(is_same_value, given, wanted))
     if isinstance(given, Mapping) and isinstance(wanted, Mapping):
@@ -236,7 +251,7 @@ def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result
 
 
 def _write_integer(value: Any) -> dict[str, str]:
-    """Encode an integer too long for JSON's writer."""
+    """Encode an integer that exceeds the length limit of Python's JSON writer."""
     if isinstance(value, Decimal):
         return {"\0int": str(value)}
     raise TypeError(f"JSON cannot represent a {type(value).__name__}")

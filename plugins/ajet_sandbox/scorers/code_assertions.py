@@ -1,8 +1,8 @@
-"""Assertions with a comparison to a constant: `assert add(1, 2) == 3`, `self.assertEqual(add(1, 2), 3)`.
+"""Splits off assertions with a constant, such as `assert add(1, 2) == 3` and `self.assertEqual(add(1, 2), 3)`.
 
-Invariant: the constant never enters the answer's interpreter. The test reports the compared value, and the comparison
-runs on the host, on plain values. A program can then neither read the expected value nor return an object equal to
-everything.
+Invariant: the constant never enters the interpreter of the model's program. The test reports the computed value, and
+the comparison runs on the host, on plain values. A program can then neither read the expected value nor return an
+object that equals everything.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConstantAssertion:
-    """A comparison with a constant in a test."""
+    """One assertion of a test that compares a computed value with a constant."""
 
     compare: Callable[[Any, Any], bool]
     wanted: Any
@@ -61,7 +61,11 @@ class ConstantAssertion:
 
 
 def split_assertions(code: str) -> tuple[str, list[ConstantAssertion]]:
-    """Return a test reporting values by number, and the assertions on the values in the same order."""
+    """Replace assertions with a constant by reports of the computed value.
+
+    Returns:
+        The new test code, which reports (index, value), and the replaced assertions in order of their index.
+    """
     tree = None if has_huge_number(code) else parse_python(code)
     if tree is None:
         return code, []
@@ -71,11 +75,11 @@ def split_assertions(code: str) -> tuple[str, list[ConstantAssertion]]:
 
 
 def find_failed(assertions: list[ConstantAssertion], reports: Iterable[Any]) -> str:
-    """Return the failed assertion, or "" on success.
+    """Return the source of the first failed assertion, or "" if all hold.
 
     Args:
-        assertions: The assertions of the test.
-        reports: `[number, value]` of each executed assertion, as written by the sandbox.
+        assertions: the assertions of the test.
+        reports: `[index, value]` of each executed assertion, as written by the sandbox.
     """
     missing = {number for number, each in enumerate(assertions) if each.is_always_run}
     for report in reports:
@@ -87,7 +91,7 @@ def find_failed(assertions: list[ConstantAssertion], reports: Iterable[Any]) -> 
 
 
 class _AssertionSplitter(ast.NodeTransformer):
-    """Replaces assertions about constants by reports, except where their failure is expected or caught."""
+    """Replaces assertions with a constant, except where their failure is expected or caught."""
 
     def __init__(self) -> None:
         self.assertions: list[ConstantAssertion] = []
@@ -146,7 +150,7 @@ class _AssertionSplitter(ast.NodeTransformer):
 
 
 def _read_constant(node: ast.expr) -> list[Any]:
-    """Return the value of a constant expression in a list, or an empty list for any other expression."""
+    """Return [value] of a constant expression, or [] for any other expression."""
     try:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1 and not node.keywords:
             make = _CONSTANT_CALLS.get(node.func.id)
@@ -165,7 +169,7 @@ def _read_report(report: Any) -> tuple[int, Any]:
 
 
 def _read_plain(value: Any) -> Any:
-    """Return the value written by `_plain` in the sandbox."""
+    """Decode a value that `_plain` in the sandbox encoded for JSON."""
     if not isinstance(value, dict):
         return value
     if not value:

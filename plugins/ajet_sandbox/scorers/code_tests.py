@@ -1,7 +1,8 @@
-"""Parse tests of programs in the formats of published data sets.
+"""Parses unit tests in the formats of published data sets.
 
-Invariant: tests of unknown shape are refused with their field, and never run: an expression, for example a list of
-texts, would pass for every program. Statements that cannot fail, or without a call, are refused for the same reason.
+Invariant: tests of an unknown format are refused with their field's name, and never run: an expression, for example a
+list of texts, would pass for every program. Statements that cannot fail, or that call nothing, are refused for the same
+reason.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import,
 
 @dataclass(frozen=True, slots=True)
 class StatementTest:
-    """Statements raising an error for a wrong program, run after the program in the same interpreter."""
+    """Python statements that raise for a wrong program, run after the program in the same interpreter."""
 
     code: str
 
 
 @dataclass(frozen=True, slots=True)
 class InputOutputTest:
-    """A program's standard input, and the expected output."""
+    """Standard input for a program, and the output it must print."""
 
     given: str
     wanted: str
@@ -71,10 +72,10 @@ CodeTest = StatementTest | InputOutputTest | CallTest
 
 
 def read_tests(row: Mapping[str, Any]) -> list[CodeTest]:
-    """Return the tests of a row, or none if no known field holds any.
+    """Return the tests of a data row, or an empty list if no known field holds any.
 
     Raises:
-        JudgeFailure: The tests have no known shape, or cannot fail.
+        JudgeFailure: the tests have no known format, or cannot fail.
     """
     for fields, _ in SHAPES:
         found = [test for field in fields for test in _read_field(row, field, row.get(field))]
@@ -86,10 +87,10 @@ def read_tests(row: Mapping[str, Any]) -> list[CodeTest]:
 
 
 def load_json(text: str) -> Any:
-    """Return JSON text as a value. Integers of any length are read, over 4,300 digits as Decimal.
+    """Parse JSON text. Integers may have any length; those over 4,300 digits become Decimal.
 
     Raises:
-        ValueError: The text is not JSON, or nested too deeply.
+        ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 4300 else Decimal(digits))
@@ -112,7 +113,7 @@ def _read_field(row: Mapping[str, Any], field: str, value: Any) -> Iterator[Code
 
 
 class _FieldReader:
-    """Read the tests in a field of a row."""
+    """Reads the tests in one field of a data row."""
 
     def __init__(self, row: Mapping[str, Any], field: str) -> None:
         self._row, self._field = row, field
@@ -120,7 +121,7 @@ class _FieldReader:
         self._setup = "".join(f"{each}\n" for each in setup)
 
     def read(self, value: Any) -> Iterator[CodeTest]:
-        """Yield the tests of a text, a JSON object or a list; texts may be JSON or compressed."""
+        """Yield the tests of a field's value: text (code, JSON or compressed), an object, or a list."""
         if isinstance(value, str):
             if (decoded := self._decode_text(value)) is not None:
                 yield from self.read(decoded)
@@ -156,7 +157,10 @@ class _FieldReader:
         return self._decompress_text(text) if re.fullmatch(r"\s*eJ[A-Za-z0-9+/\s]{16,}=*\s*", text) else None
 
     def _decompress_text(self, text: str) -> Any:
-        """base64 of zlib of a pickled JSON text. Nothing but a text is unpickled."""
+        """Decode LiveCodeBench's format: base64 of zlib of a pickled JSON text.
+
+        Only a plain text is unpickled, never an object.
+        """
         try:
             opened = zlib.decompressobj()
             packed = opened.decompress(base64.b64decode(text), LARGEST)
@@ -240,7 +244,7 @@ class _FieldReader:
         return name
 
     def _join_lines(self, value: Any) -> str:
-        """Return standard input or output as text. A list holds lines."""
+        """Return standard input or output as one text. A list holds its lines."""
         if isinstance(value, (list, tuple)):
             return "\n".join(self._join_lines(each) for each in value)
         if isinstance(value, (str, int, float, Decimal)) and not isinstance(value, bool):
@@ -257,7 +261,10 @@ class _FieldReader:
         return found
 
     def _add_calls(self, code: str) -> str:
-        """Return the statements, with the calls to run their checks. Refuse statements that cannot fail."""
+        """Append calls of the test functions that the statements define.
+
+        Raises JudgeFailure for statements that cannot fail.
+        """
         tree = parse_python(code)
         if tree is None:
             self._raise_failure(f"they are no Python: {code.strip()[:80]!r}")
@@ -278,7 +285,7 @@ class _FieldReader:
         return "\n".join([code, *calls])
 
     def _calls_of(self, node: ast.stmt, called: set[str]) -> list[str]:
-        """Return calls of all tests collected by pytest or unittest."""
+        """Return calls of all tests that pytest or unittest would collect."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test"):
             if node.name in called:
                 return []
@@ -333,7 +340,7 @@ class _TextUnpickler(pickle.Unpickler):
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    """Return True for `if __name__ == …`. The guard does not run, because tests are not the main program."""
+    """Return True for `if __name__ == …`, which is dropped since tests are not the main program."""
     return isinstance(node, ast.If) and any(
         isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
     )
@@ -356,7 +363,7 @@ def _has_check(node: ast.AST) -> bool:
 
 
 def _catches_failure(node: ast.Try) -> bool:
-    """True if a failed assertion in its body is caught and not raised again."""
+    """True if the `try` statement catches a failed assertion in its body and does not raise it again."""
     for handler in node.handlers:
         caught = ast.unparse(handler.type) if handler.type is not None else "BaseException"
         if any(name in re.findall(r"\w+", caught) for name in _CATCH_ALL):
