@@ -18,6 +18,7 @@ import typer
 from ajet.record.metric_definitions import GROUPS, list_metric_definitions
 from scripts.docs_site import LIST, resolve_link
 from scripts.environments import ENVIRONMENTS, MOST_MEGABYTES
+from scripts.fresh_installs import INSTALLED, RESOLVED
 
 ROOT = Path(__file__).resolve().parents[2]
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
@@ -140,16 +141,21 @@ def install_md() -> str:
     for row in map(json.loads, lines):
         by_extra.setdefault(row["extra"], []).append(row)
     table = ["| Extra | MB | Packages | Processor seconds | Installed on | Resolved on |", "|---|---|---|---|---|---|"]
-    for extra, rows in by_extra.items():
+    for extra in filter(by_extra.get, (*INSTALLED, *RESOLVED)):
+        rows = by_extra[extra]
         tried = [row for row in rows if row["how"] != "resolved"]
         costs = (
             [str(tried[0][key]) for key in ("megabytes", "packages", "processor_seconds")] if tried else ["", "", ""]
         )
-        installed = ", ".join(row["python"] for row in tried)
-        resolved = ", ".join(row["python"] for row in rows if row["how"] == "resolved" and row["packages"])
+        installed = _format_range([row["python"] for row in tried])
+        resolved = _format_range([row["python"] for row in rows if row["how"] == "resolved" and row["packages"]])
         name = " + ".join(f"`{each}`" for each in extra.split(",")) if extra else "none"
         table.append(f"| {' | '.join([name, *costs, installed, resolved])} |")
     return _with_table((ROOT / "docs" / "install.md").read_text(encoding="utf-8"), INSTALLS, table)
+
+
+def _format_range(versions: list[str]) -> str:
+    return "–".join(dict.fromkeys([versions[0], versions[-1]])) if versions else ""
 
 
 def versions_md() -> str:
