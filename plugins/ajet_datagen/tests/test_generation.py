@@ -188,7 +188,7 @@ def test_what_was_paid_for_before_a_failure_is_not_asked_again(server: JudgeServ
     server.say = once
     with pytest.raises(TaskError, match="No model writes tasks.*no more money") as caught:
         read(tmp_path, server, **given)
-    assert SECRET not in str(caught.value) and "kept" in str(caught.value.do)
+    assert SECRET not in str(caught.value) and "stored" in str(caught.value.do)
     assert len(server.seen) == 4, "nothing is asked after the first that nobody answers"
     before = set(paid)
     server.seen.clear()

@@ -239,5 +239,5 @@ def test_half_a_letter_is_marked_in_spans_and_refused_in_feedback(tmp_path: Path
     [task] = made.tasks("train")
     assert (task.main_query, task.metadata["answer"]) == ("What is \ufffd?", "\U0001f600 and \ufffd")
     (tmp_path / "said.jsonl").write_text(json.dumps({"reply": "r1", "corrected": f"Four {HALF}."}) + "\n")
-    with pytest.raises(TaskError, match="said.jsonl:1: no feedback: half of a surrogate pair"):
+    with pytest.raises(TaskError, match="said.jsonl:1: no feedback: .*half of a surrogate pair"):
         reader(tmp_path, sources="one.json", feedback="said.jsonl").tasks("train")

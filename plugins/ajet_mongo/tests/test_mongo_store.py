@@ -292,7 +292,7 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
     ((c, d),) = (each.attempts for each in store.closed())
     assert_equal(c.episode, episode("c"))
     assert_equal(d.episode, episode("d"))
-    monkeypatch.setattr(driver, "PATIENCE", 0.1)
+    monkeypatch.setattr(driver, "LEFTOVERS_PATIENCE", 0.1)
     write_store_address(tmp_path, "mongodb://127.0.0.1:1/none")
     assert "does not answer" in find_store_leftovers(tmp_path).why_not
 

@@ -27,8 +27,8 @@ from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from tests.support.client_fixtures import PATHS, Cell, Plays, all_plays, stage, told_by
 
-PROCESSES = {"mini-swe-agent", "codex"}
-"""Clients with prompts of thousands of tokens and starts of many seconds: proven by their ids alone, elsewhere."""
+OTHER_CLIENTS = {"mini-swe-agent", "codex", "agentscope 2"}
+"""Clients with prompts of thousands of tokens, or in an environment of their own: proven by their ids in their tests."""
 CONFIG = """\
 ajet:
   experiment_name: clients
@@ -75,7 +75,7 @@ def weigh(prompt: list[int], said: list[int], temperature: float) -> tuple[list[
 def chosen() -> Plays:
     """A cell for each client and dialect: the streaming one."""
     plays = all_plays()
-    return Plays({cell: play for cell, play in plays.items() if cell.streaming and cell.client not in PROCESSES})
+    return Plays({cell: play for cell, play in plays.items() if cell.streaming and cell.client not in OTHER_CLIENTS})
 
 
 def record(cell: Cell, play: Any) -> Episode:
@@ -121,7 +121,7 @@ def test_the_episodes_of_every_client_pass_and_one_wrong_token_does_not(
     config = load_experiment(file).dump_resolved()
     plays = chosen()
     assert {cell.dialect for cell in plays} == set(PATHS)
-    assert {cell.client for cell in plays} == {cell.client for cell in all_plays()} - PROCESSES
+    assert {cell.client for cell in plays} == {cell.client for cell in all_plays()} - OTHER_CLIENTS
     episodes = [record(cell, play) for cell, play in plays.items()]
 
     code, said = prove(write_run(tmp_path / "clients", config, episodes), capsys)
