@@ -119,7 +119,7 @@ def test_hints_fit_what_failed() -> None:
     assert "an `except`" in find_hint(Failure("agent", "calls_refused", "its calls were refused: …"))
     assert "rollout.episode_timeout" in find_hint(Failure("judge", "timeout", "the judge did not end"))
     lacks = find_hint(Failure("judge", "JudgeFailure", "right raised KeyError: 'final_answer'"))
-    assert "no metadata['final_answer']: return WorkflowOutput(metadata=" in lacks
+    assert "metadata['final_answer']" in lacks and "return WorkflowOutput(metadata=" in lacks
     assert "judge" in find_hint(Failure("judge", "JudgeFailure", "it raised"))
     pair = Failure("agent", "wrong_type", "agent returned a tuple")
     assert "WorkflowOutput(reward=" in find_hint(pair)

@@ -115,6 +115,6 @@ def test_an_unknown_architecture_leaves_out_what_follows_from_it() -> None:
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     rows = dict(describe_estimate(qwen(tmp_path), settings(n_gpus_per_node=1), "4090"))
-    assert "of 22.4 GiB" in rows["memory"] and "not measured" in rows["memory"]
+    assert "22.4 GiB are there" in rows["memory"] and "not measured" in rows["memory"]
     assert rows["memory"].endswith("weights"), "half of a 4090 is less than vLLM's weights"
     assert "docs/sizes.md" in rows["time"]

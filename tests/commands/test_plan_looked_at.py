@@ -76,11 +76,11 @@ def test_a_reward_like_verls_is_shown_verls_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "judge", "problem"),
     [
-        ("task", "{judge_protocol: reward.py->score}", "is called with (task, output)"),
-        ("output, task", "{judge_protocol: reward.py->score}", "takes (output, task)"),
+        ("task", "{judge_protocol: reward.py->score}", "the arguments (task, output)"),
+        ("output, task", "{judge_protocol: reward.py->score}", "(output, task)"),
         ("prompt, completion", "{judge_protocol: reward.py->score}", "needs completion and prompt"),
         ("completions, trainer_state", "{judge_protocol: reward.py->score}", "needs trainer_state"),
-        ("model_answer, colour, *, size", "{scorer: reward.py->score}", "asks for colour, size"),
+        ("model_answer, colour, *, size", "{scorer: reward.py->score}", "the parameters colour, size"),
         ("model_answer", "{scorers: [{name: reward.py->score, arguments: {size: 1}}]}", "has no argument size"),
         ("task: Missing, output=missing(), /", "{judge_protocol: reward.py->score}", ""),
         ("completions, **columns", "{judge_protocol: reward.py->score}", ""),

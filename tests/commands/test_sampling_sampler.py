@@ -261,7 +261,7 @@ def test_a_disk_that_refuses_a_log_ends_no_sampler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("url", "away"), [("http://127.0.0.1:1/v1", True), ("localhost:1/v1", False)])
 def test_an_address_that_is_none_is_not_waited_for(url: str, away: bool) -> None:
-    with pytest.raises(UserError, match="No server answers") as error:
+    with pytest.raises(UserError, match="No inference server answers") as error:
         server_detection.open_remote(config_of(rollout__engine="vllm", rollout__vllm__base_url=url), vocabulary=9)
     assert isinstance(error.value, ServerAwayError) is away
 

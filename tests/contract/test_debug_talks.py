@@ -112,7 +112,7 @@ def test_tools_rewards_and_a_verdict(debug: Callable[..., Any]) -> None:
     assert "tools: price(item: string, how)" in said and "reward 1" in said
     assert "Verdict: training can learn from 1 of 2 tasks." in said
     first, second = re.findall(r"^  (\w+: .*)$", said, re.MULTILINE)[-2:]
-    assert first.endswith("2 of 4 above 0 (rewards 0 to 1): training can learn from it"), said
+    assert first.endswith("2 of 4 rewards above 0 (rewards 0 to 1): training can learn from it"), said
     assert second.endswith("0 of 4 rewards above 0 (all 0): no difference to learn from"), said
     assert re.search(
         r"On this machine a training step takes about .* to run 8 episodes \(at \d+ tokens per second", said
@@ -128,7 +128,7 @@ def test_cut_replies_are_marked_and_counted(debug: Callable[..., Any]) -> None:
     code, said, folder = debug("asks", "rollout.num_repeat=2", "rollout.max_response_length_in_one_turn=2")
     assert code == 0, said
     assert said.count("✂") == 4, said
-    assert re.search(r"^4 of 4 replies cut \(4 by rollout.max_response_length_in_one_turn\)", said, re.MULTILINE), said
+    assert re.search(r"^4 of 4 replies cut short \(4 by rollout.max_response_length_in_one_turn\)", said, re.MULTILINE), said
     assert json.loads((folder / "metrics.jsonl").read_text())["debug/cut_replies"] == 4
 
 

@@ -283,11 +283,11 @@ def test_replaced_sampling_fields_are_logged_once_with_their_key():
     assert trained.extra["ignored"] == {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "seed": 5, "max_tokens": 4000}
     assert other.extra["ignored"] == {"max_tokens": 4000}
     for asked, key in [
-        ("temperature 0.25", "rollout.temperature"),
-        ("top_p 0.5", "rollout.top_p"),
-        ("top_k 7", "rollout.top_k"),
-        ("seed 5", "seed"),
-        ("max_tokens 4000", "rollout.max_response_length_in_one_turn"),
+        ("temperature = 0.25", "rollout.temperature"),
+        ("top_p = 0.5", "rollout.top_p"),
+        ("top_k = 7", "rollout.top_k"),
+        ("seed = 5", "seed"),
+        ("max_tokens = 4000", "rollout.max_response_length_in_one_turn"),
     ]:
         assert len([line for line in said if asked in line and key in line]) == 1, said
 
