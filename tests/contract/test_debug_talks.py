@@ -128,7 +128,9 @@ def test_cut_replies_are_marked_and_counted(debug: Callable[..., Any]) -> None:
     code, said, folder = debug("asks", "rollout.num_repeat=2", "rollout.max_response_length_in_one_turn=2")
     assert code == 0, said
     assert said.count("✂") == 4, said
-    assert re.search(r"^4 of 4 replies cut short \(4 by rollout.max_response_length_in_one_turn\)", said, re.MULTILINE), said
+    assert re.search(
+        r"^4 of 4 replies cut short \(4 by rollout.max_response_length_in_one_turn\)", said, re.MULTILINE
+    ), said
     assert json.loads((folder / "metrics.jsonl").read_text())["debug/cut_replies"] == 4
 
 

@@ -140,7 +140,7 @@ def test_train_turn_chooses_the_calls_that_train(tmp_path):
     with stage(ListOfRewards, judge=Judge(None), folder=tmp_path, train_turn="own.py->maybe") as made:
         episode = made.episode()
     assert episode.failure is not None and episode.failure.boundary == "judge" and not episode.timelines
-    assert "answered 1; expected True or False" in episode.failure.message
+    assert "returned 1; expected True or False" in episode.failure.message
     with pytest.raises(ConfigError, match="without `async`"):
         stage(ListOfRewards, judge=Judge(None), folder=tmp_path, train_turn="own.py->waits").__enter__()
 

@@ -150,7 +150,7 @@ def test_one_that_is_not_installed_says_the_extra_and_the_console_stands_in(
         monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     (tracker,) = open_trackers(name, tracked_run(tmp_path / "run"))
     assert is_console(tracker)
-    assert len(said) == 1 and format_extra_install(name) in said[0] and f"logger {name}" in said[0]
+    assert len(said) == 1 and format_extra_install(name) in said[0] and f"tracker {name}" in said[0]
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
@@ -189,7 +189,7 @@ class SlowToOpen(Slow):
 def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path: Path, said: list[str]) -> None:
     run = tracked_run(tmp_path / "run")
     (console,) = open_trackers(f"{__file__}->SlowToOpen", run)
-    assert is_console(console) and "no answer within 0.05 s" in said[0]
+    assert is_console(console) and "did not answer within 0.05 s" in said[0]
     metrics = open_metrics(tmp_path / "metrics.jsonl", [Slow(run), *open_trackers(TOY, run)])
     metrics.log(1, {"x": 1})
     metrics.log(2, {"x": 2})

@@ -28,7 +28,7 @@ WRITERS += ["algorithm/importance.py", "algorithm/staleness.py", "commands/pace.
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 WRITERS += ["algorithm/supervised_batch.py", "train/sources/replies.py"]
 WRITERS += ["../plugins/ajet_judges/model_judge/judge.py"]
-WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "ranking")]
+WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "judge")]
 WRITERS += ["algorithm/token_credit.py", "backbone/local/value_head.py"]
 SPLITS = "train|validation|debug"
 

@@ -131,7 +131,7 @@ def test_what_became_of_an_episode_is_read_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schema", [1, SCHEMA + 1])
 def test_line_of_another_schema_is_refused(schema: int) -> None:
     row, blob = encode(episode())
-    with pytest.raises(UserError, match=f"schema {schema}"):
+    with pytest.raises(UserError, match=f"schema version {schema}"):
         decode(row | {"schema": schema}, blob)
 
 

@@ -89,7 +89,7 @@ def test_an_honest_run_is_silent() -> None:
 
 
 def test_one_answer_that_takes_over() -> None:
-    assert "rewarded answers to" in (said := signs(run(empty))) and "are '\\\\boxed{}'" in said
+    assert "rewarded answers to" in (said := signs(run(empty))) and "'\\\\boxed{}'" in said
     assert "rewarded answers to" in signs(run(empty, held_out=None)), "the judge that is gamed judges held out, too"
 
 
@@ -105,7 +105,7 @@ def test_a_reward_that_is_not_there_held_out() -> None:
 
 
 def test_rewarded_refusals() -> None:
-    assert "of the rewarded answers refuse (0% at first)" in signs(run(refuses))
+    assert "of the rewarded answers refuse the task (0% at first)" in signs(run(refuses))
 
 
 @pytest.mark.parametrize("held_out", [True, False])
@@ -149,8 +149,8 @@ def test_a_run_says_it_once_and_names_episodes_that_can_be_looked_at(
             watch = GamingWatch(record, upto=15)  # another process goes on
     logger.remove(sink)
     record.close("finished")
-    once = [each for each in told if "gamed" in each]
-    assert len(once) == 2 and "are '\\\\boxed{}'" in once[0], "once in each process"
+    once = [each for each in told if "may be gaming" in each]
+    assert len(once) == 2 and "'\\\\boxed{}'" in once[0], "once in each process"
     row = summarize_run(tmp_path, record.path)
     assert "boxed" in row[GAMED]
     commands = [line.split() for line in once[-1].splitlines() if " episodes " in line]

@@ -193,7 +193,7 @@ def test_a_runs_end_says_which_held_out_tasks_flipped(tmp_path):
     assert describe_flips(files, 0, 40) is None
     with files.path(0, "validation").open("a") as file:
         file.write("{}\n")
-    assert "not known" in describe_flips(files, 0, 20)
+    assert "unknown" in describe_flips(files, 0, 20)
 
 
 def test_where_nothing_was_scored_no_task_flipped(tmp_path):

@@ -152,7 +152,7 @@ def test_what_is_said_of_one_attempt_and_cannot_be_read_is_its_own_failure(puppe
     puppet.channel.send(2, "printed", encode_value(["x" * OUTPUT_CHARS, 100]))
     puppet.channel.send(2, "printed", encode_value(["end", 0]))
     puppet.channel.send(2, "ended", encode_output(WorkflowOutput(reward=1.0), []))
-    with pytest.raises(EpisodeError, match="cannot be read") as problem:
+    with pytest.raises(EpisodeError, match="cannot read") as problem:
         bad.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.retryable) == ("agent", False)
     assert good.result(60).reward == 1.0 and puppet.handle.is_accepting

@@ -22,5 +22,5 @@ def test_an_engine_without_tokens_leaves_parts_without_them_and_untrained_agents
     asking = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look"}}]}
     others = replace(call(0, None, 0, 3, 2), trained=False, reply=0)
     capture = Capture(calls=[others, call(1, None, 0, 3, 2, reply=None)], messages=[asking], tool_uses=[use])
-    with pytest.raises(JudgeFailure, match="an agent that is not trained"):
+    with pytest.raises(JudgeFailure, match="an untrained agent"):
         tie_rewards(Verdict(1.0, process=(ProcessReward(reward=1.0, tool_use=0),)), capture, lambda ids: "")

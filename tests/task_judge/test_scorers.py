@@ -223,10 +223,10 @@ def test_a_scorer_that_fails_is_a_failure_of_the_judge(name):
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
-        ({"scorer": "exakt"}, r"(?s)no scorer exakt.*one of agentcpm, .*code, contains, exact.*did you mean exact"),
+        ({"scorer": "exakt"}, r"(?s)scorer named exakt.*one of agentcpm, .*code, contains, exact.*did you mean exact"),
         (
             {"scorer": "own_scorers.py->strange"},
-            r"(?s)asks for one, other, third.*own_scorers.py:\d+.*model_answer",
+            r"(?s)the parameters one, other, third.*own_scorers.py:\d+.*model_answer",
         ),
         ({"scorers": [{"name": "exact", "arguments": {"norm": "x"}}]}, "has no argument norm; it takes normalize"),
         ({"scorers": [{"name": "regex", "arguments": {"pattern": "("}}]}, "is not a valid pattern"),

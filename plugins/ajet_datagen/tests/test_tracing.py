@@ -128,13 +128,13 @@ def test_opentelemetry_with_feedback(tmp_path):
     first, second = found.traces
     assert (first.rating.reward, first.rating.liked, first.session) == (0.75, True, "c1")
     assert second.rating.corrected == "Four." and second.is_rated_alone and found.loose == 1 and found.silent == 1
-    assert [why.split(" of ")[0] for _, why in found.bad] == ["no JSON", "a part"]
+    assert [why.split(" of ")[0] for _, why in found.bad] == ["the line is not valid JSON", "a part"]
     assert "lines.jsonl:3" in found.bad[0][0] and "span s0" in found.bad[1][0]
 
 
 def test_bad_rows_stop_the_reading_or_are_counted(tmp_path):
     (tmp_path / "spans.jsonl").write_text(f"{otlp(('t1', flat_span()))}\nno json\n")
-    with pytest.raises(TaskError, match=r"1 rows .*spans.jsonl:2: it is not valid JSON"):
+    with pytest.raises(TaskError, match=r"1 rows .*spans.jsonl:2: the line is not valid JSON"):
         reader(tmp_path, sources="spans.jsonl").tasks("train")
     counted = reader(tmp_path, sources="spans.jsonl", on_bad_row="skip")
     assert [task.main_query for task in counted.tasks("train")] == ["What is 1 + 2?"]

@@ -212,7 +212,7 @@ def _read_lines(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, A
             try:
                 yield f"{path}:{number}", json.loads(line)
             except (ValueError, RecursionError):
-                bad.append((f"{path}:{number}", "no JSON"))
+                bad.append((f"{path}:{number}", "the line is not valid JSON"))
 
 
 def _get_column(row: Mapping[str, Any], *names: str) -> Any:

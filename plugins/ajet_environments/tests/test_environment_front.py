@@ -353,9 +353,7 @@ def test_it_drains_and_leaves_no_process(place, tmp_path):
     for each in both:
         each.join()
     (brief,) = found
-    assert refused == [f"The environment brief is running already, at {brief.url}."], (
-        "two starts at once are one"
-    )
+    assert refused == [f"The environment brief is running already, at {brief.url}."], "two starts at once are one"
     replace(brief, process=ProcessIdentity.of(os.getpid())).forget()
     assert running("brief") == brief, "another's end is not its own"
     assert brief.token == ""

@@ -91,7 +91,7 @@ def test_an_episode_is_played_to_its_end_and_scored(served: tuple[str, EnvServic
     first = "say" if kind in CALLED else "step"
     assert [use.name for use in uses] == [first] + ["step"] * (len(uses) - 1) and uses[0].result == wrong.observation
     assert env.release() and not env.release()
-    with pytest.raises(EnvironmentFailure, match="released"):
+    with pytest.raises(EnvironmentFailure, match="closed"):
         env.step("more")
 
 
@@ -149,7 +149,7 @@ def test_nemo_gyms_servers_get_calls_that_fit_and_no_others() -> None:
             assert step.is_terminated and step.reward == 1 and step.info["calls"] == 3 and env.evaluate() == 1
             assert heard == ["seed_session", "say", "say", "verify"], "verified once, scored from that"
             assert env.release()
-            with pytest.raises(EnvironmentFailure, match="has no row with `responses_create_params`"):
+            with pytest.raises(EnvironmentFailure, match="has no row with the key `responses_create_params`"):
                 GymEnv(beside.service, "1").create()
             with pytest.raises(EnvironmentFailure, match="the server lists no tasks"):
                 beside.service.task_ids("train")
@@ -359,7 +359,7 @@ def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() ->
             env.evaluate()
         with pytest.raises(EnvironmentFailure, match="failed before"):
             beside.service.ask("step", instance_id=env.instance_id, messages={"role": "assistant", "content": "1"})
-        with pytest.raises(EnvironmentFailure, match="there is no split 'test'; there are 'train', 'dev'"):
+        with pytest.raises(EnvironmentFailure, match="there is no split 'test'; the splits are 'train', 'dev'"):
             beside.service.task_ids("test")
         with pytest.raises(EnvironmentFailure, match=r"\(status 401\): the bearer token is missing or wrong"):
             EnvService(beside.service.url, token="guessed").task_ids("train")
@@ -408,11 +408,11 @@ def test_rows_that_cannot_be_tasks_are_said_before_anything_listens(
 @pytest.mark.parametrize(
     ("uri", "actions", "code", "said"),
     [
-        ("world_fixtures.py->Count", ["2", "1"], 0, "over after 2 steps, rewards 1 in all"),
-        ("world_fixtures.py->Count", [], 0, "over after 1 steps"),
-        ("world_fixtures.py->Count", ["no"], 0, "not over after 3 steps"),
+        ("world_fixtures.py->Count", ["2", "1"], 0, "ended after 2 steps, rewards 1 in total"),
+        ("world_fixtures.py->Count", [], 0, "ended after 1 steps"),
+        ("world_fixtures.py->Count", ["no"], 0, "not ended after 3 steps"),
         ("world_fixtures.py->Count", ["crash"], 1, "missing          step: "),
-        (LAKE, [], 0, "over after 3 steps"),
+        (LAKE, [], 0, "ended after 3 steps"),
         ("openenv", [], 0, "step 1           '{\"say\": \"1\"}' → 'wrong', reward 0"),
         ("nemo_gym", [], 0, 'step 1           \'say {"text": "1"}\' → \'{"heard": "right"}\', reward 0'),
         ("http://127.0.0.1:9", [], 1, "missing          create: "),

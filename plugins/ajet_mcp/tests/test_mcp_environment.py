@@ -76,9 +76,9 @@ def test_where_a_recorded_run_answers_no_server_is_asked_for_at_a_launch(tmp_pat
 
 WRONG = {
     "http:///mcp": "not the URL of",
-    "nowhere.json": "there is no file nowhere.json",
-    "gaia-locl": "gaia-locl is no environment",
-    "'unclosed": "no command",
+    "nowhere.json": "nowhere.json does not exist",
+    "gaia-locl": "gaia-locl is not an environment",
+    "'unclosed": "not a valid command",
     "empty.json": "describes no servers",
     "both.json": "mcpServers.x: expected exactly one of url, command, image",
     "typo.json": "mcpServers.x.comand",

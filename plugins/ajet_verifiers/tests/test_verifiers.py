@@ -164,7 +164,7 @@ def test_what_cannot_be_played_is_said_before_a_run(tmp_path: Path, monkeypatch:
         prepare_python(tmp_path / "requirements.txt")
     (tmp_path / "requirements.txt").write_text("verifiers")
     (tmp_path / "cache").write_text("no folder")
-    with pytest.raises(UserError, match="cache.* cannot be written"):
+    with pytest.raises(UserError, match="cannot write to the folder .*cache"):
         prepare_python(tmp_path / "requirements.txt")
 
 
