@@ -147,5 +147,5 @@ def test_the_same_call_after_other_uses_is_another_state(tmp_path: Path) -> None
     after = walk("get", {})
     assert after is not None and after.result == "new"
     walk.note_use(use("get", 7, 8, "something else"))
-    with pytest.raises(ReplayMissError, match="nothing like it"):
+    with pytest.raises(ReplayMissError, match="no recorded attempt began like this one"):
         walk("get", {})

@@ -365,7 +365,7 @@ def test_it_drains_and_leaves_no_process(place, tmp_path):
     stop_environment("brief")
     assert running("brief") is None and not state_file("brief").exists()
     assert until(lambda: not any(map(lives, (child.pid for child in children))))
-    with pytest.raises(UserError, match="No environment brief runs"):
+    with pytest.raises(UserError, match="No environment named brief runs"):
         stop_environment("brief")
 
 

@@ -339,7 +339,7 @@ def test_a_template_of_ones_own_and_what_it_must_have(judge, server):
     assert material(server.seen[0]) == ["What is 2+2?", "4", "4"]
     with pytest.raises(ConfigError, match="{anwser}"):
         judge(template="{anwser}")
-    with pytest.raises(ConfigError, match="has no {answer}"):
+    with pytest.raises(ConfigError, match="{answer}"):
         judge(template="{question}")
 
 
