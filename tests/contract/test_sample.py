@@ -332,7 +332,7 @@ def test_a_sampler_that_says_it_took_weights_and_did_not_ends_the_run_and_is_nam
     with samplers_keep_old_weights():
         playing.start()
         try:
-            with pytest.raises(UserError, match="two steps in a row. They were liar"):
+            with pytest.raises(UserError, match="two steps in a row. Samplers: liar"):
                 train_here(ran, store)
         finally:
             end_training(store)

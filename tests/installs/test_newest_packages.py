@@ -61,4 +61,4 @@ def test_a_client_is_captured(agent: str, ajet: list[str], tmp_path: Path) -> No
     shutil.copy(ROOT / "tests" / "installs" / "client_agents.py", tmp_path / "agent" / "client_agents.py")
     own = f"rollout.user_workflow=client_agents.py->{agent}"
     played = run(ajet, tmp_path, "agent/tool.yaml", "--backbone", "debug", own).stdout
-    assert "16 scored" in played and "0 failed, 0 calls forked" in played and "· 0 tokens sampled" not in played
+    assert "16 scored" in played and "0 failed, 0 calls tokenized anew" in played and "· 0 tokens sampled" not in played
