@@ -77,7 +77,7 @@ MISTAKES = (
     Mistake(
         18, "the history is in a list of the module, shared by the attempts",
         "debug says that an attempt's request holds another task's text", (
-            "ajet --conf m.yaml --backbone debug debug.debug_first_n_tasks=2",), code=0, shows=("agent.py", "share a list"),
+            "ajet --conf m.yaml --backbone debug debug.debug_first_n_tasks=2",), code=0, shows=("agent.py", "share a"),
         files=change(
             '    messages = [{"role": "user", "content": task.main_query}]\n',
             '    HISTORY.append({"role": "user", "content": task.main_query})\n    messages = HISTORY\n',
