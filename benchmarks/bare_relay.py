@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.gateway.reply import StreamPacing
+from ajet.gateway.stream_pacing import StreamPacing
 
 
 def relay(engine: Any, prompt: Any, words: Mapping[int, str], *, tokens: int, gathers: int = 0) -> Any:

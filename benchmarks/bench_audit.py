@@ -35,7 +35,7 @@ from ajet.record.chain import FILE, Chain, LinkedLine, LinkedLines, linked_line
 from ajet.record.episode_codec import encode
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.live_status import read_live_status
-from ajet.schema.bounded_json import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.episode import Outcome
 from ajet_proof.auditing.audit import trace_episode, trace_step, trace_task
 from tests.support.record_fixtures import episode

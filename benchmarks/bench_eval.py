@@ -92,7 +92,7 @@ def rollout_alone(yaml: Path, url: str) -> float:
     """Seconds of the rollout over the validation tasks, without a record."""
     from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, prepare_experiment
-    from ajet.train.runner import assemble
+    from ajet.train.parts import assemble
 
     experiment, (model,) = open_target(str(yaml), None, [f"bench@{url}"])
     with assemble(

@@ -36,7 +36,7 @@ import psutil  # noqa: E402
 from ratios import kept  # noqa: E402
 
 from ajet.record.episode_codec import encode  # noqa: E402
-from ajet.schema.bounded_json import dumps  # noqa: E402
+from ajet.record.plain_json import dumps  # noqa: E402
 from ajet.schema.episode import Episode  # noqa: E402
 from ajet.store import Kept, open_shared  # noqa: E402
 from tests.support.mongod import Mongod, server_file  # noqa: E402

@@ -173,7 +173,7 @@ def ours(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float
     """Seconds, and processor seconds, of so many episodes."""
     from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, prepare_experiment
-    from ajet.train.runner import assemble
+    from ajet.train.parts import assemble
 
     (folder / "server.py").write_text(TOOL_SERVER)
     (folder / "judge.py").write_text(JUDGE)

@@ -27,7 +27,7 @@ from ajet.schema.errors import UserError
 from ajet.train.accounting import episode_metrics, group_by_order, log_formats
 from ajet.train.footprint import describe_memory, estimate_needs
 from ajet.train.interrupts import Interrupts, Preempted
-from ajet.train.runner import assemble, pins_of
+from ajet.train.parts import assemble, pins_of
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment

@@ -21,7 +21,7 @@ from rich.text import Text
 from ajet.backbone.requirements import find_installed_version
 from ajet.config.plugins import find_failure_hint, list_package_roots
 from ajet.record.console import console, counted, label, printable
-from ajet.schema.bounded_json import strict_json
+from ajet.record.plain_json import strict_json
 from ajet.schema.commands import find_program, format_install
 from ajet.task_judge.extraction import answer_text
 

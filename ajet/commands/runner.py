@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
     from ajet.train.sink import RunSink
     from ajet.train.sources.store import SamplerPool
 
@@ -37,7 +37,7 @@ class InProcessRunner(Runner):
         """Train in this process, on own episodes or on episodes of a store."""
         from ajet.commands.sampling.colocated import run_colocated_sampler, share_cores
         from ajet.train.footprint import rehearse_update
-        from ajet.train.runner import assemble, pins_of
+        from ajet.train.parts import assemble, pins_of
         from ajet.train.sources.store import SamplerPool
 
         samplers = SamplerPool(options.from_store) if options.from_store is not None else None

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ajet.rollout.served import EpisodeRegistry, EpisodeStore
     from ajet.schema.task import Task
     from ajet.task_judge import Judge
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
 
 ADMIN_KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key for opening episodes."""
@@ -206,7 +206,7 @@ def open_held_out(
     from ajet.rollout import Rollout
     from ajet.rollout.components import load_workflow
     from ajet.train.footprint import require_tools_fit
-    from ajet.train.runner import RunParts, pins_of
+    from ajet.train.parts import RunParts, pins_of
 
     settings = experiment.ajet
     trainer = settings.trainer_common

@@ -32,9 +32,9 @@ from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect
 from ajet.gateway.exchange import RequestExchange
 from ajet.gateway.keys import MAX_NAME, Grant, Keys
 from ajet.gateway.limits import PEER, after_wrong_key, welcome
-from ajet.gateway.reply import StreamPacing
 from ajet.gateway.request import Refused
 from ajet.gateway.session import Session
+from ajet.gateway.stream_pacing import StreamPacing
 
 PATH_KEY = "ajet.key"
 """Scope key: the key found in the URL path (`/s/KEY/v1/…`)."""

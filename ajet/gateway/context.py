@@ -18,7 +18,7 @@ from ajet.gateway.ignored_fields import IgnoredFieldLog
 from ajet.gateway.inflight_call import CallLimit
 from ajet.gateway.keys import Keys
 from ajet.gateway.prompt import RenderThreadPool
-from ajet.gateway.reply import StreamPacing
+from ajet.gateway.stream_pacing import StreamPacing
 from ajet.tokens import Renderer
 
 

@@ -33,9 +33,10 @@ from ajet.gateway.dialects.contract import Caller, Dialect
 from ajet.gateway.inflight_call import NO_RETRY, InflightCall, RetryHint
 from ajet.gateway.keys import Grant, check_name
 from ajet.gateway.limits import PEER, BodyBytes
-from ajet.gateway.reply import ReplyReader, StreamPacing
+from ajet.gateway.reply import ReplyReader
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
+from ajet.gateway.stream_pacing import StreamPacing
 from ajet.schema.bounded_json import (
     LONG_BYTES,
     TooManyNodesError,

@@ -30,9 +30,9 @@ from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import ServerLimits
 from ajet.gateway.listener import Listener, listen
 from ajet.gateway.prompt import RenderThreadPool
-from ajet.gateway.reply import StreamPacing
 from ajet.gateway.server_thread import start_server
 from ajet.gateway.session import Inspect, Session
+from ajet.gateway.stream_pacing import StreamPacing
 from ajet.gateway.transport import GatewayLoop, GatewayTransport, loop_calls_of
 from ajet.schema.addresses import find_own_address
 from ajet.schema.call import Ids

@@ -21,8 +21,9 @@ from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.ignored_fields import IgnoredFieldLog, list_hints, refuse_unsupported
 from ajet.gateway.prompt import RenderedPrompt, RenderThreadPool, render_prompt
 from ajet.gateway.recorder import Recorder
-from ajet.gateway.reply import Reply, StreamPacing, tool_call_id
+from ajet.gateway.reply import Reply, tool_call_id
 from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
+from ajet.gateway.stream_pacing import StreamPacing
 from ajet.schema.call import FinishReason, RawPrompt, Terms, VersionRun
 from ajet.schema.errors import EngineFailure
 from ajet.schema.json_schema import find_reply_problem

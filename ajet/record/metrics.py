@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ajet.record import files
 from ajet.record.chain import Chain
 from ajet.record.files import append_lines, keep_rows, read_rows
+from ajet.record.plain_json import plain
 from ajet.record.secrets import Redactor
 from ajet.record.trackers import Tracker, Trackers
-from ajet.schema.bounded_json import plain
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome

@@ -27,6 +27,7 @@ from ajet.record.checkpoints import Checkpoints, checkpoints_folder, checkpoints
 from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import GUARD, RunLock
 from ajet.record.logs import log_name
+from ajet.record.plain_json import dumps
 from ajet.record.resume import (
     RunIdentity,
     refuse_changed_code,
@@ -36,7 +37,6 @@ from ajet.record.resume import (
 )
 from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.record.status import read_status
-from ajet.schema.bounded_json import dumps
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 

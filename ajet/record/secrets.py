@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ajet.schema.bounded_json import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.secrets import has_secret_shape, is_secret_name, list_secret_parts, replace_secret_shapes
 
 SHORTEST = 8

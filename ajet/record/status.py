@@ -17,9 +17,9 @@ import psutil
 from loguru import logger
 
 from ajet.record.files import read_json, write_atomically
+from ajet.record.plain_json import plain
 from ajet.record.process_identity import ProcessIdentity
 from ajet.record.secrets import Redactor
-from ajet.schema.bounded_json import plain
 from ajet.schema.errors import UserError
 
 TO_VALIDATE = "to_validate"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from ajet.schema.bounded_json import plain, strict_json
+from ajet.record.plain_json import plain, strict_json
 from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 
 RESULT = 1 << 16

@@ -24,11 +24,11 @@ from ajet.config import resolve_reference
 from ajet.config.functions import is_function, require_callable_with
 from ajet.context_tracker import choose, cut_over_length, timelines
 from ajet.environment.loop import in_thread
+from ajet.record.plain_json import dumps
 from ajet.record.rate_limiter import RateLimiter
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import bound_failure, classify_exception, keep_head, score_failure
 from ajet.rollout.runtime import wait_first
-from ajet.schema.bounded_json import dumps
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Timeline, Verdict, measure_utc_offset
 from ajet.schema.errors import ConfigError, JudgeFailure

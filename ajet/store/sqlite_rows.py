@@ -19,8 +19,8 @@ from typing import Any, get_args
 
 from ajet.record.episode_codec import decode, encode
 from ajet.record.files import parse_json
+from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
-from ajet.schema.bounded_json import dumps
 from ajet.schema.errors import AjetError
 from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError, digest_episode, explain_alteration

@@ -23,8 +23,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from loguru import logger
 
+from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
-from ajet.schema.bounded_json import dumps
 from ajet.schema.episode import UntrainedReason
 from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError

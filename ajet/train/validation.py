@@ -21,7 +21,7 @@ from ajet.train.sink import RunSink, measure_span
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
 
 
 def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[str, float], Measurement]:

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ajet.record.files import parse_object
+from ajet.record.plain_json import dumps
 from ajet.record.tool_uses import bound_arguments
-from ajet.schema.bounded_json import dumps
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 from ajet.workflow.resources import Deadline

@@ -141,7 +141,7 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
     from ajet.commands.episode_panel import show_episode
     from ajet.rollout.components import choose_sampling
     from ajet.task_reader import open_reader
-    from ajet.train.runner import assemble
+    from ajet.train.parts import assemble
 
     unjudged = f"{__name__}->{ChatJudge.__name__}"
     experiment.ajet.task_judge = experiment.ajet.task_judge.replace_judges(judge_protocol=unjudged)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import Finding, UserError
-from ajet.store import Address, StoreOptions, sqlite_driver
+from ajet.store import Address, StoreOptions, findings
 from ajet.store.digest import AlteredEpisodeError
 from ajet.store.opening import StoreLeftovers, credentials, missing_store_error
 from ajet.store.reader import State, StoredPosition, build_stored_position
@@ -213,7 +213,7 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
                 "store", "note", "the database does not exist yet", "the first process that opens the store creates it"
             )
         ]
-    shown = [sqlite_driver.report_schema_version(ledger["version"], VERSION)]
+    shown = [findings.report_schema_version(ledger["version"], VERSION)]
     missing = [
         f"{name} {dict(keys)}"
         for name, each in INDEXES.items()
@@ -235,17 +235,17 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
     states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
     size = int(base.command("dbStats")["dataSize"])
-    shown.append(sqlite_driver.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
+    shown.append(findings.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
-    shown += sqlite_driver.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
+    shown += findings.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
     now = base.client.admin.command("hello")["localTime"]
     if "policy" in ledger:
-        shown.append(sqlite_driver.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
+        shown.append(findings.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
     stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
     holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
     for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
         shown.append(
-            sqlite_driver.report_member(
+            findings.report_member(
                 each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0)
             )
         )

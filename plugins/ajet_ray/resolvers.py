@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ajet.config.schema.trainer_common import STALE_CAP
+from ajet_ray.modes import SYNC
 
 _NO_DEFAULT = object()
 
@@ -82,6 +83,3 @@ def register_resolvers() -> None:
 
     for name, function in RESOLVERS.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
-
-
-SYNC, SEPARATE, DECOUPLED = "ajet_sync", "ajet_separate_async", "ajet_async"

@@ -21,7 +21,7 @@ import numpy as np
 
 from ajet.context_tracker import timelines
 from ajet.record.episode_codec import decode, encode
-from ajet.schema.bounded_json import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.call import Call, PolicySpan
 from ajet.schema.episode import Episode, Group, Timeline
 from ajet.tokens.image_tokens import image_urls, picture

@@ -21,7 +21,7 @@ from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, open_store
 from ajet.store.dead_letters import DeadLetterLog, list_dead_letters
 from ajet_ray.mailbox import CreditEntry, TicketGrant
-from ajet_ray.resolvers import SYNC
+from ajet_ray.modes import SYNC
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory

@@ -61,7 +61,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import drop_overlong
-    from ajet.train.runner import pins_of
+    from ajet.train.parts import pins_of
     from ajet_trl.settings import build_grpo_settings
 
     reader = open_reader(experiment)

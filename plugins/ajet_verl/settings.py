@@ -15,7 +15,7 @@ from loguru import logger
 from ajet_ray.cluster.gpus import list_gpus
 from ajet_ray.cluster.ray_cluster import RayNeeds
 from ajet_ray.cluster.resources import Demand
-from ajet_ray.resolvers import SEPARATE
+from ajet_ray.modes import SEPARATE
 from ajet_verl import cpu
 from ajet_verl.config import ModelLimits, compose_verl_config, find_extra, read_limits
 

@@ -22,9 +22,9 @@ from ajet.task_reader.contamination import find_overlap
 from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.resources import Demand
+from ajet_ray.modes import DECOUPLED, SYNC
 from ajet_ray.on_ray import find_address, run_on_ray
 from ajet_ray.record import RayRecord
-from ajet_ray.resolvers import DECOUPLED, SYNC
 from ajet_ray.shipped_experiment import KEY, pack_experiment
 from ajet_ray.store_tickets import open_store_tickets
 from ajet_ray.tickets import LaunchTickets, find_drop_age, find_oldest_version, open_verl_store

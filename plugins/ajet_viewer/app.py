@@ -25,8 +25,8 @@ from ajet.config.record_file import open_record_file
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import parse_object
 from ajet.record.live_status import read_live_status
+from ajet.record.plain_json import strict_json
 from ajet.record.resume import last_judge_change
-from ajet.schema.bounded_json import strict_json
 from ajet.schema.errors import UserError
 from ajet_viewer import episode_page
 from ajet_viewer.config_page import build_config_page

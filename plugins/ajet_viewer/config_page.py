@@ -14,8 +14,8 @@ from ajet.config import read_recorded_tree
 from ajet.config.record_file import read_record_file
 from ajet.config.recorded import MOST_BYTES
 from ajet.record.files import read_json
+from ajet.record.plain_json import plain
 from ajet.record.run_directory import ORIGINS
-from ajet.schema.bounded_json import plain
 from ajet.schema.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ajet.record.episode_codec import encode_verdict, leaf_calls
 from ajet.record.episodes import decode_recorded, open_arrays
 from ajet.record.files import parse_object, read_json
-from ajet.schema.bounded_json import plain
+from ajet.record.plain_json import plain
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome, Timeline
 from ajet_viewer.episode_table import EpisodeLinePlace, read_line

@@ -16,7 +16,7 @@ from typing import Any
 from ajet.config.record_file import RecordFileError, list_record_folder, open_record_file, read_record_part
 from ajet.record.episodes import NAME
 from ajet.record.files import next_line, parse_object
-from ajet.record.trackers.sample import last_words, text_of
+from ajet.record.image_text import last_words, text_of
 
 QUERY = 160
 """Maximum number of characters of a question or an answer in a row."""

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ajet.record.trackers.sample import image_characters
-from ajet.schema.bounded_json import strict_json
+from ajet.record.image_text import image_characters
+from ajet.record.plain_json import strict_json
 from ajet.schema.errors import UserError
 from ajet_viewer import episode_page
 from ajet_viewer.app import PAGE, Views

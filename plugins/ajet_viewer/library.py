@@ -25,8 +25,8 @@ from ajet.record.held_out import (
 )
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
+from ajet.record.plain_json import strict_json
 from ajet.record.status import find_run_state, read_status
-from ajet.schema.bounded_json import strict_json
 from ajet.schema.errors import AjetError, UserError
 from ajet_viewer.notes import read_notes
 

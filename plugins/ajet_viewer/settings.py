@@ -13,8 +13,8 @@ from typing import Any
 
 from ajet.config import read_recorded_tree
 from ajet.record.files import read_json
+from ajet.record.plain_json import strict_json
 from ajet.record.resume import FILE
-from ajet.schema.bounded_json import strict_json
 from ajet.schema.errors import ConfigError
 from ajet_viewer.config_page import flatten_tree
 

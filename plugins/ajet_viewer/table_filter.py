@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.record.trackers.sample import without_images
+from ajet.record.image_text import without_images
 from ajet.schema.errors import AjetError
 from ajet_viewer.episode_table import EpisodeLinePlace, EpisodeTable, read_line
 

@@ -21,9 +21,9 @@ from ajet.config.schema.algorithm import TeacherConfig
 from ajet.engine.teacher_endpoint import TeacherEndpoint, choose_probe_ids
 from ajet.gateway import Capture
 from ajet.record.episode_codec import decode, encode
+from ajet.record.plain_json import dumps
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.teacher import TeacherScorer
-from ajet.schema.bounded_json import dumps
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task

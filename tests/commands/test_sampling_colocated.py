@@ -21,7 +21,7 @@ from ajet.commands.sampling.colocated import STORE, run_colocated_sampler, warn_
 from ajet.commands.supervised_process import SupervisedProcess
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
-from ajet.train import runner as train_runner
+from ajet.train import parts
 from tests.support.local_fixtures import config_of, episode_of
 
 
@@ -104,8 +104,8 @@ def test_the_sampler_loads_while_the_trainer_does(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(sampler_beside_module, "run_colocated_sampler", lambda *given: noted("sampler"))
     monkeypatch.setattr(sampler_beside_module, "share_cores", lambda experiment: experiment)
-    monkeypatch.setattr(train_runner, "assemble", lambda *given, **more: noted("trainer"))
-    monkeypatch.setattr(train_runner, "pins_of", lambda run: None)
+    monkeypatch.setattr(parts, "assemble", lambda *given, **more: noted("trainer"))
+    monkeypatch.setattr(parts, "pins_of", lambda run: None)
     monkeypatch.setattr(runner, "train_parts", lambda given, run, samplers, *more: events.append(samplers))
     experiment: Any = SimpleNamespace(ajet=config_of(mode="async"))
     options: Any = SimpleNamespace(from_store=None, rehearsal=False)

@@ -23,7 +23,7 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.tokens import Renderer
-from ajet.train.runner import assemble
+from ajet.train.parts import assemble
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
 from tests.support import world_fixtures

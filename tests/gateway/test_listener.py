@@ -12,7 +12,7 @@ from ajet.config import load_experiment
 from ajet.gateway.listener import listen
 from ajet.schema.errors import UserError
 from ajet.store import Address
-from ajet.train.runner import assemble
+from ajet.train.parts import assemble
 
 YAML = """
 ajet:

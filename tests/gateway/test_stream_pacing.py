@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.gateway.reply import StreamPacing
+from ajet.gateway.stream_pacing import StreamPacing
 
 
 def test_a_loop_that_is_late_lets_tokens_gather_longer():

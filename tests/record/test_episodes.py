@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ajet.record import EpisodeFiles
 from ajet.record.episode_codec import decode, encode
+from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
-from ajet.schema.bounded_json import dumps
 from ajet.schema.call import PolicySpan, VersionRun
 from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Outcome
 from ajet.schema.errors import UserError

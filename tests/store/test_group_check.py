@@ -23,7 +23,8 @@ from ajet.record.status import read_status
 from ajet.schema.episode import Episode
 from ajet.store import Kept, SharedStore, open_shared
 from ajet.task_reader import TaskOrder
-from ajet.train.runner import LaunchOptions, assemble
+from ajet.train.parts import assemble
+from ajet.train.runner import LaunchOptions
 from ajet_mongo import documents
 from tests.support.ajet_process import metric_rows
 from tests.support.damaged_groups import ATTEMPTS, DAMAGED

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from ajet.context_tracker import timelines
 from ajet.engine.contract import Sampling, TokenEngine
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
-from ajet.gateway import Capture, Gateway, Session, exchange, prompt, reply
+from ajet.gateway import Capture, Gateway, Session, exchange, prompt, stream_pacing
 from ajet.gateway.token_sampler import TRIES
 from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
@@ -337,7 +337,7 @@ def limit_bodies(size: int) -> Iterator[None]:
 def gather_stream_events(per_second: int) -> Iterator[None]:
     """Within the block all streams together send `per_second` events, and tokens gather meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reply, "_EVENTS", per_second)
+        patch.setattr(stream_pacing, "_EVENTS", per_second)
         yield
 
 

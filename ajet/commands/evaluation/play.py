@@ -280,7 +280,7 @@ def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
 
 def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
     from ajet.train.accounting import group_by_order, validation_metrics
-    from ajet.train.runner import assemble, pins_of
+    from ajet.train.parts import assemble, pins_of
 
     label, step = evaluation.model.label, evaluation.model.step
     run.status.set(phase="loading", step=step)

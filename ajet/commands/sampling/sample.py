@@ -31,7 +31,7 @@ from ajet.store import TRANSIENT_ERRORS, Address, AnnouncedPolicy, SharedStore, 
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
-from ajet.train.runner import assemble
+from ajet.train.parts import assemble
 
 if TYPE_CHECKING:
     from pathlib import Path

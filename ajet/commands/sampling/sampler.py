@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ajet.store.shared import AnnouncedPolicy, Policy, SharedStore
     from ajet.task_reader import TaskOrder
     from ajet.train.interrupts import Interrupts
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
 
 STORE_POLL_S = 0.25
 """Seconds between two checks of the store for a newer policy and for positions."""

@@ -28,7 +28,7 @@ from ajet.train.step import StepGroups, StepUpdate, UnusedGroups
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.rollout.served import EpisodeRegistry
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
 
 
 class ServedSource(Source):

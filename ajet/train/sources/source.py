@@ -12,7 +12,7 @@ from ajet.train.session import TrainingSession, is_due
 from ajet.train.validation import play_validation
 
 if TYPE_CHECKING:
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
     from ajet.train.step import StepGroups, StepUpdate
 
 

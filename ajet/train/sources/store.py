@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.record import RunDirectory
     from ajet.task_reader import TaskOrder
-    from ajet.train.runner import RunParts
+    from ajet.train.parts import RunParts
     from ajet.train.session import TrainingSession
 
 POLL_S = 0.25

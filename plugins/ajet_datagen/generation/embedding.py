@@ -20,8 +20,10 @@ from ajet.environment.chat_model import NoAnswerError, model_at, request_embeddi
 from ajet.record.progress import Progress
 from ajet.schema.errors import ConfigError, TaskError, UserError
 from ajet_datagen.alike import Vectors, normalize_vectors
+from ajet_datagen.generation.cost import GenerationCost
+from ajet_datagen.generation.failover import ModelFailover
 from ajet_datagen.generation.kept import GenerationStore
-from ajet_datagen.generation.patience import GenerationCost, ModelFailover, request_with_retries, run_on_tools_loop
+from ajet_datagen.generation.patience import request_with_retries, run_on_tools_loop
 from ajet_datagen.generation.refusals import STATUSES
 
 if TYPE_CHECKING:

@@ -25,10 +25,12 @@ from ajet.schema.task import Task, extract_text
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet_datagen.alike import SimilarityMeasure, count_letter_runs, index_numbers, select_distinct
 from ajet_datagen.config import ReaderKeys
+from ajet_datagen.generation.cost import GenerationCost, TokenPrice
 from ajet_datagen.generation.documents import KEY, Passage, list_documents, read_passages
 from ajet_datagen.generation.embedding import embed_texts, find_embedding_server, open_embedder
+from ajet_datagen.generation.failover import ModelFailover
 from ajet_datagen.generation.kept import GenerationStore
-from ajet_datagen.generation.patience import GenerationCost, ModelFailover, TokenPrice, run_on_tools_loop
+from ajet_datagen.generation.patience import run_on_tools_loop
 from ajet_datagen.generation.refusals import PromptRefusals, PromptRefusedError
 from ajet_datagen.generation.writer import FORM, TaskWriter, WrittenTask, build_knowledge_prompt, build_variation_prompt
 

@@ -20,7 +20,9 @@ from loguru import logger
 from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.schema.errors import TaskError
 from ajet.schema.settled import repair_text
-from ajet_datagen.generation.patience import REST_S, GenerationCost, ModelFailover, TokenPrice, request_with_retries
+from ajet_datagen.generation.cost import GenerationCost, TokenPrice
+from ajet_datagen.generation.failover import REST_S, ModelFailover
+from ajet_datagen.generation.patience import request_with_retries
 from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefusedError
 
 FORM = 2

@@ -17,7 +17,8 @@ from ajet.environment.chat_model import NoAnswerError
 from ajet.record.progress import Progress
 from ajet.schema.errors import TaskError
 from ajet_datagen.generation import patience, reader
-from ajet_datagen.generation.patience import REST_S, GenerationCost, ModelFailover, TokenPrice
+from ajet_datagen.generation.cost import GenerationCost, TokenPrice
+from ajet_datagen.generation.failover import REST_S, ModelFailover
 from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES
 from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
 from tests.support.judge_fixtures import JudgeServer, judge_server

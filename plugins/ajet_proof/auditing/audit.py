@@ -12,7 +12,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,12 +23,11 @@ from ajet.record.checkpoint import verify_checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episode_codec import require_schema
 from ajet.record.episodes import NAME
-from ajet.record.files import next_line, parse_object, read_rows
+from ajet.record.files import next_line, parse_object
 from ajet.record.find_run import require_run
 from ajet.record.resume import FILE as IDENTITY
 from ajet.schema.errors import UserError
-from ajet.store.digest import ALTERED
-from ajet.store.run_store import find_changed_episodes
+from ajet_proof.auditing.altered import find_waiting_changes, list_altered_episodes
 from ajet_proof.auditing.chain_index import ChainIndex, EpisodeLineLocation
 from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, find_changes, parse_episode_step, read_chain
 from ajet_proof.recorded.target import SHORTEST
@@ -450,32 +448,3 @@ def _format_failure(failure: Mapping[str, Any] | None) -> str | None:
 
 def _shorten_text(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
-
-
-# Episodes that changed while they waited in a run's store.
-# Invariant: the code only reads. No step trained on such an episode, so a listed episode is not a change of the
-# record.
-def list_altered_episodes(run: Path) -> list[str]:
-    """List the episodes that were altered while they waited in the store, so that no step trained them.
-
-    They are read from `given_up` in metrics.jsonl (tasks given up by their place in the training order), up to the
-    first damaged row.
-    """
-    found: dict[str, object] = {}
-    with suppress(UserError):
-        for row in read_rows(run / METRICS):
-            given_up = row.get("given_up")
-            for reasons in given_up.values() if isinstance(given_up, dict) else ():
-                for why in reasons if isinstance(reasons, list) else ():
-                    if isinstance(why, str) and why.startswith(ALTERED):
-                        found.setdefault(why, row.get("step"))  # a resumed trainer records the reason again
-    return [f"step {step}: {why}" for why, step in found.items()]
-
-
-def find_waiting_changes(run: Path) -> Iterator[Change]:
-    """Yield a change for each altered episode in the store below the run's folder."""
-    try:
-        for path, line, altered in find_changed_episodes(run / "pending"):
-            yield Change(f"pending/{path.name}", str(altered), line)
-    except UserError as damage:  # a line cannot be read at all
-        yield Change("pending", f"{damage.what} ({damage.where})")

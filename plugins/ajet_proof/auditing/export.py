@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from ajet.config.record_file import open_replacement_file
 from ajet.record.files import convert_os_errors, require_place
-from ajet.schema.bounded_json import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.errors import MissingExtraError, UserError
 from ajet_proof.auditing.audit import read_episode_rows
 

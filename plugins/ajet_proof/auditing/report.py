@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ajet.record.chain import KEY
 from ajet.record.console import counted, printable
-from ajet.schema.bounded_json import plain
+from ajet.record.plain_json import plain
 from ajet_proof.auditing.audit import RunAudit, Trail
 from ajet_proof.auditing.chain_state import parse_episode_step
 

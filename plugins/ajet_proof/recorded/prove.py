@@ -25,7 +25,7 @@ from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.components import choose_sampling
 from ajet.schema.errors import UserError
-from ajet_proof.auditing.audit import list_altered_episodes
+from ajet_proof.auditing.altered import list_altered_episodes
 from ajet_proof.auditing.chain_state import read_chain
 from ajet_proof.recorded.recompute import WRITTEN, LogprobRecomputation, list_token_versions
 from ajet_proof.recorded.steps import REMOVED, StepChecker, WrongStep

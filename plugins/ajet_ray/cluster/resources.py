@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_ray.resolvers import SEPARATE
+from ajet_ray.modes import SEPARATE
 
 CPUS = 4
 """Ray CPUs for verl's trainer, queues and agents."""

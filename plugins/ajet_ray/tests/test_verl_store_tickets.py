@@ -23,7 +23,7 @@ from ajet.schema.task import Task
 from ajet.store import Address, Kept, Lease, Policy, SharedStore, TrainerFencedError, open_shared
 from ajet.task_reader import TaskOrder
 from ajet_ray.mailbox import CreditEntry, TicketGrant
-from ajet_ray.resolvers import DECOUPLED
+from ajet_ray.modes import DECOUPLED
 from ajet_ray.store_tickets import StoreTickets, require_model
 from ajet_verl.train import require_store
 from tests.support.local_fixtures import config_of

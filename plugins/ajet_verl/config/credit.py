@@ -15,7 +15,7 @@ from ajet.config.plugins import find_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.extended import config_model
-from ajet_ray.resolvers import DECOUPLED
+from ajet_ray.modes import DECOUPLED
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm

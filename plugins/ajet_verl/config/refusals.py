@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ajet.config.validate import join_errors
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
-from ajet_ray.resolvers import DECOUPLED, SEPARATE, SYNC
+from ajet_ray.modes import DECOUPLED, SEPARATE, SYNC
 from ajet_verl.config.batches import check_batch_sizes, check_fixed_micro_batches
 from ajet_verl.config.checkpoints import check_checkpoints
 from ajet_verl.config.credit import find_unsupported

@@ -19,7 +19,7 @@ import pytest
 from ajet.config import Experiment, load_experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.schema.episode import Episode, Group
-from ajet.train.runner import RunParts, assemble
+from ajet.train.parts import RunParts, assemble
 from tests.support.ajet_process import ajet
 from tests.support.judge_fixtures import judge_server
 from tests.support.verl_fixtures import without_verl

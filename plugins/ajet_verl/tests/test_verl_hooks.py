@@ -131,7 +131,7 @@ def test_a_step_keeps_what_a_hook_answers(base):
 def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet_ray.resolvers import DECOUPLED
+    from ajet_ray.modes import DECOUPLED
     from ajet_verl.config.refusals import MODES
     from ajet_verl.trainer import trainers
     from ajet_verl.trainer.hooks import CreditHooks

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.image_text import text_of
 from ajet.record.live_status import read_live_status
-from ajet.record.trackers.sample import text_of
 from ajet.schema.call import full_ids
 from ajet_viewer.app import Views, build_app, read_metrics
 from ajet_viewer.config_page import build_config_page

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from ajet.store import Kept, RunStore
 from ajet.store.digest import ALTERED
-from ajet_proof.auditing.audit import audit_run, list_altered_episodes
+from ajet_proof.auditing.altered import list_altered_episodes
+from ajet_proof.auditing.audit import audit_run
 from ajet_proof.auditing.report import encode_audit, print_audit
 from tests.support.record_fixtures import episode
 

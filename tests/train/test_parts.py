@@ -10,7 +10,7 @@ import pytest
 
 from ajet.config import load_experiment
 from ajet.schema.errors import UserError
-from ajet.train.runner import assemble, paused_collection
+from ajet.train.parts import assemble, paused_collection
 
 
 def test_collections_stop_within_and_are_as_before_after_it_even_when_it_fails():
