@@ -70,7 +70,7 @@ def dry_run(
     started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
     if reason := find_disks(experiment)[0].refused:  # a plan may be for another machine, a dry run is not
         raise UserError(
-            f"The plan's folder could not be written: {reason}.",
+            f"The record of the run could not be written: {reason}.",
             where=str(experiment.root / experiment.name),
             expected="a folder that this user may write to",
             do="choose another folder with --exp-dir",

@@ -151,8 +151,6 @@ def show_logs(level: str) -> LogSink:
     """
     from rich.text import Text
 
-    from ajet.record.console import console
-
     def show(message: Any) -> None:
         name = message.record["level"].name
         text = str(message).rstrip("\n")

@@ -21,7 +21,7 @@ from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import JudgeInput, attach_process
+from ajet.task_judge.judge import JudgeInput, attach_process
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig

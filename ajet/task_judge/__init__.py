@@ -6,7 +6,7 @@ from the workflow or the judge. A judge that fails or cannot decide never yields
 """
 
 from ajet.task_judge.base_judge import BaseJudge, Judgement
-from ajet.task_judge.judgement import Judge, Judging
+from ajet.task_judge.judge import Judge, Judging
 from ajet.task_judge.registry import open_judge
 from ajet.task_judge.scorers import MCPScorerFactory, scorer
 

@@ -18,7 +18,7 @@ from ajet.config.references import parse_reference, read_parameters_of
 from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import Judge, Judging
+from ajet.task_judge.judge import Judge, Judging
 from ajet.task_judge.scorers.bound import is_scorer_function
 from ajet.task_judge.scorers.judge import ScorerJudge, open_scorers
 
@@ -83,18 +83,15 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
         return None
     from ajet.config import resolve_reference
     from ajet.config.functions import is_function, require_order
-    from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward, refuse_other_signature
+    from ajet.task_judge.trl_reward import is_trl_reward
 
     kind = resolve_reference(reference, base=experiment.base, what=key)
-    if is_trl_reward(kind):
-        kind = adapt_trl_reward(kind, reference, what=key)
-    elif is_scorer_function(kind):
+    if is_scorer_function(kind) and not is_trl_reward(kind):
         judge = experiment.ajet.task_judge.replace_judges(scorer=reference)
         settings = experiment.ajet.model_copy(update={"task_judge": judge})
         return ScorerJudge(replace(experiment, ajet=settings), named_by=f"ajet.{key}")
     if is_function(kind):
-        refuse_other_signature(kind, reference, what=key)
-        kind = make_judge_class(kind, reference, what=key)
+        kind = _make_function_judge(kind, reference, what=key)
     method = getattr(kind, "compute_reward", None)
     if not isinstance(kind, type) or not callable(method):
         raise ConfigError(
@@ -128,7 +125,7 @@ def check_functions(experiment: Experiment) -> None:
         UnresolvedReferenceError: a reference names nothing.
     """
     from ajet.task_judge.scorers.bound import BoundScorer
-    from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward, refuse_other_signature
+    from ajet.task_judge.trl_reward import is_trl_reward
 
     judge = experiment.ajet.task_judge
     if judge.judge_type != "customized_protocol":
@@ -144,11 +141,18 @@ def check_functions(experiment: Experiment) -> None:
         if path[-1] != "judge_protocol" or (is_scorer_function(found) and not is_trl_reward(found)):
             name = parse_reference(reference, what=key).name
             BoundScorer(found, name, arguments.get(path, {}), experiment, what=key)
-        elif is_trl_reward(found):
-            adapt_trl_reward(found, reference, what=key)
         else:
-            refuse_other_signature(found, reference, what=key)
-            make_judge_class(found, reference, what=key)
+            _make_function_judge(found, reference, what=key)
+
+
+def _make_function_judge(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
+    """Return the judge class of a function with ajet's parameters or TRL's. Raises ConfigError for any others."""
+    from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward, refuse_other_signature
+
+    if is_trl_reward(function):
+        function = adapt_trl_reward(function, reference, what=what)
+    refuse_other_signature(function, reference, what=what)
+    return make_judge_class(function, reference, what=what)
 
 
 def make_judge_class(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:

@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 
 from ajet.schema.errors import BoundaryError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import call_user_function
+from ajet.task_judge.judge import call_user_function
 from ajet.task_judge.scorers.call import ScorerCall
 from ajet.workflow.function import to_output
 from ajet.workflow.workflow import Workflow

@@ -53,7 +53,6 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
     from contextlib import closing
 
     from datasets import Dataset
-    from loguru import logger
     from trl import GRPOConfig, GRPOTrainer
 
     from ajet.rollout import Rollout

@@ -77,7 +77,7 @@ def test_a_reward_like_verls_is_shown_verls_parameters(tmp_path: Path) -> None:
     ("parameters", "judge", "problem"),
     [
         ("task", "{judge_protocol: reward.py->score}", "the arguments (task, output)"),
-        ("output, task", "{judge_protocol: reward.py->score}", "(output, task)"),
+        ("output, task", "{judge_protocol: reward.py->score}", "but its parameters are (output, task)"),
         ("prompt, completion", "{judge_protocol: reward.py->score}", "needs completion and prompt"),
         ("completions, trainer_state", "{judge_protocol: reward.py->score}", "needs trainer_state"),
         ("model_answer, colour, *, size", "{scorer: reward.py->score}", "the parameters colour, size"),

@@ -110,4 +110,4 @@ def test_a_record_that_could_not_be_written_ends_a_dry_run_as_it_ends_the_start(
 ) -> None:
     for more in (["--dry-run"], []):
         code, told = said(capsys, *LOCAL, "--exp-dir", "agent.py", *more)
-        assert code == 2 and "could not be written" in told and "--exp-dir" in told
+        assert code == 2 and "the record of the run could not be written" in told.lower() and "--exp-dir" in told

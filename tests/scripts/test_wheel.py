@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_testing.packages import PLUGINS, find_plugins
+from scripts.fresh_installs import build_wheel
 from tests.support.viewer_fixtures import write_run
 
 pytestmark = pytest.mark.slow
@@ -37,12 +38,7 @@ defaults:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel's path."""
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = out.glob("*.whl")
-    return found
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("question,answer,question\n1?,1,2?\n")
     with pytest.raises(UserError) as refused:
         tasks_of(tmp_path / "t.csv")
-    assert "question" in refused.value.what and refused.value.where.endswith("t.csv:1")
+    assert "have the name question" in refused.value.what and refused.value.where.endswith("t.csv:1")
 
 
 def test_one_column_has_no_separator(tmp_path: Path) -> None:

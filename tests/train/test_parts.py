@@ -36,7 +36,7 @@ def test_who_runs_without_collections_keeps_it_so():
 def test_a_process_that_is_forked_within_collects():
     script = (
         "import gc, os, sys\n"
-        "from ajet.train.runner import paused_collection\n"
+        "from ajet.train.parts import paused_collection\n"
         "for enabled in (True, False):\n"
         "    (gc.enable if enabled else gc.disable)()\n"
         "    with paused_collection():\n"

@@ -9,7 +9,7 @@ import pytest
 
 from ajet import AsyncSampler, MCPSampler, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.judgement import Judge
+from ajet.task_judge.judge import Judge
 from ajet_mcp.agent import McpAgentWorkflow
 from tests.support.workflow_fixtures import scene
 

@@ -23,7 +23,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
-from ajet.task_judge.judgement import JudgeInput
+from ajet.task_judge.judge import JudgeInput
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

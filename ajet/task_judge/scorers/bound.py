@@ -15,7 +15,7 @@ from ajet.config.functions import is_function
 from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
-from ajet.task_judge.judgement import call_user_function, read_verdict
+from ajet.task_judge.judge import call_user_function, read_verdict
 from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, REFERENCE, VERL_PARAMETERS, ScorerCall, read_parameters
 
 if TYPE_CHECKING:

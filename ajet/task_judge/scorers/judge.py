@@ -23,7 +23,7 @@ from ajet.record.attempts import tags_of
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import check_verdict
+from ajet.task_judge.judge import check_verdict
 from ajet.task_judge.scorers.bound import BoundScorer
 from ajet.task_judge.scorers.call import ScorerCall
 from ajet.task_judge.scorers.names import find_scorer, is_scorer, list_scorers

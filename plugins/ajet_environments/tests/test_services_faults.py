@@ -15,7 +15,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task
 from ajet.task_judge.env_service_as_judge import EnvServiceJudge
-from ajet.task_judge.judgement import Judge
+from ajet.task_judge.judge import Judge
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
 from tests.support import world_fixtures, world_workflows

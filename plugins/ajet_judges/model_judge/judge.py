@@ -20,7 +20,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
-from ajet.task_judge.judgement import JudgeInput
+from ajet.task_judge.judge import JudgeInput
 from ajet_judges.model_judge.panel import JudgeReply, ModelPanel, PanelMember, sum_usage
 from ajet_judges.model_judge.prompt import TEMPLATE, JudgeQuestion, build_question, shorten_text
 from ajet_judges.model_judge.reply import VERDICT, ModelVote, VerdictWord, build_tiers_schema, parse_tiers, parse_vote
@@ -28,7 +28,7 @@ from ajet_judges.model_judge.settings import read_judge_settings
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.task_judge.judgement import JudgeInput
+    from ajet.task_judge.judge import JudgeInput
 
 
 VERDICT_REWARDS: dict[VerdictWord, float] = {"correct": 1.0, "incorrect": 0.0}

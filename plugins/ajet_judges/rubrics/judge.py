@@ -19,7 +19,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
-from ajet.task_judge.judgement import JudgeInput
+from ajet.task_judge.judge import JudgeInput
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.judge import compare_attempts, format_question
 from ajet_judges.rubrics.criterion import Criterion, number_criteria, parse_criteria

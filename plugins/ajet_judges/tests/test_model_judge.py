@@ -337,9 +337,9 @@ def test_a_template_of_ones_own_and_what_it_must_have(judge, server):
     verdict(made)
     assert 'Say {"x"}. <' in server.seen[0]["messages"][1]["content"]
     assert material(server.seen[0]) == ["What is 2+2?", "4", "4"]
-    with pytest.raises(ConfigError, match="{anwser}"):
+    with pytest.raises(ConfigError, match="unknown placeholder {anwser}"):
         judge(template="{anwser}")
-    with pytest.raises(ConfigError, match="{answer}"):
+    with pytest.raises(ConfigError, match="does not contain the placeholder {answer}"):
         judge(template="{question}")
 
 

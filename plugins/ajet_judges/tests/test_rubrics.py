@@ -315,7 +315,7 @@ def test_a_prompt_of_ones_own_and_votes(made, server, tmp_path):
         {"reason": "", "grades": {str(n): next(said) if n == 1 else 1 for n in range(1, 3)}})  # fmt: skip
     found = verdict(judge, RUDE)
     assert found.reward is None, "half of the weight is undecided"
-    with pytest.raises(ConfigError, match="{answer}"):
+    with pytest.raises(ConfigError, match="does not contain the placeholder {answer}"):
         open_judge(made(custom_evaluation_prompt="{rubrics}"))
 
 

@@ -181,7 +181,8 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
         episodes[3].calls[0].suffix_ids[5] += 1
         assert proof.metrics(episodes, 1, lambda _: 0)["proof/wrong_tokens"] >= 1
         assert proof.recomputed(episodes, 1, backbone) == {}
-        assert re.search(f"step 1: .* episode {episodes[3].uuid}, call 0, position 5: ", "".join(said))
+        wrong = f"a token of a recorded episode is wrong: episode {episodes[3].uuid}, call 0, position 5: "
+        assert re.search(f"step 1: {wrong}", "".join(said))
     finally:
         logger.remove(sink)
         backbone.close()

@@ -194,7 +194,7 @@ def test_what_of_trinity_is_private_is_where_it_was():
     assert "metrics['experience_count'] = len(exps)" in handed_over
     assert "result_metrics[f'experience_pipeline/{key}'] = float(value)" in handed_over
     makes = Path(found.locate_file("trinity/explorer/scheduler.py")).read_text()
-    assert "        runner = RunnerWrapper(\n" in makes, "replaced by name (processes/runners.py)"
+    assert "        runner = RunnerWrapper(\n" in makes, "replaced by name (processes/credit.py)"
     for loop in (trains, plays):
         assert "except Exception:" in loop and "self.logger.error(" in loop, "errors come out of it now: listen no more"
 

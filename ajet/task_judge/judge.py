@@ -1,6 +1,7 @@
-"""Converts the return value of a judge or scorer to a verdict.
+"""Judge: turns a workflow's output, or the return value of a judge or scorer, into a verdict.
 
-Invariant: a reward in a verdict is a finite number. A value that is no reward raises JudgeFailure and never becomes 0.
+Invariant: a reward in a verdict is a finite number. A judge that raises, or returns any other value, is a JudgeFailure;
+an undecided judge gives no score, never 0. Blocking user code never blocks the event loop.
 """
 
 from __future__ import annotations
@@ -206,9 +207,6 @@ def _contain_exit(function: Callable[..., Any], *args: Any) -> Any:
         raise JudgeFailure(f"the judge tried to end the program: {raised!r}") from raised
 
 
-# Judge: turns a workflow's output into a verdict.
-# Invariant: a reward in a verdict is a finite number. A judge that raises or returns any other value is a
-# JudgeFailure; an undecided judge gives no score, never 0. Blocking user code never blocks the event loop.
 class Judging(Protocol):
     """Interface of judges written by users or brought by a task reader (`BaseJudge`)."""
 
