@@ -210,6 +210,7 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
         if advice:
             print_line(advice)
     console.print(Text.assemble("Try the trained model: ", (format_command("chat", named), "bold")), soft_wrap=True)
+    console.print(Text.assemble("Serve the model:       ", (format_command("deploy", named), "bold")), soft_wrap=True)
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"
         eval_command = format_command("eval", named, "--model", "base", "--model", measured)

@@ -349,8 +349,19 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
         where=f"task {episodes[0].task.task_id}",
         expected="at least one episode that ends with a reward",
         do='run the same command with --backbone debug (in Python: backbone="debug"): it prints each episode '
-        "and its traceback",
+        f"and its traceback{_ADVICE_ON_POLICY if any(_was_raised_at_reply(each) for each in episodes) else ''}",
     )
+
+
+_ADVICE_ON_POLICY = (
+    ". If the agent's code is right and the model's replies are not in the form that it expects, set "
+    "ajet.rollout.policy_failure_reward: 0 (such an episode then counts as a bad one), or teach the form first by "
+    "`ajet sft` with a few demonstrations"
+)
+
+
+def _was_raised_at_reply(episode: Episode) -> bool:
+    return episode.failure is not None and episode.failure.policy
 
 
 def _explain_unawaited(problem: BaseException) -> str:

@@ -83,17 +83,18 @@ class TaskOrder:
     def require_same(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint made with other tasks, seed, shuffling or task content. Raises TaskError."""
         now = self.identity()
-        names = {
-            "tasks": "the tasks",
-            "seed": "the seed",
-            "shuffle": "data.shuffle",
-            "content": "the content of the tasks",
+        counts = f"{saved['count']} tasks as before, found {now['count']}"
+        changes = {
+            "tasks": ("the tasks", counts if saved["count"] != now["count"] else "the same task ids as before"),
+            "seed": ("the seed", f"seed {saved['seed']}, found {now['seed']}"),
+            "shuffle": ("data.shuffle", f"{saved['shuffle']}, found {now['shuffle']}".lower()),
+            "content": ("the content of the tasks", "the same texts and columns as before"),
         }
-        for key, name in names.items():
+        for key, (name, expected) in changes.items():
             if saved[key] != now[key]:
                 raise TaskError(
                     f"The task order saved in the checkpoint cannot be continued, because {name} changed since.",
-                    expected=f"{key} {saved[key]}, found {now[key]}",
+                    expected=expected,
                     do=f"restore the former tasks and settings; or {FRESH_ADVICE}",
                 )
 

@@ -108,3 +108,4 @@ def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path
     assert len(metric_rows(tmp_path / "record" / "x")) == 3
     assert "its last 2 steps had no training signal (the attempts at each task had equal" in said
     assert f"Try the trained model: {format_command('chat', 'record/x')}" in said
+    assert f"Serve the model:       {format_command('deploy', 'record/x')}" in said

@@ -104,8 +104,10 @@ def test_what_the_policy_did_has_the_reward_that_was_set_and_trains(workflow: ty
     with stage(workflow, lambda _: "seven") as made:
         episode = made.episode()
     assert (episode.reward, episode.scored, episode.timelines, episode.left_out) == (None, False, [], False)
-    with pytest.raises(UserError, match="All 1 episodes of step 1 failed"):
+    with pytest.raises(UserError, match="All 1 episodes of step 1 failed") as refused:
         refuse_if_all_failed([episode], 1)
+    is_raised_at_reply = workflow is Parses
+    assert ("rollout.policy_failure_reward" in str(refused.value)) == is_raised_at_reply
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,9 @@ def test_epochs_are_shuffled_differently_and_asked_for_in_any_order() -> None:
 def test_a_changed_data_set_is_refused() -> None:
     saved = TaskOrder(tasks(5), 0).identity()
     TaskOrder(tasks(5), 0).require_same(saved)
-    with pytest.raises(TaskError, match="the tasks changed"):
+    with pytest.raises(TaskError, match="the tasks changed") as refused:
         TaskOrder(tasks(6), 0).require_same(saved)
+    assert refused.value.expected == "5 tasks as before, found 6" and "--fresh" in refused.value.do
     with pytest.raises(TaskError, match="the seed changed"):
         TaskOrder(tasks(5), 1).require_same(saved)
     with pytest.raises(TaskError, match="data.shuffle changed"):
