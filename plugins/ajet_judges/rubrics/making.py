@@ -120,12 +120,15 @@ class RubricsMaker:
             proposed += len(revised)
             fresh = drop_repeats(revised, chosen_criteria)
             await self._grade_new_criteria(examples, fresh)
-            chosen_criteria = extend_criteria(chosen_criteria, fresh, agrees, floor=least, most_new=settings.mcr_batch_size,
-                            most=settings.max_total_rubrics)  # fmt: skip
+            chosen_criteria = extend_criteria(
+                chosen_criteria, fresh, agrees, floor=least,
+                most_new=settings.mcr_batch_size, most=settings.max_total_rubrics,
+            )  # fmt: skip
             value = agrees(chosen_criteria) if chosen_criteria else least
             stops.note_iteration(value, proposed=len(revised), chosen=len(chosen_criteria))
             self.say(f"iteration {stops.iterations}: {used_examples} of {len(order)} examples, "
-                     f"{len(revised)} criteria written, {len(chosen_criteria)} chosen, agreement {value:.3f}")  # fmt: skip
+                     f"{len(revised)} criteria written, "
+                     f"{len(chosen_criteria)} chosen, agreement {value:.3f}")  # fmt: skip
         if not chosen_criteria:
             raise JudgeFailure(
                 f"none of {proposed} criteria written by {self.judge} agrees with the labels better than a "
@@ -137,8 +140,10 @@ class RubricsMaker:
         measured = list(held_out) or list(examples)
         before = await self._measure_with_judge(measured, drop_repeats(at_first)[: settings.max_total_rubrics])
         after = await self._measure_with_judge(measured, chosen_criteria)
-        return MadeRubrics(chosen_criteria, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
-                    proposed - len(chosen_criteria), self.calls, self.cost)  # fmt: skip
+        return MadeRubrics(
+            chosen_criteria, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
+            proposed - len(chosen_criteria), self.calls, self.cost,
+        )  # fmt: skip
 
     async def _write_for_example(self, example: RubricExample) -> tuple[list[Criterion], list[Criterion]]:
         """Propose criteria for one example, and revise them until their grade equals its label.
