@@ -71,6 +71,13 @@ def tune(
         KeyboardInterrupt: At Ctrl-C and at SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
     job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(make_live_reference(agent))
+    if isinstance(reward, list | tuple):
+        raise UserError(
+            f"The argument `reward` is a list of {len(reward)} entries.",
+            expected="one function (task, output), one judge class, or one reference",
+            do="write one function that returns the weighted sum, or pass the functions as "
+            'settings={"task_judge.scorers": [{"name": "rewards.py->first", "weight": 1.0}, …]}',
+        )
     if reward is not None:
         job.set_judge(make_live_reference(reward))
     own_settings = {} if steps is None else {"trainer_common.total_training_steps": steps}
