@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.engine.remote_server import ServerAwayError
+from ajet.engine.remote_server import AWAY, ServerAwayError
 from ajet.engine.server_detection import open_remote
 from ajet.engine.server_weights import ConcurrentLoadError
 from ajet.record.checkpoint import Checkpoint, inspect_checkpoint
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.probe import WeightsProbe
 
-AWAY = 600.0
-"""Seconds of absence of the server before its samplers end."""
 UNKNOWN = -1
 """Version of a server with weights not verified yet, or changed by another process."""
 
 
 class ServerFollower:
-    """Implements `ajet.engine.follower.EngineFollower` for a remote server."""
+    """Implements `ajet.engine.drivers.EngineFollower` for a remote server."""
 
     def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
         """Connect to the server. `first`: folder of model.path, to restore the initial weights."""

@@ -148,7 +148,7 @@ class SglangApp:
     def _loaded(self, folder: Path) -> None:
         import torch
 
-        from ajet.engine.follower import open_saved_tensors
+        from ajet.engine.saved_tensors import open_saved_tensors
 
         parameters = [dict(model.named_parameters()) for model in (self._model, self._scorer)]
         with open_saved_tensors(folder, None) as tensors, self.engine.paused(), torch.no_grad():

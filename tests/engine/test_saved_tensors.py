@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ajet.engine.follower import open_saved_tensors
+from ajet.engine.saved_tensors import open_saved_tensors
 from ajet.record.checkpoint import STATE
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
