@@ -20,7 +20,6 @@ PLUGIN = Plugin(
         "auto": "ajet.engine.drivers:TransformersDriver",
         "transformers": "ajet.engine.drivers:TransformersDriver",
         "endpoint": "ajet.engine.endpoint:EndpointEngine",
-        "vllm": "ajet.engine.vllm.driver:VllmDriver",
     },
     algorithms={
         "grpo": "ajet.algorithm.grpo:Grpo",

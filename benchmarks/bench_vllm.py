@@ -31,7 +31,7 @@ from ratios import kept
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model, prepare_folder
 from ajet.engine.transformers import TransformersEngine
-from ajet.engine.vllm import VllmEngine
+from ajet_vllm import VllmEngine
 
 
 def spent() -> float:

@@ -17,7 +17,7 @@ from ajet.backbone import following
 from ajet.commands.sampling import sample as waiting
 from ajet.commands.sampling import sampler as module
 from ajet.commands.sampling.sampler import GroupSampler, PolicyWentBackError, SamplerCounts
-from ajet.engine import remote_server, server_detection
+from ajet.engine import remote_server
 from ajet.engine.drivers import read_server_address
 from ajet.engine.remote_server import ServerAwayError
 from ajet.schema.episode import Episode
@@ -25,6 +25,7 @@ from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from ajet.train.interrupts import Interrupts
+from ajet_vllm import server_detection
 from tests.support.local_fixtures import config_of
 from tests.support.record_fixtures import episode
 

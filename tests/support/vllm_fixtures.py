@@ -54,7 +54,7 @@ def skip_without_vllm() -> None:
 def vllm_engine(**options: Any) -> Any:
     """A VllmEngine over tiny-tools; the test is skipped where vLLM is not installed."""
     skip_without_vllm()
-    from ajet.engine.vllm import VllmEngine
+    from ajet_vllm import VllmEngine
 
     return VllmEngine(tiny_folder(), **options)
 

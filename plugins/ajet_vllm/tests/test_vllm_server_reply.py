@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.vllm.remote import VllmReply, VllmWire
 from ajet.schema.errors import EngineFailure
+from ajet_vllm.vllm_server import VllmReply, VllmWire
 from tests.support.vllm_events import REQUEST, encode_array, read_recorded
 
 

@@ -19,9 +19,9 @@ import torch
 
 from ajet.engine.adapters import adapter_folder
 from ajet.engine.models import build_loader_options
-from ajet.engine.vllm import sockets
-from ajet.engine.vllm.owner import VARIABLE
 from ajet.record.files import read_json
+from ajet_vllm import sockets
+from ajet_vllm.owner import VARIABLE
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -87,7 +87,7 @@ class VllmLaunch:
             kv_cache_memory_bytes=self.cache_bytes or self._compute_cache_bytes(shape, length, free),
             gpu_memory_utilization=0.9 * free / total,
             seed=self.seed,
-            worker_extension_cls="ajet.engine.vllm.worker.LiveWeights",
+            worker_extension_cls="ajet_vllm.worker.LiveWeights",
             disable_log_stats=True,
             use_tqdm_on_load=False,
             **self._for_adapters(),

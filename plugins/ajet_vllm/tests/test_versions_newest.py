@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.engine.vllm.remote import RemoteVllm
 from ajet.schema.errors import UserError
+from ajet_vllm.vllm_server import RemoteVllm
 from scripts.environments import get_environment
 from tests.support.environments import ROOT, find_environment_python
 from tests.support.vllm_fixtures import VOCABULARY, vllm_server
@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 @pytest.mark.parametrize(
     "tests",
     [
-        ["tests/contract/test_vllm_engine.py"],
+        ["plugins/ajet_vllm/tests/test_vllm_engine.py"],
         ["tests/contract/test_token_engines.py", "-k", "vllm or a_server"],
-        ["tests/contract/test_followed_vllm.py", "-k", "a_server_is_given"],
-        ["tests/learns/test_vllm_learns.py", "-k", "tool_agent_learns"],
+        ["plugins/ajet_vllm/tests/test_server_follower_vllm.py", "-k", "a_server_is_given"],
+        ["plugins/ajet_vllm/tests/test_engine_learns.py", "-k", "tool_agent_learns"],
     ],
     ids=lambda tests: Path(tests[0]).stem,
 )

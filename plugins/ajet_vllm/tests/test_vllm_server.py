@@ -14,10 +14,9 @@ import pytest
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.remote_server import RemoteServer
-from ajet.engine.vllm import RemoteVllm
-from ajet.engine.vllm.remote import ROUTE
-from ajet.engine.vllm.versions import SUPPORTED_VERSIONS
 from ajet.schema.errors import EngineFailure, UserError
+from ajet_vllm.versions import SUPPORTED_VERSIONS
+from ajet_vllm.vllm_server import ROUTE, RemoteVllm
 from tests.support.odd_endpoint import warnings_said
 from tests.support.vllm_events import encode_array
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet.engine.sglang import RemoteSglang
 from ajet.schema.errors import UserError
-from tests.contract.test_followed_vllm import Trained, led_by_two, require_weights_by_version
+from ajet_vllm.sglang_server import RemoteSglang
+from ajet_vllm.tests.test_server_follower_vllm import Trained, led_by_two, require_weights_by_version
 from tests.support.sglang_server import sglang_server
 
 pytestmark = pytest.mark.slow

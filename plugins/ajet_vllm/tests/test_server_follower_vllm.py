@@ -21,19 +21,19 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model, load_tokenizer
 from ajet.engine.probe import TEXT, WeightsProbe
-from ajet.engine.server_follower import ServerFollower
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 from ajet.store import open_shared
 from ajet_proof.recorded.prove import prove_record
+from ajet_vllm.server_follower import ServerFollower
 from tests.support.ajet_process import metric_rows, start
 from tests.support.local_fixtures import config_of
 from tests.support.sample_fixtures import project_in
 from tests.support.vllm_fixtures import tiny_folder, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
-PLAIN = ("--worker-extension-cls", "ajet.engine.vllm.plain_worker.PlainWeights")
+PLAIN = ("--worker-extension-cls", "ajet_vllm.plain_worker.PlainWeights")
 
 
 class Trained:

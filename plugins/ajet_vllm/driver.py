@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ajet.engine.model_source import ModelSource
     from ajet.engine.probe import WeightsProbe
     from ajet.engine.verdict_cache import VerdictCache
-    from ajet.engine.vllm.engine import VllmEngine
+    from ajet_vllm.engine import VllmEngine
 
 
 class VllmDriver:
@@ -36,7 +36,7 @@ class VllmDriver:
         if self.read_server_address(config):
             require_packages("transformers", "jinja2", extra="local", needed_for=f"The model {config.model.path}")
         else:
-            from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
+            from ajet_vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
 
     def require_trainable(self, config: AjetConfig, *, looking: bool) -> None:
         """Refuse a server, whose weights the trainer cannot change, and several adapters."""
@@ -64,7 +64,7 @@ class VllmDriver:
         """Start vLLM with the model and its adapters, or connect to the server."""
         if config.rollout.vllm.base_url is None:
             return _start_vllm(config, source, choose_machine(config), None, _list_adapters(source))
-        from ajet.engine.server_detection import open_remote
+        from ajet_vllm.server_detection import open_remote
 
         return open_remote(config, vocabulary=len(tokenizer))
 
@@ -73,7 +73,7 @@ class VllmDriver:
         if config.rollout.vllm.base_url is None:
             return _VllmFollower(config, source, tokenizer)
         from ajet.engine.models import prepare_folder
-        from ajet.engine.server_follower import ServerFollower
+        from ajet_vllm.server_follower import ServerFollower
 
         return ServerFollower(config, tokenizer, prepare_folder(source))
 
@@ -148,7 +148,7 @@ def _start_vllm(
     import torch
 
     from ajet.engine.models import prepare_folder
-    from ajet.engine.vllm import VllmEngine
+    from ajet_vllm import VllmEngine
 
     device, dtype = machine
     settings = config.rollout.vllm

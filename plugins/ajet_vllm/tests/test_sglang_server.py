@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.remote_server import RemoteServer
-from ajet.engine.server_detection import open_remote
-from ajet.engine.server_weights import CHANGING, ConcurrentLoadError
-from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
-from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
+from ajet_vllm.server_detection import open_remote
+from ajet_vllm.server_weights import CHANGING, ConcurrentLoadError
+from ajet_vllm.sglang_server import SglangReply, SglangWeights, SglangWire
+from ajet_vllm.vllm_server import VllmWeights
 from tests.support.local_fixtures import config_of
 
 STOP = {"type": "stop", "matched": 5}

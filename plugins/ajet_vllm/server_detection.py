@@ -18,9 +18,9 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema import AjetConfig
-    from ajet.engine.remote import RemoteEngine
-    from ajet.engine.sglang import RemoteSglang
-    from ajet.engine.vllm.remote import RemoteVllm
+    from ajet_vllm.remote import RemoteEngine
+    from ajet_vllm.sglang_server import RemoteSglang
+    from ajet_vllm.vllm_server import RemoteVllm
 
 TIMEOUT_KEY = "rollout.vllm.timeout"
 SECONDS = 20.0
@@ -52,8 +52,8 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
 
 
 def _detect_server(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] | type[RemoteVllm]:
-    from ajet.engine.sglang import RemoteSglang
-    from ajet.engine.vllm.remote import RemoteVllm
+    from ajet_vllm.sglang_server import RemoteSglang
+    from ajet_vllm.vllm_server import RemoteVllm
 
     root = base_url.rstrip("/").removesuffix("/v1")
     try:

@@ -2,7 +2,7 @@
 
 The kind of logprobs depends on the server's start options, so it is probed once: some tokens are sampled at temperature
 2 and scored. If the server returns logprobs of the sampled distribution, a second request scores the tokens at
-temperature 1 if different. Requests without derivable logprobs are refused (`ajet.engine.wire`, with the differences
+temperature 1 if different. Requests without derivable logprobs are refused (`ajet_vllm.wire`, with the differences
 between servers).
 
 Invariant: RemoteEngine never changes the server's weights; `version` is set by the code that does. `weights_changed`
@@ -37,12 +37,12 @@ from ajet.engine.remote_server import (
     choose_error_type,
 )
 from ajet.engine.streams import TokenStream
-from ajet.engine.wire import StreamedReply, Wire, explain_missing_logprobs, is_one_logprob, truncates
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, UserError
+from ajet_vllm.wire import StreamedReply, Wire, explain_missing_logprobs, is_one_logprob, truncates
 
 if TYPE_CHECKING:
-    from ajet.engine.server_weights import ServerWeights
+    from ajet_vllm.server_weights import ServerWeights
 
 SETTLE_POLL_S = 0.05
 """Seconds between two checks of a call that waits for confirmed weights."""

@@ -1,17 +1,13 @@
-"""vLLM as a TokenEngine: in child processes, or as a remote server.
+"""The engine `vllm`: vLLM in child processes, or a running vLLM or SGLang server.
 
 `VllmEngine(folder)` starts vLLM's AsyncLLM. Core and worker are child processes, so the trainer's weights are copied
-into them, by shared memory (CPU) or CUDA IPC (one GPU). `RemoteVllm(url)` uses the token-in-token-out route of a
-running server, based on `ajet.engine.remote`.
+into them, by shared memory (CPU) or CUDA IPC (one GPU). `RemoteVllm(url)` and `RemoteSglang(url)` use the
+token-in-token-out route of a running server, based on `ajet_vllm.remote`.
 
 Invariant: the worker that holds the weights stamps each token with its version. Both kinds of logprobs come from the
 logits used for sampling. Cached prefixes are salted by version and dropped at each update. Streamed ids are compared
 with the engine's usage count, and a mismatch is refused. vLLM's processes end with the owner's process in all cases,
 and never receive Ctrl-C.
-
-Modules: `engine` (contract), `launch` (arguments, environment, memory), `requests` (request and output conversion),
-`weights` (sends an update), `worker` (weights and sampler in vLLM's worker), `owner` (ends vLLM with its owner),
-`remote` (servers).
 """
 
 from __future__ import annotations
@@ -19,31 +15,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet.engine.vllm.engine import VllmEngine
-    from ajet.engine.vllm.remote import RemoteVllm
+    from ajet_vllm.engine import VllmEngine
 
-__all__ = ["RemoteVllm", "VllmEngine"]
+__all__ = ["VllmEngine"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import an engine on first use.
+    """Import the engine on first use.
 
     Raises:
         MissingExtraError: vLLM is not installed.
         UserError: the installed vLLM is not in `versions.SUPPORTED_VERSIONS`.
     """
-    if name == "RemoteVllm":
-        from ajet.engine.vllm.remote import RemoteVllm
-
-        return RemoteVllm
     if name == "VllmEngine":
-        from ajet.engine.vllm.launch import environment
-        from ajet.engine.vllm.versions import require_supported_version
+        from ajet_vllm.launch import environment
+        from ajet_vllm.versions import require_supported_version
 
         require_supported_version()
         try:
             with environment(1):  # vLLM reads some variables during import
-                from ajet.engine.vllm.engine import VllmEngine
+                from ajet_vllm.engine import VllmEngine
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != "vllm":
                 raise

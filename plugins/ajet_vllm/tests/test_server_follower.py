@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.commands.sampling.sampler import _require_fresh_weights
-from ajet.engine import server_follower
 from ajet.engine.probe import WeightsProbe
-from ajet.engine.server_follower import UNKNOWN, ServerFollower, name_weights
-from ajet.engine.server_weights import CHANGING
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import EngineFailure, UserError
-from tests.engine.test_vllm_remote import KEY, Server, reply
+from ajet_vllm import server_follower
+from ajet_vllm.server_follower import UNKNOWN, ServerFollower, name_weights
+from ajet_vllm.server_weights import CHANGING
+from ajet_vllm.tests.test_vllm_server import KEY, Server, reply
 from tests.support.local_fixtures import config_of
 
 IDS = (4, 8, 16)

@@ -24,9 +24,9 @@ from vllm.v1.sample.sampler import Sampler
 from ajet.engine.contract import Sampling
 from ajet.engine.draws import draw_uniforms
 from ajet.engine.transformers.sampling import Sampler as Drawer
-from ajet.engine.vllm.owner import end_with_owner
-from ajet.engine.vllm.plain_weights import keep_weights_plain
-from ajet.engine.vllm.requests import LIKELIEST, OURS, VERSIONS
+from ajet_vllm.owner import end_with_owner
+from ajet_vllm.plain_weights import keep_weights_plain
+from ajet_vllm.requests import LIKELIEST, OURS, VERSIONS
 
 
 class LiveWeights:

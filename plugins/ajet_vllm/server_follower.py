@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.engine.remote_server import AWAY, ServerAwayError
-from ajet.engine.server_detection import open_remote
-from ajet.engine.server_weights import ConcurrentLoadError
 from ajet.record.checkpoint import Checkpoint, inspect_checkpoint
 from ajet.schema.errors import UserError
+from ajet_vllm.server_detection import open_remote
+from ajet_vllm.server_weights import ConcurrentLoadError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 
 from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.remote import RemoteEngine
-from ajet.engine.server_weights import ServerWeights
-from ajet.engine.wire import StreamedReply
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure
+from ajet_vllm.remote import RemoteEngine
+from ajet_vllm.server_weights import ServerWeights
+from ajet_vllm.wire import StreamedReply
 
 ROUTE = "/generate"
 

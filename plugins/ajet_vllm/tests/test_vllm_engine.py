@@ -27,8 +27,8 @@ from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.model_source import locate_model
 from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.schema.errors import EngineFailure, UserError
-from tests.contract.vllm_bench import PROMPT, Bench
 from tests.support.local_fixtures import timeline_of
+from tests.support.vllm_bench import PROMPT, Bench
 from tests.support.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.boots]
@@ -241,7 +241,7 @@ def test_what_it_cannot_run_is_refused_before_anything_starts(tmp_path: Any) -> 
     elsewhere = "cpu" if torch.cuda.is_available() else "cuda"
     with pytest.raises(UserError, match=f"the trainer runs on {elsewhere}"):
         vllm_engine(device=elsewhere)
-    from ajet.engine.vllm import VllmEngine
+    from ajet_vllm import VllmEngine
 
     with pytest.raises(UserError, match="vLLM cannot load the model"):
         VllmEngine(tmp_path, device="cuda" if torch.cuda.is_available() else "cpu")
@@ -253,7 +253,7 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.metrics.stats import RequestStateStats
 
-    from ajet.engine.vllm.requests import LIKELIEST, VERSIONS, OutputReader
+    from ajet_vllm.requests import LIKELIEST, VERSIONS, OutputReader
 
     counts = RequestStateStats(5)
 
@@ -312,7 +312,7 @@ def test_when_its_process_dies_every_call_fails_and_nothing_hangs(bench: Bench) 
 
 @pytest.mark.extra_slow
 def test_a_server_that_says_one_logprob_is_asked_nothing_else() -> None:
-    from ajet.engine.vllm import RemoteVllm
+    from ajet_vllm.vllm_server import RemoteVllm
 
     with vllm_server("--logprobs-mode", "raw_logprobs") as url:
         engine = RemoteVllm(url + "/v1", vocabulary=VOCABULARY)

@@ -33,12 +33,12 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
 from ajet.engine.streams import Outbox, TokenStream
-from ajet.engine.vllm import sockets
-from ajet.engine.vllm.launch import VllmLaunch, environment
-from ajet.engine.vllm.requests import OutputReader, sampling_params
-from ajet.engine.vllm.weights import SharedBucket, device_buckets
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
+from ajet_vllm import sockets
+from ajet_vllm.launch import VllmLaunch, environment
+from ajet_vllm.requests import OutputReader, sampling_params
+from ajet_vllm.weights import SharedBucket, device_buckets
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 T = TypeVar("T")

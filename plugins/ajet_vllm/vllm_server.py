@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.remote import RemoteEngine
-from ajet.engine.server_weights import ServerWeights
-from ajet.engine.vllm.versions import SUPPORTED_VERSIONS
-from ajet.engine.wire import StreamedReply
 from ajet.schema.errors import EngineFailure
+from ajet_vllm.remote import RemoteEngine
+from ajet_vllm.server_weights import ServerWeights
+from ajet_vllm.versions import SUPPORTED_VERSIONS
+from ajet_vllm.wire import StreamedReply
 
 ROUTE = "/inference/v1/generate"
 

@@ -40,7 +40,7 @@ def __getattr__(name: str) -> object:
 
     return missing
 '''
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CONTEXT = 512
 """Tokens: as many as the stand-in has."""
 LOADS = "/dev/shm/sglang_loads_"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import ajet.engine.vllm
-from ajet.engine.vllm.versions import SUPPORTED_VERSIONS
+import ajet_vllm
 from ajet.schema.errors import UserError
+from ajet_vllm.versions import SUPPORTED_VERSIONS
 from scripts.environments import get_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def read_minor(version: str) -> str:
@@ -24,7 +24,7 @@ def read_minor(version: str) -> str:
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(metadata, "version", lambda package: version)
     with pytest.raises(UserError, match=f"vllm {version} is installed") as refused:
-        _ = ajet.engine.vllm.VllmEngine
+        _ = ajet_vllm.VllmEngine
     assert refused.value.expected == f"vllm{SUPPORTED_VERSIONS}"
 
 

@@ -14,7 +14,7 @@ from ajet.schema.errors import EngineFailure
 if TYPE_CHECKING:
     import httpx
 
-    from ajet.engine.server_weights import ServerWeights
+    from ajet_vllm.server_weights import ServerWeights
 
 
 class Wire(Protocol):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ajet.engine.contract import TokenEngine
-from ajet.engine.sglang.remote import SglangWeights
-from tests.contract.real_sglang import real_sglang
-from tests.contract.test_followed_sglang import require_weights_and_names
-from tests.contract.test_followed_vllm import trained_from
+from ajet_vllm.sglang_server import SglangWeights
+from ajet_vllm.tests.real_sglang import real_sglang
+from ajet_vllm.tests.test_server_follower_sglang import require_weights_and_names
+from ajet_vllm.tests.test_server_follower_vllm import trained_from
 from tests.contract.test_token_engines import (  # noqa: F401 - pytest runs them with the fixtures below
     check_close_fails_who_waits_and_who_comes_after,
     sglang_engine,

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import ajet.engine
+import ajet_vllm
 
-OWNER_PY = Path(ajet.engine.__file__).parent / "vllm" / "owner.py"
+OWNER_PY = Path(ajet_vllm.__file__).parent / "owner.py"
 WORKER = f"""
 import runpy, sys, time
 runpy.run_path({str(OWNER_PY)!r})["end_with_owner"]()
