@@ -83,7 +83,7 @@ COVERED = {
     "ajet/engine/transformers/engine.py::_default_cache_bytes": "local",
     "ajet/engine/transformers/linear_layers.py::_is_packable": "local",
     "ajet/engine/transformers/sampling.py::Sampler._compute_softmax": "tests",
-    "plugins/ajet_vllm/__init__.py::__getattr__": "",  # which extra is named where vLLM is not installed
+    "plugins/ajet_vllm/versions.py::require_vllm": "",  # which extra is named where vLLM is not installed
     "plugins/ajet_vllm/engine.py::VllmEngine.__init__": "vllm",
     "plugins/ajet_vllm/launch.py::VllmLaunch.arguments": "vllm",
     "plugins/ajet_vllm/launch.py::memory": "vllm",

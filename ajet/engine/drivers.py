@@ -7,6 +7,7 @@ that sampled it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,6 +73,38 @@ class EngineFollower(Protocol):
             UserError: the weights belong to another model.
         """
         ...
+
+
+class LocalFollower(ABC):
+    """An EngineFollower whose engine is this process's own. `load_weights` is as in `EngineFollower`."""
+
+    def __init__(self, engine: PausableEngine, tokenizer: Any) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in the engine."""
+        return self.engine.version
+
+    def load_weights(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
+        *,
+        is_leader: bool = True,
+    ) -> bool:
+        """Load the weights of `folder`. An engine that began with the weights of model.path always has a folder."""
+        assert folder is not None, "the engine began with the weights of model.path"
+        if version < self.version:
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
+        self.replace_weights(folder, version)
+        return True
+
+    @abstractmethod
+    def replace_weights(self, folder: Path, version: int) -> None:
+        """Load all weights of `folder` into the engine as policy `version`."""
 
 
 class EngineDriver(Protocol):
@@ -197,7 +230,7 @@ class TransformersDriver:
         from ajet.engine.adapters import attach_adapters
 
         model = _load_model(config, source)
-        names = Adapters.from_folder(source.folder).names if source.folder is not None else ()
+        names = Adapters.from_folder(source.folder).names
         if names and source.folder is not None:
             model = attach_adapters(model, source.folder, names)
         return _make_engine(config, model, names)
@@ -213,39 +246,21 @@ class TransformersDriver:
         return _make_engine(config, model, Adapters.from_config(config.trainer_common.lora).names, verdicts)
 
 
-class _TransformersFollower:
+class _TransformersFollower(LocalFollower):
     def __init__(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
         self._model = _load_model(config, source)
-        self.engine = _make_engine(config, self._model)
+        super().__init__(_make_engine(config, self._model), tokenizer)
 
-    @property
-    def version(self) -> int:
-        """Policy version of the weights in the engine."""
-        return self.engine.version
-
-    def load_weights(
-        self,
-        folder: Path | None,
-        version: int,
-        probe: WeightsProbe | None,
-        on_wait: Callable[[], None],
-        *,
-        is_leader: bool = True,
-    ) -> bool:
-        """Copy the weights of `folder` into the model in place, as described in `EngineFollower`."""
+    def replace_weights(self, folder: Path, version: int) -> None:
+        """Copy the weights of `folder` into the model in place."""
         import torch
 
-        assert folder is not None, "the engine began with the weights of model.path"
         parameters = dict(self._model.named_parameters())
-        with open_saved_tensors(folder, {name: tuple(each.shape) for name, each in parameters.items()}) as tensors:
-            if version < self.version:
-                raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
-            with self.engine.paused(), torch.no_grad():
-                for name, tensor in tensors:
-                    parameters[name].copy_(tensor)
-                self.engine.weights_changed(version)
-        return True
+        shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+        with open_saved_tensors(folder, shapes) as tensors, self.engine.paused(), torch.no_grad():
+            for name, tensor in tensors:
+                parameters[name].copy_(tensor)
+            self.engine.weights_changed(version)
 
 
 def _load_model(config: AjetConfig, source: ModelSource) -> Any:

@@ -5,16 +5,17 @@ Invariant: reading the module imports neither torch nor vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from ajet.engine.adapters import Adapters
-from ajet.engine.drivers import choose_machine
+from ajet.engine.drivers import LocalFollower, choose_machine
 from ajet.engine.saved_tensors import open_saved_tensors
 from ajet.schema.errors import ConfigError, require_packages
+from ajet_vllm.versions import require_vllm
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from ajet.engine.contract import PausableEngine, TokenEngine
     from ajet.engine.drivers import EngineFollower, Weights
     from ajet.engine.model_source import ModelSource
-    from ajet.engine.probe import WeightsProbe
     from ajet.engine.verdict_cache import VerdictCache
     from ajet_vllm.engine import VllmEngine
 
 
 class VllmDriver:
-    """Implements `ajet.engine.drivers.EngineDriver`."""
+    """The EngineDriver of vLLM and of its and SGLang's servers."""
 
     def require_machine(self, config: AjetConfig) -> None:
         """Check that a supported vLLM is installed; a server needs the tokenizer only."""
-        if self.read_server_address(config):
-            require_packages("transformers", "jinja2", extra="local", needed_for=f"The model {config.model.path}")
-        else:
-            from ajet_vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
+        needed_for = f"The model {config.model.path}"
+        require_packages("transformers", "jinja2", extra="local", needed_for=needed_for)
+        if not self.read_server_address(config):
+            require_packages("torch", extra="local", needed_for=needed_for)
+            require_vllm()
 
     def require_trainable(self, config: AjetConfig, *, looking: bool) -> None:
         """Refuse a server, whose weights the trainer cannot change, and several adapters."""
@@ -63,7 +64,8 @@ class VllmDriver:
     def open_sampler(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> TokenEngine:
         """Start vLLM with the model and its adapters, or connect to the server."""
         if config.rollout.vllm.base_url is None:
-            return _start_vllm(config, source, choose_machine(config), None, _list_adapters(source))
+            names = Adapters.from_folder(source.folder).names
+            return _start_vllm(config, source, choose_machine(config), adapters=names)
         from ajet_vllm.server_detection import open_remote
 
         return open_remote(config, vocabulary=len(tokenizer))
@@ -99,66 +101,42 @@ class VllmDriver:
         return engine
 
 
-class _VllmFollower:
+class _VllmFollower(LocalFollower):
     def __init__(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> None:
-        self._folder: Path | None = None
-        self.tokenizer = tokenizer
-        self.engine = _start_vllm(config, source, choose_machine(config), self._read_tensors, _list_adapters(source))
+        self._folder = Path()
+        engine = _start_vllm(config, source, choose_machine(config), self._read_tensors)
+        super().__init__(engine, tokenizer)
 
-    @property
-    def version(self) -> int:
-        """Policy version of the weights in the engine."""
-        return self.engine.version
-
-    def load_weights(
-        self,
-        folder: Path | None,
-        version: int,
-        probe: WeightsProbe | None,
-        on_wait: Callable[[], None],
-        *,
-        is_leader: bool = True,
-    ) -> bool:
-        """Send the weights of `folder` to vLLM, as described in `EngineFollower`."""
-        assert folder is not None, "the engine began with the weights of model.path"
-        if version < self.version:
-            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
+    def replace_weights(self, folder: Path, version: int) -> None:
+        """Send the weights of `folder` to vLLM."""
         with open_saved_tensors(folder, {}):  # checks that the weights exist and are readable
             self._folder = folder
             self.engine.weights_changed(version)
-        return True
 
     def _read_tensors(self) -> Iterator[tuple[str, Any]]:
-        assert self._folder is not None, "`load_weights` names it first"
         with open_saved_tensors(self._folder, None) as tensors:
             yield from tensors
-
-
-def _list_adapters(source: ModelSource) -> tuple[str, ...]:
-    return Adapters.from_folder(source.folder).names if source.folder is not None else ()
 
 
 def _start_vllm(
     config: AjetConfig,
     source: ModelSource,
     machine: tuple[torch.device | str, torch.dtype],
-    weights: Weights | None,
+    weights: Weights | None = None,
     adapters: tuple[str, ...] = (),
 ) -> VllmEngine:
     import torch
 
     from ajet.engine.models import prepare_folder
-    from ajet_vllm import VllmEngine
+    from ajet_vllm.launch import VllmLaunch
 
-    device, dtype = machine
-    settings = config.rollout.vllm
-    return VllmEngine(
+    (device, dtype), settings = machine, config.rollout.vllm
+    launch = VllmLaunch(
         prepare_folder(source),
         dtype=dtype,
-        device=device,
+        device=torch.device(device),
         max_num_seqs=config.rollout.max_num_seqs,
         max_model_len=config.rollout.max_model_len,
-        weights=weights,
         seed=config.seed,
         threads=torch.get_num_threads(),
         cache_bytes=int(settings.cache_gib * (1 << 30)) if settings.cache_gib else None,
@@ -166,3 +144,14 @@ def _start_vllm(
         trust_remote_code=source.trust_remote_code,
         adapters=adapters,
     )
+    return load_engine()(launch, weights=weights)
+
+
+def load_engine() -> type[VllmEngine]:
+    """Import the engine with the environment variables that vLLM reads during import. Raises UserError."""
+    from ajet_vllm.launch import environment
+
+    require_vllm()
+    with environment(1):
+        from ajet_vllm.engine import VllmEngine
+    return VllmEngine

