@@ -96,6 +96,19 @@ def size_of(capture: Capture, index: int) -> tuple[int, int]:
     return whole - capture.calls[index].response_ids.size, whole
 
 
+def test_tool_without_parameters_is_proven():
+    async def play(b: RunningGateway) -> Capture:
+        session = b.open()
+        await ask(session.endpoint("solver"), [*ASK], tools=[{"type": "function", "function": {"name": "look"}}])
+        return session.close()
+
+    capture = captured(script=["Yes."], play=play)
+    proof = proven(capture)
+    assert proof.ok, str(proof)
+    shown = Renderer(tokenizer("qwen25")).decode(capture.calls[0].suffix_ids)
+    assert '"name": "look", "parameters": {"type": "object", "properties": {}}' in shown
+
+
 def test_what_was_captured_is_proven(capture):
     proof = proven(capture)
     assert proof.ok, str(proof)
