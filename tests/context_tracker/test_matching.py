@@ -136,6 +136,21 @@ def test_why_a_conversation_forked():
     assert talk.seen.match("b", [SYSTEM, user("1"), user("else")]).reason is None
 
 
+def test_a_title_call_hides_no_fork():
+    talk = Talk()
+    first = [SYSTEM, user("1")]
+    talk.ask(first, says("one"))
+    title = [{"role": "system", "content": "Name the task."}, user("1")]
+    talk.ask(title, says("Numbers"))
+    assert talk.ask([*first, says("ONE"), user("2")], says("two")).reason == "client_edit"
+    talk.ask([*title, user("Shorter.")], says("N"))
+    long = [*first, says("ONE"), user("2"), says("two"), user("3")]
+    assert talk.ask(long, says("three")).extends == 2
+    talk.ask([*title, user("Shorter!")], says("N"))
+    assert talk.ask([*first, user("Summary: one, two, three.")]).reason == "compaction"
+    assert talk.ask(title).reason is None, "the same question once more"
+
+
 def test_a_call_without_a_reply_cannot_be_extended():
     talk = Talk()
     talk.ask([user("1")])
@@ -160,6 +175,26 @@ MESSAGES = st.one_of(
     st.builds(says, st.sampled_from(["one", "two", ""])),
     st.builds(lambda a: calling(json.dumps(a)), st.dictionaries(st.sampled_from("ab"), st.integers(0, 1))),
 )
+
+
+SIDE = {"role": "system", "content": "Name the task."}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=4), MESSAGES), min_size=1, max_size=5),
+    st.lists(MESSAGES, min_size=1, max_size=4),
+    st.data(),
+)
+def test_calls_of_other_conversations_change_no_reason(asked, last, data):
+    alone, among = Talk(), Talk()
+    for messages, reply in asked:
+        for _ in range(data.draw(st.integers(0, 2))):
+            among.ask([SIDE, *messages], says("a title"))
+        reply = {**reply, "role": "assistant"}
+        assert among.ask(messages, reply).reason == alone.ask(messages, reply).reason
+    among.ask([SIDE, user("1")], says("a title"))
+    assert among.ask(last).reason == alone.ask(last).reason
 
 
 @pytest.mark.slow
