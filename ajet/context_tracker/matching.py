@@ -3,9 +3,9 @@
 A fork is a request that continues no earlier call although its agent has one, so its prompt is rendered anew.
 Invariant: a request extends call k exactly if its messages are k's messages, then k's reply, then any others. Messages
 are equal if role, text, tool names and arguments (as JSON) are equal. Ids of tool calls, order of keys, spaces, the
-spelling of a number, text in blocks, and reasoning left out or cut to its end make no difference. After a reply cut by
-a stop string, the same message may continue behind the string. The cost is linear in the request's messages, whatever
-the number of calls: messages form a trie.
+spelling of a number, text in blocks, and reasoning left out, cut to its end or put before the text as <think> make no
+difference. After a reply cut by a stop string, the same message may continue behind the string. The cost is linear in
+the request's messages, whatever the number of calls: messages form a trie.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ajet.schema.call import ForkReason
 
@@ -114,23 +114,29 @@ class Conversations:
 
         Of several calls, `agent`'s latest is preferred.
         """
-        keys = tuple([message_key(message) for message in messages])
+        keys = [message_key(message) for message in messages]
         path: list[int] = []
         node = 0
         best: RepliedCall | None = None
         for at, key in enumerate(keys):
             if node in self._cut:
                 best = self._choose_call(self._find_cut_calls(node, key), agent, messages[at]) or best
-            child = self._nodes.get((node, key))
+            child, message = self._nodes.get((node, key)), messages[at]
+            if child is None and (unfolded := unfold_reasoning(message)) is not None:
+                message, key = unfolded, message_key(unfolded)
+                child = self._nodes.get((node, key))
+                thoughts = [call.reasoning for call in self._ends.get(child or 0, ())]
+                child = child if read_reasoning(message) in thoughts else None
+                keys[at] = keys[at] if child is None else key
             if child is None:
                 break
             node = child
             path.append(node)
             if node in self._ends:
-                best = self._choose_call(self._ends[node], agent, messages[at]) or best
+                best = self._choose_call(self._ends[node], agent, message) or best
         if best is not None:
-            return Match(keys, best.index, None, self._prompts[best.index][1])
-        return self._explain_fork(agent, keys, path)
+            return Match(tuple(keys), best.index, None, self._prompts[best.index][1])
+        return self._explain_fork(agent, tuple(keys), path)
 
     def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
         """Return the call whose prompt has the longest common beginning with these messages and tools.
@@ -259,6 +265,17 @@ def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
     return {**reply, "content": (reply.get("content") or "") + stop}
 
 
+def unfold_reasoning(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return an assistant message with its leading <think> block as reasoning, or `None` without such a block."""
+    if message["role"] != "assistant":
+        return None
+    _, text, *_ = cast(tuple[str, ...], message_key(message))
+    thought, end, rest = text.removeprefix("<think>").partition("</think>")
+    if not end or not text.startswith("<think>"):
+        return None
+    return {**message, "content": rest.lstrip("\n"), "reasoning_content": thought}
+
+
 def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
     """Return a quoted reply as it was sampled, with its reasoning and order of keys.
 
@@ -270,7 +287,7 @@ def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str 
         stop: The stop string that cut the reply.
     """
     complete = append_stop(reply, stop) if stop is not None else None
-    text = message_key(quote)[1] if complete is not None else ""  # type: ignore[index]
+    text = message_key(unfold_reasoning(quote) or quote)[1] if complete is not None else ""  # type: ignore[index]
     if complete is None or not text.startswith(complete["content"]):
         return dict(reply)
     return {**complete, "content": text}

@@ -85,6 +85,35 @@ def test_blocks_of_text_equal_the_string_and_reasoning_may_be_left_out_but_not_c
     assert talk.ask([user("1"), says("one", reasoning_content="m"), user("2")]).extends == 0, "all that Node keeps"
 
 
+@pytest.mark.parametrize(
+    "text", ["<think>\nhm\n</think>\n\none", "<think>hm</think>one", [{"text": "<think>hm</think>\none"}]]
+)
+def test_thoughts_folded_into_the_text_are_recognised(text):
+    talk = Talk()
+    talk.ask([user("1")], says("one", reasoning_content="hm"))
+    second = talk.ask([user("1"), says(text), user("2")], says("two"))
+    assert second.extends == 0
+    assert talk.ask([user("1"), says(text), user("2"), says("two"), user("3")]).extends == 1
+    assert talk.ask([user("1"), says("one"), user("2"), says("two"), user("3")]).extends == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>\nm\n</think>\n\none", "<think></think>one", "<think>hm</think>two", "<think>hm one"]
+)
+def test_other_folded_thoughts_are_an_edit(text):
+    talk = Talk()
+    talk.ask([user("1")], says("one", reasoning_content="hm"))
+    match = talk.ask([user("1"), says(text), user("2")])
+    assert (match.extends, match.reason) == (None, "client_edit")
+
+
+def test_unparsed_thoughts_stay_part_of_the_text():
+    talk = Talk()
+    talk.ask([user("1")], says("<think>a</think>one", reasoning_content="hm"))
+    assert talk.ask([user("1"), says("<think>a</think>one"), user("2")]).extends == 0
+    assert talk.ask([user("1"), says("<think>b</think>one"), user("2")]).extends is None
+
+
 def test_ties_go_to_the_agents_latest_call():
     talk = Talk()
     for agent in ("a", "b", "a", "b"):
