@@ -162,9 +162,14 @@ class RequestExchange:
         is_long = len(body) > LONG_BYTES
         fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
         caller = read_caller(grant, self._headers, fields)
+        removed = grant.session.request_filter.strip(fields)
         if is_long or (not _SCHEMA_FIELDS.isdisjoint(fields) and _has_schema(fields)):
-            return await asyncio.to_thread(self._dialect.parse, fields, caller)
-        return self._dialect.parse(fields, caller)
+            request = await asyncio.to_thread(self._dialect.parse, fields, caller)
+        else:
+            request = self._dialect.parse(fields, caller)
+        if removed:
+            request.notes = {**request.notes, "left_out": removed}
+        return request
 
     async def _deliver_replies(self, call: InflightCall, session: Session) -> None:
         """Send the replies of a call that the client has joined, then leave the call."""

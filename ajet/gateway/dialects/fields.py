@@ -29,6 +29,15 @@ def unsupported_value(param: str, why: str) -> Refused:
     return Refused(f"Unsupported value for '{param}': {why}", param=param, code="unsupported_value")
 
 
+def unsupported_tool(where: str, kind: Any, runs: str = "type 'function'") -> Refused:
+    """Return the refusal of a tool that the server would have to run."""
+    return unsupported_value(
+        f"{where}.type",
+        f"this server has no tools of type {kind!r}, only of {runs}. Remove the tool, or let "
+        "ajet.gateway.leave_out_tools name its type.",
+    )
+
+
 def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise Refused for the first unknown field with a value."""
     for name in body:
