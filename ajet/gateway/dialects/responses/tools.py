@@ -69,7 +69,7 @@ def _read_function(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     if tool.get("type") != "function":
-        raise unsupported_tool(where, tool.get("type"))
+        raise unsupported_tool(f"{where}.type", tool.get("type"))
     for name in _ONLY:
         if tool.get(name) and tool[name] != ["direct"]:
             raise unsupported_value(f"{where}.{name}", "this server's models do not support it; leave it out.")
