@@ -9,6 +9,8 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from ajet.gateway.dialects.chat import count_usage, encode_event
@@ -33,7 +35,8 @@ _PARAMS = {
     "messages": "contents",
     "tool_choice": "toolConfig",
     "response_format": "generationConfig.responseSchema",
-    "reasoning_effort": "generationConfig.thinkingConfig",
+    "presence_penalty": "generationConfig.presencePenalty",
+    "frequency_penalty": "generationConfig.frequencyPenalty",
 }
 """Field name in Chat Completions -> its name in this protocol."""
 
@@ -119,7 +122,9 @@ class GeminiWriter:
 
     def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
         kinds = ("reasoning_content", "content") if self._options.shows_thoughts else ("content",)
-        parts = [build_text(kind, delta[kind]) for delta in chunk.deltas for kind in kinds if delta.get(kind)]
+        texts = [(kind, delta[kind]) for delta in chunk.deltas for kind in kinds if delta.get(kind)]
+        groups = groupby(texts, key=itemgetter(0))
+        parts = [build_text(kind, "".join(text for _, text in group)) for kind, group in groups]
         return encode_event(self._options.build_answer([build_candidate(choice, parts)])) if parts else b""
 
     def end_reply(self, choice: int, reply: Reply) -> bytes:
