@@ -77,13 +77,13 @@ class GeminiDialect:
 
     def _parse_request(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
         given = read_object(body, "", _TOP)
-        config = {f"{_CONFIG}.{name}": value for name, value in read_object(given.get(_CONFIG) or {}, _CONFIG).items()}
+        config = {f"{_CONFIG}.{name}": value for name, value in read_object(given.get(_CONFIG, {}), _CONFIG).items()}
         fields.refuse_unknown(config, TAKEN)
         model = fields.read_model(given)
         images: list[str] = []
         inert = fields.select_set(given, INERT)
         tools = read_tools(given.get("tools"), inert)
-        choice, named = read_tool_choice(given.get("toolConfig"), tools)
+        choice, named = read_tool_choice(given.get("toolConfig", {}), tools)
         shows_thoughts, thinking = _read_thinking(config)
         effort = {"reasoning_effort": thinking.pop("level")} if "level" in thinking else {}
         _check_rest(config)
@@ -179,7 +179,7 @@ def _read_format(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _read_thinking(config: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     """Return (True if thoughts are shown, the budget and level of thinking)."""
     where = f"{_CONFIG}.thinkingConfig"
-    thinking = read_object(config.get(where) or {}, where, ("includeThoughts", "thinkingBudget", "thinkingLevel"))
+    thinking = read_object(config.get(where, {}), where, ("includeThoughts", "thinkingBudget", "thinkingLevel"))
     found: dict[str, Any] = {}
     if "thinkingBudget" in thinking:
         if type(thinking["thinkingBudget"]) is not int:

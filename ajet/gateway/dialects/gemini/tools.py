@@ -62,8 +62,8 @@ def _read_function(declared: dict[str, Any], where: str) -> dict[str, Any]:
 def read_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> tuple[ToolChoice, str | None]:
     """Return the kind of choice, and the tool's name if named. Mode VALIDATED makes the tools strict."""
     where = "toolConfig.functionCallingConfig"
-    config = read_object(value or {}, "toolConfig", ("functionCallingConfig",)).get("functionCallingConfig")
-    calling = read_object(config or {}, where, ("mode", "allowedFunctionNames"))
+    config = read_object(value, "toolConfig", ("functionCallingConfig",)).get("functionCallingConfig", {})
+    calling = read_object(config, where, ("mode", "allowedFunctionNames"))
     mode = calling.get("mode", "AUTO")
     if mode not in _MODES:
         raise invalid_value(f"{where}.mode", "'AUTO', 'ANY', 'VALIDATED' or 'NONE'")
