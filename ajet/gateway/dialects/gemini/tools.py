@@ -65,7 +65,7 @@ def read_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> tuple[To
     config = read_object(value, "toolConfig", ("functionCallingConfig",)).get("functionCallingConfig", {})
     calling = read_object(config, where, ("mode", "allowedFunctionNames"))
     mode = calling.get("mode", "AUTO")
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         raise invalid_value(f"{where}.mode", "'AUTO', 'ANY', 'VALIDATED' or 'NONE'")
     choice: Any = _MODES[mode]
     if mode == "VALIDATED":
@@ -74,7 +74,8 @@ def read_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> tuple[To
             tool["function"]["strict"] = True
     if choice == "required" and not tools:
         raise invalid_value(f"{where}.mode", "'tools' in the same request")
-    allowed = read_list(calling.get("allowedFunctionNames"), f"{where}.allowedFunctionNames")
+    listed = read_list(calling.get("allowedFunctionNames"), f"{where}.allowedFunctionNames")
+    allowed = [check_text(name, f"{where}.allowedFunctionNames") for name in listed]
     names = [tool["function"]["name"] for tool in tools or ()]
     if not allowed or set(names) == set(allowed) and (choice != "required" or len(names) > 1):
         return choice, None
