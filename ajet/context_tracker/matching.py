@@ -3,9 +3,9 @@
 A fork is a request that continues no earlier call although its agent has one, so its prompt is rendered anew.
 Invariant: a request extends call k exactly if its messages are k's messages, then k's reply, then any others. Messages
 are equal if role, text, tool names and arguments (as JSON) are equal. Ids of tool calls, order of keys, spaces, the
-spelling of a number, text in blocks, and reasoning left out, cut to its end or put before the text as <think> make no
-difference. After a reply cut by a stop string, the same message may continue behind the string. The cost is linear in
-the request's messages, whatever the number of calls: messages form a trie.
+spelling of a number, text in blocks, newlines before tool calls, and reasoning left out, cut to its end or put before
+the text as <think> make no difference. After a reply cut by a stop string, the same message may continue behind the
+string. The cost is linear in the request's messages, whatever the number of calls: messages form a trie.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Key = Hashable
 
 
 def message_key(message: Mapping[str, Any]) -> Key:
-    """Return the key shared by equal messages. The role `developer` counts as `system`, and reasoning is left out."""
+    """Return the key shared by equal messages. The role `developer` counts as `system`, and reasoning is left out.
+
+    So are newlines before tool calls: replies are shown without them, and clients put their own.
+    """
     role = message["role"]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
@@ -31,7 +34,7 @@ def message_key(message: Mapping[str, Any]) -> Key:
         return ("system" if role == "developer" else role, content or "")
     return (
         role,
-        content or "",
+        (content or "").rstrip("\n"),
         *[(call["function"]["name"], _normalize_arguments(call["function"])) for call in calls],
     )
 

@@ -57,6 +57,7 @@ def test_a_request_extends_the_call_whose_reply_it_quotes():
         calling('{ "a":"\\u00e9","b":2 }', call_id="mine"),
         calling('{"a": "é", "b": 2}', content=""),
         calling('{"a": "é", "b": 2}', content=[]),
+        calling('{"a": "é", "b": 2}', content="\n"),
     ],
 )
 def test_a_tool_call_is_the_same_however_it_is_written(echo):
@@ -95,6 +96,12 @@ def test_thoughts_folded_into_the_text_are_recognised(text):
     assert second.extends == 0
     assert talk.ask([user("1"), says(text), user("2"), says("two"), user("3")]).extends == 1
     assert talk.ask([user("1"), says("one"), user("2"), says("two"), user("3")]).extends == 1
+
+
+def test_newline_before_a_folded_replys_call_is_no_edit():
+    talk = Talk()
+    talk.ask([user("1")], {**calling("{}", content="I add."), "reasoning_content": "hm"})
+    assert talk.ask([user("1"), calling("{}", content="<think>\nhm\n</think>\n\nI add.\n")]).extends == 0
 
 
 @pytest.mark.parametrize(
