@@ -3,9 +3,9 @@
 A fork is a request that continues no earlier call although its agent has one, so its prompt is rendered anew.
 Invariant: a request extends call k exactly if its messages are k's messages, then k's reply, then any others. Messages
 are equal if role, text, tool names and arguments (as JSON) are equal. Ids of tool calls, order of keys, spaces, the
-spelling of a number, text in blocks, and reasoning left out or cut to its end make no difference. After a reply cut by
-a stop string, the same message may continue behind the string. The cost is linear in the request's messages, whatever
-the number of calls: messages form a trie.
+spelling of a number, text in blocks, newlines before tool calls, and reasoning left out, cut to its end or put before
+the text as <think> make no difference. After a reply cut by a stop string, the same message may continue behind the
+string. The cost is linear in the request's messages, whatever the number of calls: messages form a trie.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ajet.schema.call import ForkReason
 
@@ -21,7 +21,10 @@ Key = Hashable
 
 
 def message_key(message: Mapping[str, Any]) -> Key:
-    """Return the key shared by equal messages. The role `developer` counts as `system`, and reasoning is left out."""
+    """Return the key shared by equal messages. The role `developer` counts as `system`, and reasoning is left out.
+
+    So are newlines before tool calls: replies are shown without them, and clients put their own.
+    """
     role = message["role"]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
@@ -31,7 +34,7 @@ def message_key(message: Mapping[str, Any]) -> Key:
         return ("system" if role == "developer" else role, content or "")
     return (
         role,
-        content or "",
+        (content or "").rstrip("\n"),
         *[(call["function"]["name"], _normalize_arguments(call["function"])) for call in calls],
     )
 
@@ -68,8 +71,6 @@ class RepliedCall:
     piece."""
     node: int
     """The reply's node in the trie."""
-    root: int
-    """Number of messages of the request that opened the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Match:
     """The call whose messages and reply begin the request."""
     reason: ForkReason | None
     """Why the request extends no call. `None` if it extends a call or opens a conversation."""
+    opening: int | None = None
+    """The node of the request that opened the conversation. `None` if this request opens one."""
 
 
 @dataclass(slots=True)
@@ -103,34 +106,40 @@ class Conversations:
     """Node of a prompt -> a reply's text with the stop string that cut it -> the calls with this reply, oldest
     first."""
     _prompts: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
-    """Call -> the node of the last message, the number of messages that opened the conversation, the list of tools."""
-    _latest: dict[str, RepliedCall] = field(default_factory=dict)
-    """Agent -> the latest call of the agent."""
-    _replies: dict[str, set[Key]] = field(default_factory=dict)
-    """Agent -> keys of all the agent's replies."""
+    """Call -> the node of the last message, the node of the conversation's opening request, the list of tools."""
+    _latest: dict[tuple[str, int], RepliedCall] = field(default_factory=dict)
+    """(agent, node) -> the agent's latest call through the node, of the conversations opened there or before."""
+    _replies: dict[str, dict[Key, RepliedCall]] = field(default_factory=dict)
+    """Agent -> key of a reply -> the agent's latest call with this reply."""
 
     def match(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Match:
         """Return the call with the longest history that `messages` extend, or why there is none.
 
         Of several calls, `agent`'s latest is preferred.
         """
-        keys = tuple([message_key(message) for message in messages])
+        keys = [message_key(message) for message in messages]
         path: list[int] = []
         node = 0
         best: RepliedCall | None = None
         for at, key in enumerate(keys):
             if node in self._cut:
                 best = self._choose_call(self._find_cut_calls(node, key), agent, messages[at]) or best
-            child = self._nodes.get((node, key))
+            child, message = self._nodes.get((node, key)), messages[at]
+            if child is None and (unfolded := unfold_reasoning(message)) is not None:
+                message, key = unfolded, message_key(unfolded)
+                child = self._nodes.get((node, key))
+                thoughts = [call.reasoning for call in self._ends.get(child or 0, ())]
+                child = child if read_reasoning(message) in thoughts else None
+                keys[at] = keys[at] if child is None else key
             if child is None:
                 break
             node = child
             path.append(node)
             if node in self._ends:
-                best = self._choose_call(self._ends[node], agent, messages[at]) or best
+                best = self._choose_call(self._ends[node], agent, message) or best
         if best is not None:
-            return Match(keys, best.index, None)
-        return Match(keys, None, self._find_fork_reason(agent, keys, path))
+            return Match(tuple(keys), best.index, None, self._prompts[best.index][1])
+        return self._explain_fork(agent, tuple(keys), path)
 
     def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
         """Return the call whose prompt has the longest common beginning with these messages and tools.
@@ -164,8 +173,7 @@ class Conversations:
         node = 0
         for key in match.keys:
             node = self._add_message(node, key, index, tools)
-        root = len(match.keys) if match.extends is None else self._prompts[match.extends][1]
-        self._prompts[index] = (node, root, tools)
+        self._prompts[index] = (node, node if match.opening is None else match.opening, tools)
 
     def add_reply(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
         """Add the reply of call `index`.
@@ -174,17 +182,19 @@ class Conversations:
             agent: Name of the agent.
             stop: The stop string that cut the reply. Some clients append it when they quote the reply.
         """
-        prompt, root, tools = self._prompts[index]
+        prompt, opening, tools = self._prompts[index]
         spellings = [reply]
         if stop is not None and (complete := append_stop(reply, stop)) is not None:
             spellings.insert(0, complete)
         for spelling in spellings:
             key = message_key(spelling)
             node = self._add_message(prompt, key, index, tools)
-            call = RepliedCall(index, agent, read_reasoning(reply), node, root)
+            call = RepliedCall(index, agent, read_reasoning(reply), node)
             self._ends.setdefault(node, []).append(call)
-            self._latest[agent] = call
-            self._replies.setdefault(agent, set()).add(key)
+            self._replies.setdefault(agent, {})[key] = call
+            while node != self._before[opening]:
+                self._latest[agent, node] = call
+                node = self._before[node]
             if spelling is not reply:
                 self._cut.setdefault(prompt, {}).setdefault(spelling["content"], []).append(call)
 
@@ -218,34 +228,37 @@ class Conversations:
         chosen = own or exact or fitting
         return chosen[-1] if chosen else None
 
-    def _find_fork_reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:
-        """Return why a request does not extend the agent's latest call, or None if it opens a new conversation.
+    def _explain_fork(self, agent: str, keys: tuple[Key, ...], path: list[int]) -> Match:
+        """Return the match of a request that extends no call: a fork, or the opening of a conversation.
+
+        The request is compared with the latest call of the conversation that shares its longest beginning, or else of
+        the conversation with the last reply that it quotes. Calls of other conversations, such as titles, do not count.
 
         Args:
             keys: Keys of the request's messages.
             path: Nodes of those first messages that an earlier call has, too.
         """
-        latest = self._latest.get(agent)
-        if latest is None:
-            return None
-        history: list[int] = []
-        node = latest.node
+        replies = self._replies.get(agent, {})
+        quoted = next((replies[key] for key in reversed(keys) if key in replies), None)
+        shared = next((node for node in reversed(path) if (agent, node) in self._latest), None)
+        if quoted is None and (shared is None or path[len(keys) - 1 :] == [shared]):  # all messages are known
+            return Match(keys, None, None)
+        opening = None
+        if shared is None:
+            assert quoted is not None
+            shared = quoted.node
+        else:
+            opening = self._prompts[self._latest[agent, shared].index][1]
+        node = self._latest[agent, shared].node
+        history: set[int] = set()
         while node:
-            history.append(node)
+            history.add(node)
             node = self._before[node]
-        history.reverse()
-        common = 0
-        for ours, theirs in zip(path, history, strict=False):
-            if ours != theirs:
-                break
-            common += 1
-        quotes = not self._replies[agent].isdisjoint(keys)
-        if not quotes and (common < latest.root or common == len(keys)):
-            return None
+        common = len(history.intersection(path))
         earlier = {self._keys[node] for node in history}
         new = keys[common] if common < len(keys) else None
         is_summary = isinstance(new, tuple) and new[0] != "assistant" and new not in earlier
-        return "compaction" if is_summary and len(keys) < len(history) else "client_edit"
+        return Match(keys, None, "compaction" if is_summary and len(keys) < len(history) else "client_edit", opening)
 
 
 def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
@@ -253,6 +266,17 @@ def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
     if reply.get("tool_calls"):
         return None
     return {**reply, "content": (reply.get("content") or "") + stop}
+
+
+def unfold_reasoning(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return an assistant message with its leading <think> block as reasoning, or `None` without such a block."""
+    if message["role"] != "assistant":
+        return None
+    _, text, *_ = cast(tuple[str, ...], message_key(message))
+    thought, end, rest = text.removeprefix("<think>").partition("</think>")
+    if not end or not text.startswith("<think>"):
+        return None
+    return {**message, "content": rest.lstrip("\n"), "reasoning_content": thought}
 
 
 def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
@@ -266,7 +290,7 @@ def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str 
         stop: The stop string that cut the reply.
     """
     complete = append_stop(reply, stop) if stop is not None else None
-    text = message_key(quote)[1] if complete is not None else ""  # type: ignore[index]
+    text = message_key(unfold_reasoning(quote) or quote)[1] if complete is not None else ""  # type: ignore[index]
     if complete is None or not text.startswith(complete["content"]):
         return dict(reply)
     return {**complete, "content": text}

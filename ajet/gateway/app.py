@@ -7,10 +7,12 @@ request id (shown by clients in their errors and written to the log) and an erro
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qs
 
 from loguru import logger
 from starlette.applications import Starlette
@@ -21,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from ajet.gateway.asgi import REQUEST_ID, add_request_id, end_by_shutdown
+from ajet.gateway.asgi import ADDRESS_FIELDS, REQUEST_ID, add_request_id, end_by_shutdown
 from ajet.gateway.context import GatewayContext
-from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.dialects import anthropic, chat, gemini
 from ajet.gateway.dialects.anthropic import AnthropicDialect, CountTokensDialect
 from ajet.gateway.dialects.chat import ChatDialect
 from ajet.gateway.dialects.completions import CompletionsDialect
@@ -38,6 +40,9 @@ from ajet.gateway.stream_pacing import StreamPacing
 
 PATH_KEY = "ajet.key"
 """Scope key: the key found in the URL path (`/s/KEY/v1/…`)."""
+_KEY_HEADERS = (b"x-api-key", b"api-key", b"x-goog-api-key")
+_GEMINI_ADDRESS = re.compile(r"/v1(beta|alpha)?/models/([^:]+):(\w+)")
+_GEMINI_PATH = "/v1beta/models/{model}:"
 
 
 class App:
@@ -88,9 +93,13 @@ class App:
         state = scope.setdefault("state", {})
         state[REQUEST_ID] = request_id
         path = scope.get("path", "")
-        if path.startswith(("/s/", "/v1/v1/")):
+        if path.startswith(("/s/", "/v1/v1/", "/v1/v1beta/")):
             scope = _resolve_path(scope, path)
             path = scope["path"]
+        if ":" in path and (address := _GEMINI_ADDRESS.fullmatch(path)):
+            alt = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("alt", [None])[0]
+            scope = {**scope, ADDRESS_FIELDS: {"model": address[2], "alt": alt}}
+            path = _GEMINI_PATH + address[3]
         dialect = self._dialects.get(path) if scope.get("method") == "POST" else None
         try:
             if dialect is None:
@@ -138,13 +147,15 @@ def find_grant(
 ) -> tuple[str, Grant[Session]]:
     """Return the key of a request and what it grants: session, agent and target. Raises Refused if no key is valid.
 
-    Keys are tried in this order: path, `Authorization: Bearer`, `x-api-key`, `api-key`.
+    Keys are tried in this order: path, `Authorization: Bearer`, `x-api-key`, `api-key`, `x-goog-api-key`, `?key=`.
     """
     offered = [scope[PATH_KEY]] if PATH_KEY in scope else []
     kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer":
         offered.append(secret.strip())
-    offered += [headers[name].decode("latin-1") for name in (b"x-api-key", b"api-key") if name in headers]
+    offered += [headers[name].decode("latin-1") for name in _KEY_HEADERS if name in headers]
+    if b"key=" in (query := scope.get("query_string", b"")):
+        offered += parse_qs(query.decode("latin-1")).get("key", [])
     for key in offered:
         grant = keys.grants.get(key)
         if grant is not None:
@@ -154,19 +165,20 @@ def find_grant(
 
 
 def _resolve_path(scope: Scope, path: str) -> Scope:
-    """Return the scope without the key in the path, and without a doubled /v1 added by the client."""
+    """Return the scope without the key in the path, and without a /v1 too many added by the client."""
     scope = dict(scope)
     if path.startswith("/s/"):
         scope[PATH_KEY], _, rest = path[3:].partition("/")
         path = "/" + rest
-    if path.startswith("/v1/v1/"):
+    if path.startswith(("/v1/v1/", "/v1/v1beta/")):
         path = path[3:]
     scope["path"], scope["raw_path"] = path, path.encode()
     return scope
 
 
 # The application of a gateway: its dialects, and other routes (health, models, stored responses).
-# Invariant: a client that sends `anthropic-version` gets answers in Anthropic's form, any other client in OpenAI's.
+# Invariant: a client that sends `anthropic-version` gets answers in Anthropic's form, a client that sends
+# `x-goog-api-key` or calls a method of a model in Google's, any other client in OpenAI's.
 def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
     """Return the application of a gateway.
 
@@ -182,6 +194,9 @@ def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
         InputTokensDialect(decode),
         AnthropicDialect(max_model_len),
         CountTokensDialect(max_model_len),
+        gemini.GeminiDialect(decode),
+        gemini.GeminiStreamDialect(decode),
+        gemini.GeminiCountDialect(decode),
     )
     by_path = {dialect.path: dialect for dialect in dialects}
     others = _build_others(context, by_path, lambda: app.opens_later)
@@ -205,6 +220,8 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
     async def get_models(request: Request) -> Response:
         session = find_session(context, request)
         models = [_describe_model(request, context, name) for name in session.models or [session.model_name]]
+        if _is_gemini(request):
+            return JSONResponse({"models": models})
         if _is_anthropic(request):
             return JSONResponse(anthropic.model_page(models))
         return JSONResponse({"object": "list", "data": models})
@@ -235,6 +252,8 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
             Route("/health", get_health),
             Route("/v1/models", get_models),
             Route("/v1/models/{name:path}", get_model),
+            Route("/v1beta/models", get_models),
+            Route("/v1beta/models/{name:path}", get_model),
             *response_routes(lambda request: find_session(context, request).dialect_state),
             *[Route(path, serve_dialect, methods=["POST"]) for path in paths],
         ],
@@ -257,6 +276,8 @@ async def answer_failure(request: Request, error: Exception) -> Response:
 
 def format_error(request: Request, refused: Refused) -> dict[str, Any]:
     """Return the body of an error outside of any dialect."""
+    if _is_gemini(request):
+        return gemini.error_body(refused)
     if _is_anthropic(request):
         return anthropic.error_body(refused, request.scope["state"][REQUEST_ID])
     return chat.error_body(refused)
@@ -277,9 +298,15 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 
 
 def _describe_model(request: Request, context: GatewayContext, name: str) -> dict[str, Any]:
+    if _is_gemini(request):
+        return gemini.model_info(name, context.max_model_len, context.max_response_tokens)
     if _is_anthropic(request):
         return anthropic.model_info(name, context.max_model_len, context.max_response_tokens)
     return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
+
+
+def _is_gemini(request: Request) -> bool:
+    return ADDRESS_FIELDS in request.scope or b"x-goog-api-key" in dict(request.scope["headers"])
 
 
 def _is_anthropic(request: Request) -> bool:

@@ -22,6 +22,8 @@ WATCH = "ajet.watch"
 """State key: takes the function to call when the client leaves (`None` unregisters).
 
 Without this key a task waits for a disconnect from `receive`."""
+ADDRESS_FIELDS = "ajet.address_fields"
+"""Scope key: fields of the request that stand in its address, such as Gemini's model."""
 REQUEST_ID = "ajet.request_id"
 """State key: the id of the request, repeated in the headers of the answer."""
 NO_RETRY_HEADER = (b"x-should-retry", b"false")

@@ -14,7 +14,7 @@ import httpx
 
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, TokenEngine
-from ajet.gateway.ignored_fields import IgnoredFieldLog
+from ajet.gateway.ignored_fields import IgnoredFieldLog, RequestFilter
 from ajet.gateway.inflight_call import CallLimit
 from ajet.gateway.keys import Keys
 from ajet.gateway.prompt import RenderThreadPool
@@ -44,6 +44,7 @@ class GatewayContext:
     ignored_fields: IgnoredFieldLog
     adapters: Adapters
     """Adapters of the engine's model and their agents; empty for a single model."""
+    request_filter: RequestFilter
 
     samples_tokens: bool = field(init=False)
     """True if the engine returns token ids."""

@@ -18,6 +18,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.gateway.asgi import (
+    ADDRESS_FIELDS,
     JSON_HEADER,
     LOST,
     WATCH,
@@ -49,7 +50,12 @@ from ajet.tokens.tool_calls import finite, no_constant
 MAX_BODY = 64 << 20
 """Limit on the bytes of a request's body."""
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite, parse_int=parse_int).decode
-_SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config", "output_format", "tools"})
+_SCHEMA_FIELDS = frozenset(
+    {
+        *("response_format", "text", "output_config", "output_format", "tools"),
+        *("generationConfig", "generation_config", "toolConfig", "tool_config"),
+    }
+)
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -129,6 +135,7 @@ class RequestExchange:
             return None
         parts = (
             self._dialect.path.encode(),
+            repr(self._scope.get(ADDRESS_FIELDS, "")).encode(),
             secret.encode(),
             headers.get(b"x-ajet-agent", b""),
             headers.get(b"x-ajet-target", b""),
@@ -161,10 +168,16 @@ class RequestExchange:
         """Parse the body, on a thread if the body is large or has schemas. Raises Refused."""
         is_long = len(body) > LONG_BYTES
         fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
+        fields |= self._scope.get(ADDRESS_FIELDS, {})
         caller = read_caller(grant, self._headers, fields)
+        removed = grant.session.request_filter.strip(fields)
         if is_long or (not _SCHEMA_FIELDS.isdisjoint(fields) and _has_schema(fields)):
-            return await asyncio.to_thread(self._dialect.parse, fields, caller)
-        return self._dialect.parse(fields, caller)
+            request = await asyncio.to_thread(self._dialect.parse, fields, caller)
+        else:
+            request = self._dialect.parse(fields, caller)
+        if removed:
+            request.notes = {**request.notes, "left_out": removed}
+        return request
 
     async def _deliver_replies(self, call: InflightCall, session: Session) -> None:
         """Send the replies of a call that the client has joined, then leave the call."""

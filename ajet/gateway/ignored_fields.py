@@ -1,4 +1,4 @@
-"""Request fields that this gateway ignores, and fields that it refuses.
+"""Request fields that this gateway ignores, removes or refuses.
 
 Invariant: a hint (no engine here follows it, no token depends on it) is recorded with its call, logged once, and never
 refused. A field that would change the sampling distribution is refused with the reason: the trained and proven policy
@@ -8,7 +8,7 @@ is the run's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from loguru import logger
@@ -73,6 +73,44 @@ class IgnoredFieldLog:
                 "the agent's requests contain {} = {}; ajet samples with {} instead, which is set by {}",
                 *(name, fields[name], "its own value" if name == "seed" else getattr(run, name), _DECIDED_BY[name]),
             )
+
+
+class RequestFilter:
+    """Removes the tools and fields that the configuration names from requests."""
+
+    def __init__(self, tools: Collection[str], fields: Collection[str]) -> None:
+        """Build the filter of one gateway.
+
+        Args:
+            tools: Types of tools, from gateway.leave_out_tools.
+            fields: Names of fields, from gateway.leave_out_fields.
+        """
+        self._tools, self._fields = frozenset(tools), frozenset(fields)
+        self._logged: set[str] = set()
+
+    def strip(self, body: dict[str, Any]) -> list[str]:
+        """Remove named tools and fields from a request's body. Return their names, and log each once."""
+        removed = [name for name in body if name in self._fields and body[name] is not None]
+        for name in removed:
+            del body[name]
+        if self._tools and isinstance(tools := body.get("tools"), list):
+            stripped = [(tool, []) if not isinstance(tool, dict) else self._strip_tool(tool) for tool in tools]
+            body["tools"] = [tool for tool, _ in stripped if tool]
+            removed += dict.fromkeys(name for _, names in stripped for name in names)
+        for name in set(removed) - self._logged:
+            self._logged.add(name)
+            logger.warning(
+                "the agent's requests contain {}: ajet removes it and records this, because ajet.gateway.{} names it",
+                *(name, "leave_out_fields" if name in self._fields else "leave_out_tools"),
+            )
+        return removed
+
+    def _strip_tool(self, tool: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return what remains of a tool, and the removed names. Gemini's tools have keys instead of a type."""
+        kind = tool.get("type")
+        if kind is not None:
+            return ({}, [kind]) if isinstance(kind, str) and kind in self._tools else (tool, [])
+        return {name: tool[name] for name in tool if name not in self._tools}, [n for n in tool if n in self._tools]
 
 
 def list_hints(request: ParsedRequest) -> dict[str, Any]:

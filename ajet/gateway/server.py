@@ -24,7 +24,7 @@ from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.context import GatewayAddress, GatewayContext
-from ajet.gateway.ignored_fields import IgnoredFieldLog
+from ajet.gateway.ignored_fields import IgnoredFieldLog, RequestFilter
 from ajet.gateway.inflight_call import CallLimit
 from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import ServerLimits
@@ -50,7 +50,8 @@ class Gateway:
     `max_model_len` bounds prompt and reply together, `max_response_tokens` one reply, `max_calls` the concurrent calls
     (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by name; without it,
     agents with a debug model use the engine, untrained. `limits` bounds the resources of clients. `adapters` are the
-    adapters of the engine's model, each with its agents. `opens_later` announces routes added while the gateway serves.
+    adapters of the engine's model, each with its agents. `leave_out_tools` (types) and `leave_out_fields` are removed
+    from requests. `opens_later` announces routes added while the gateway serves.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Gateway:
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
         limits: ServerLimits | None = None,
         adapters: Adapters | None = None,
+        leave_out_tools: Collection[str] = (),
+        leave_out_fields: Collection[str] = (),
         opens_later: bool = False,
     ) -> None:
         if isinstance(engine, TokenEngine) and renderer is None:
@@ -85,6 +88,7 @@ class Gateway:
             render_threads=RenderThreadPool(),
             ignored_fields=IgnoredFieldLog(),
             adapters=adapters or Adapters([]),
+            request_filter=RequestFilter(leave_out_tools, leave_out_fields),
         )
         self.app = build_app(self.context, opens_later=opens_later)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise

@@ -20,6 +20,7 @@ from loguru import logger
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.chat_relay import relay_chat
 from ajet.gateway.context import GatewayAddress, GatewayContext
+from ajet.gateway.ignored_fields import RequestFilter
 from ajet.gateway.inflight_call import (
     ENGINE_FAILED,
     EPISODE_ENDED,
@@ -102,6 +103,11 @@ class Session:
     def closed(self) -> bool:
         """True once the episode has ended and its keys are revoked."""
         return self._recorder.is_closed
+
+    @property
+    def request_filter(self) -> RequestFilter:
+        """The filter that removes tools and fields from the session's requests."""
+        return self._context.request_filter
 
     @property
     def recorder(self) -> Recorder:

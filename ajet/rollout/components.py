@@ -139,6 +139,8 @@ def open_gateway(
         chat_engine_for=EndpointEngine.for_model,
         limits=make_gateway_limits(settings),
         adapters=adapters,
+        leave_out_tools=settings.gateway.leave_out_tools,
+        leave_out_fields=settings.gateway.leave_out_fields,
         opens_later=opens_later,
     ).start()
 

@@ -113,6 +113,7 @@ class ChatTemplate:
             raw: Index of an assistant message -> the text that replaces its content and tool calls.
         """
         ready = self._prepare_messages(messages, raw or {})
+        tools = [_complete_tool(tool) for tool in tools or ()]
         if tools and self._control.escapes_tools:
             tools = self._control.escape_all(tools)
         if not self.knows_tools:
@@ -393,6 +394,14 @@ def extend_without_thinking(
     if spelled == reply.rest:
         return Extension(suffix)
     return Extension(suffix, spelled) if has_calls and _is_same_reply(reply, spelled, parse) else None
+
+
+def _complete_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool with its parameters. A function without `parameters` has none, but templates look into them."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or function.get("parameters") is not None:
+        return tool
+    return {**tool, "function": {**function, "parameters": {"type": "object", "properties": {}}}}
 
 
 def _is_same_reply(reply: ReplyText, spelled: str, parse: ParseReply) -> bool:

@@ -204,6 +204,8 @@ def _build_environment(
         **endpoint.environment,
         "OPENAI_MODEL": endpoint.model,
         "ANTHROPIC_MODEL": endpoint.model,
+        "GOOGLE_GEMINI_BASE_URL": endpoint.base_url.removesuffix("/v1"),
+        "GEMINI_API_KEY": endpoint.api_key,
         "AJET_BASE_URL": endpoint.base_url,
         "AJET_API_KEY": endpoint.api_key,
         "AJET_MODEL": endpoint.model,

@@ -39,6 +39,7 @@ _TITLES = {
     "POST /v1/completions": "Completions",
     "POST /v1/responses": "Responses",
     "POST /v1/messages": "Messages",
+    "POST /v1beta/models/{model}:generateContent": "Gemini",
 }
 
 

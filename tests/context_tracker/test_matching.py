@@ -57,6 +57,7 @@ def test_a_request_extends_the_call_whose_reply_it_quotes():
         calling('{ "a":"\\u00e9","b":2 }', call_id="mine"),
         calling('{"a": "é", "b": 2}', content=""),
         calling('{"a": "é", "b": 2}', content=[]),
+        calling('{"a": "é", "b": 2}', content="\n"),
     ],
 )
 def test_a_tool_call_is_the_same_however_it_is_written(echo):
@@ -83,6 +84,41 @@ def test_blocks_of_text_equal_the_string_and_reasoning_may_be_left_out_but_not_c
     assert talk.ask([user("1"), says("one", reasoning_content=" hm\n"), user("2")]).extends == 0
     assert talk.ask([user("1"), says("one", reasoning_content="no"), user("2")]).extends is None
     assert talk.ask([user("1"), says("one", reasoning_content="m"), user("2")]).extends == 0, "all that Node keeps"
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>\nhm\n</think>\n\none", "<think>hm</think>one", [{"text": "<think>hm</think>\none"}]]
+)
+def test_thoughts_folded_into_the_text_are_recognised(text):
+    talk = Talk()
+    talk.ask([user("1")], says("one", reasoning_content="hm"))
+    second = talk.ask([user("1"), says(text), user("2")], says("two"))
+    assert second.extends == 0
+    assert talk.ask([user("1"), says(text), user("2"), says("two"), user("3")]).extends == 1
+    assert talk.ask([user("1"), says("one"), user("2"), says("two"), user("3")]).extends == 1
+
+
+def test_newline_before_a_folded_replys_call_is_no_edit():
+    talk = Talk()
+    talk.ask([user("1")], {**calling("{}", content="I add."), "reasoning_content": "hm"})
+    assert talk.ask([user("1"), calling("{}", content="<think>\nhm\n</think>\n\nI add.\n")]).extends == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>\nm\n</think>\n\none", "<think></think>one", "<think>hm</think>two", "<think>hm one"]
+)
+def test_other_folded_thoughts_are_an_edit(text):
+    talk = Talk()
+    talk.ask([user("1")], says("one", reasoning_content="hm"))
+    match = talk.ask([user("1"), says(text), user("2")])
+    assert (match.extends, match.reason) == (None, "client_edit")
+
+
+def test_unparsed_thoughts_stay_part_of_the_text():
+    talk = Talk()
+    talk.ask([user("1")], says("<think>a</think>one", reasoning_content="hm"))
+    assert talk.ask([user("1"), says("<think>a</think>one"), user("2")]).extends == 0
+    assert talk.ask([user("1"), says("<think>b</think>one"), user("2")]).extends is None
 
 
 def test_ties_go_to_the_agents_latest_call():
@@ -136,6 +172,21 @@ def test_why_a_conversation_forked():
     assert talk.seen.match("b", [SYSTEM, user("1"), user("else")]).reason is None
 
 
+def test_a_title_call_hides_no_fork():
+    talk = Talk()
+    first = [SYSTEM, user("1")]
+    talk.ask(first, says("one"))
+    title = [{"role": "system", "content": "Name the task."}, user("1")]
+    talk.ask(title, says("Numbers"))
+    assert talk.ask([*first, says("ONE"), user("2")], says("two")).reason == "client_edit"
+    talk.ask([*title, user("Shorter.")], says("N"))
+    long = [*first, says("ONE"), user("2"), says("two"), user("3")]
+    assert talk.ask(long, says("three")).extends == 2
+    talk.ask([*title, user("Shorter!")], says("N"))
+    assert talk.ask([*first, user("Summary: one, two, three.")]).reason == "compaction"
+    assert talk.ask(title).reason is None, "the same question once more"
+
+
 def test_a_call_without_a_reply_cannot_be_extended():
     talk = Talk()
     talk.ask([user("1")])
@@ -160,6 +211,26 @@ MESSAGES = st.one_of(
     st.builds(says, st.sampled_from(["one", "two", ""])),
     st.builds(lambda a: calling(json.dumps(a)), st.dictionaries(st.sampled_from("ab"), st.integers(0, 1))),
 )
+
+
+SIDE = {"role": "system", "content": "Name the task."}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=4), MESSAGES), min_size=1, max_size=5),
+    st.lists(MESSAGES, min_size=1, max_size=4),
+    st.data(),
+)
+def test_calls_of_other_conversations_change_no_reason(asked, last, data):
+    alone, among = Talk(), Talk()
+    for messages, reply in asked:
+        for _ in range(data.draw(st.integers(0, 2))):
+            among.ask([SIDE, *messages], says("a title"))
+        reply = {**reply, "role": "assistant"}
+        assert among.ask(messages, reply).reason == alone.ask(messages, reply).reason
+    among.ask([SIDE, user("1")], says("a title"))
+    assert among.ask(last).reason == alone.ask(last).reason
 
 
 @pytest.mark.slow

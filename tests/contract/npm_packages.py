@@ -20,6 +20,7 @@ from ajet.engine.model_cache import open_entry
 
 NODE_CLIENT = "openai@7.55.0"
 CODEX = "@openai/codex@0.169.0"
+GEMINI_CLI = "@google/gemini-cli@0.61.0"
 MCP_EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
 
 
@@ -51,7 +52,7 @@ def fetch(requirement: str) -> None:
 def main(arguments: list[str]) -> int:
     """What could not be fetched is said; its tests are skipped then."""
     os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
-    for requirement in [NODE_CLIENT, *([CODEX, MCP_EVERYTHING] if "--slow" in arguments else [])]:
+    for requirement in [NODE_CLIENT, *([CODEX, GEMINI_CLI, MCP_EVERYTHING] if "--slow" in arguments else [])]:
         try:
             fetch(requirement)
         except (OSError, subprocess.SubprocessError) as error:

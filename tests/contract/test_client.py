@@ -55,6 +55,7 @@ def test_an_episode_ends_by_its_block_whatever_happens_in_it() -> None:
         with client.episode({"question": "What is 1 + 2?", "answer": "3"}) as episode:
             assert episode.question == "What is 1 + 2?" and episode.task["metadata"]["answer"] == "3"
             assert episode.environment["ANTHROPIC_BASE_URL"] + "/v1" == episode.environment["OPENAI_BASE_URL"]
+            assert episode.environment["GOOGLE_GEMINI_BASE_URL"] == episode.environment["ANTHROPIC_BASE_URL"]
             asks(episode)
             assert episode.state()["status"] == "open"
             told = episode.finish(0.5, success=True, metadata={"note": "n"}, metrics={"turns": 1})

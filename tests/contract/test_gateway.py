@@ -398,6 +398,29 @@ def test_force_disable_toolcalls_drops_tools_and_says_so():
         assert call.tools is None and call.extra["dropped"] == "tools"
 
 
+@pytest.mark.parametrize("path", ["responses", "chat/completions", "messages"])
+def test_named_tools_and_fields_are_left_out(path):
+    search = {"type": "web_search", "name": "web_search"}
+    send = {"messages": ASK[1:], "max_tokens": 50}
+    if path == "responses":
+        send = {"input": "What is 1 + 2?", "truncation": "auto"}
+    with start_gateway(["3"], leave_out_tools=["web_search"], leave_out_fields=["truncation"]) as on:
+        session = on.open()
+        answer = post(session.endpoint("a"), {**send, "tools": [search, search]}, path=path)
+        assert answer.status_code == 200, answer.text
+        assert not answer.json().get("tools")
+        call = session.close().calls[0]
+        assert call.tools is None
+        assert call.extra["left_out"] == (["truncation"] if path == "responses" else []) + ["web_search"]
+    with start_gateway(["3"], leave_out_tools=["web_search"]) as on:
+        endpoint = on.open().endpoint("a")
+        other = post(endpoint, {**send, "truncation": None, "tools": [{"type": "image_generation"}]}, path=path)
+        assert other.status_code == 400 and "ajet.gateway.leave_out_tools" in other.json()["error"]["message"]
+        if path == "responses":
+            refused = post(endpoint, send, path=path)
+            assert refused.status_code == 400 and "ajet.gateway.leave_out_fields" in refused.json()["error"]["message"]
+
+
 def test_forks_share_their_common_beginning_and_carry_a_reason():
     with start_gateway(lambda request: "It is 3.") as on:
         session = on.open()

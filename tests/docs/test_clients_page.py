@@ -12,13 +12,14 @@ TITLES = {
     "completions": "Completions",
     "responses": "Responses",
     "anthropic": "Messages",
+    "gemini": "Gemini",
 }
 
 
 def table() -> str:
     """Return the table: the tested ways of each client in each dialect."""
     cells = set(all_plays())
-    lines = [f"| Client | {' | '.join(TITLES.values())} |", "|---" * 5 + "|"]
+    lines = [f"| Client | {' | '.join(TITLES.values())} |", "|---" * (len(TITLES) + 1) + "|"]
     for client in dict.fromkeys(cell.client for cell in all_plays()):
         ways = [
             ", ".join(way for way, streaming in WAYS if Cell(client, dialect, streaming) in cells) or "–"

@@ -6,6 +6,7 @@ import pytest
 
 from ajet.gateway.dialects import chat, completions
 from ajet.gateway.dialects.anthropic import dialect as anthropic
+from ajet.gateway.dialects.gemini import dialect as gemini
 from ajet.gateway.dialects.responses import dialect as responses
 from scripts.reference.dialects import dialects_md
 
@@ -17,10 +18,11 @@ from scripts.reference.dialects import dialects_md
         ("Completions", completions.TAKEN),
         ("Responses", responses.TAKEN),
         ("Messages", anthropic.TAKEN),
+        ("Gemini", gemini.TAKEN),
     ],
 )
 def test_the_fields_of_a_dialect_are_on_its_table(title, taken):
     section = dialects_md().split(f"\n## {title}\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")]
-    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
     assert sorted(named) == sorted(taken)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.dialect_fixtures import LANGUAGES, REPLYING, RESPONSES, named
+from tests.support.dialect_fixtures import GEMINI, LANGUAGES, REPLYING, RESPONSES, named
 from tests.support.dialect_replies import ADD_UP, SUM
 from tests.support.gateways import start_gateway
 
@@ -137,6 +137,16 @@ def test_near_valid_requests_are_answered_or_refused(on, language, data):
         assert len(told) == replies_of(language, body)
     elif not isinstance(body.get("prompt"), list):  # of several prompts, some may be good
         assert not told, "a refused request is told nothing"
+
+
+@FUZZ
+@given(st.data())
+def test_near_valid_requests_of_gemini_are_answered_or_refused(on, data):
+    session = on.open()
+    answer = ask(session.endpoint("a"), GEMINI, json.dumps(data.draw(near_valid(GEMINI))))
+    told = [call for call in settled(session) if call.rejected is None]
+    check(GEMINI, answer)
+    assert bool(told) == (answer.status_code == 200)
 
 
 def replies_of(language, body):

@@ -17,7 +17,8 @@ from tests.support.golden_requests import (
 REQUESTS = load_requests()
 SHOWN = 5
 """Differences that a failure shows; `make golden` shows all."""
-WITHOUT = {("completions", "images"), ("responses", "n"), ("messages", "n"), ("messages", "logprobs")}
+WITHOUT = {("completions", "images"), ("responses", "n"), ("messages", "n"), ("messages", "logprobs"),
+           ("gemini", "logprobs")}  # fmt: skip
 """Features that a dialect does not have: their requests are refused."""
 
 

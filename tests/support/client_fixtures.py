@@ -46,6 +46,7 @@ PATHS = {
     "completions": "/v1/completions",
     "responses": "/v1/responses",
     "anthropic": "/v1/messages",
+    "gemini": "/v1/models/ajet",
 }
 VERSION = 3
 END = "<|im_end|>"
@@ -365,7 +366,10 @@ def prove_told(on: Stage, capture: Capture, cell: Cell, told: Told, expect: str)
     assert told.answer == expect
     calls = capture.calls
     path = PATHS[cell.dialect]
-    asked = [request for request in on.wire if request[0].startswith(path) and not request[0].endswith("count_tokens")]
+    if cell.dialect == "gemini":
+        path += ":streamGenerateContent" if cell.streaming else ":generateContent"
+    wire = [(sent.replace("/v1beta/", "/v1/"), streamed) for sent, streamed in on.wire]
+    asked = [request for request in wire if request[0].startswith(path) and not request[0].endswith("count_tokens")]
     assert asked == [(path, cell.streaming)] * len(calls), on.wire
     if told.around is None:
         results = [capture.messages[index] for index in calls[-1].messages if capture.messages[index]["role"] == "tool"]

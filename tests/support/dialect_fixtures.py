@@ -32,6 +32,7 @@ class Language:
     types: Callable[[], tuple[Any, Any]]
     """The types of a whole reply and of one event of a stream."""
     anthropic: bool = False
+    google: bool = False
 
     def __repr__(self) -> str:
         return self.path
@@ -42,6 +43,8 @@ class Language:
     def headers(self, key: str) -> dict[str, str]:
         """What its clients send."""
         told = {"content-type": "application/json"}
+        if self.google:
+            return {**told, "x-goog-api-key": key}
         if self.anthropic:
             return {**told, "x-api-key": key, "anthropic-version": "2023-06-01"}
         return {**told, "authorization": f"Bearer {key}"}
@@ -56,6 +59,10 @@ class Language:
             assert set(body) - {"request_id"} == {"type", "error"} and body["type"] == "error"  # a stream's has none
             assert body.get("request_id", "req_").startswith("req_")
             assert {"type", "message"} <= set(body["error"]) <= {"type", "message", "details"}
+        elif self.google:
+            assert set(body) == {"error"} and {"code", "message", "status"} <= set(body["error"])
+            assert set(body["error"]) <= {"code", "message", "status", "details"} and body["error"]["message"]
+            return body["error"]
         else:
             assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
         assert body["error"]["message"] and body["error"]["type"]
@@ -126,6 +133,12 @@ def _message_types() -> tuple[Any, Any]:
     from anthropic.types import Message, RawMessageStreamEvent
 
     return Message, RawMessageStreamEvent
+
+
+def _gemini_types() -> tuple[Any, Any]:
+    from google.genai.types import GenerateContentResponse
+
+    return GenerateContentResponse, GenerateContentResponse
 
 
 def _count_types() -> tuple[Any, Any]:
@@ -264,6 +277,64 @@ MESSAGES = Language(
     "/messages", {"model": "m", "max_tokens": 50, "messages": [_ASK]}, _MESSAGES, _message_types, anthropic=True
 )
 COUNT = Language("/messages/count_tokens", {"model": "m", "messages": [_ASK]}, _MESSAGES, _count_types, anthropic=True)
+_CONTENT = {"role": "user", "parts": [{"text": "What is 1 + 2?"}]}
+_DECLARED = {"name": "add", "description": "Adds.", "parameters": {"type": "OBJECT", "nullable": True,
+             "properties": {"a": {"type": "INTEGER"}, "b": {"type": "ARRAY", "items": {"type": "STRING"},
+             "minItems": "1", "anyOf": [{"type": "STRING", "example": "x"}]}}, "required": ["a"]}}  # fmt: skip
+GEMINI = Language(
+    "/models/ajet:generateContent",
+    {"contents": [_CONTENT]},
+    (
+        {
+            "systemInstruction": {"parts": [{"text": "Be brief."}]},
+            "contents": [
+                _CONTENT,
+                {
+                    "role": "model",
+                    "parts": [
+                        {"text": "hm", "thought": True, "thoughtSignature": "c2ln"},
+                        {"functionCall": {"id": "c1", "name": "add", "args": {"a": 1}}},
+                        {"functionCall": {"name": "add", "args": {"a": 2}}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "parts": [
+                        {"functionResponse": {"id": "c1", "name": "add", "response": {"output": "3"}}},
+                        {"functionResponse": {"name": "add", "response": {"error": {"a": 1}}}},
+                        {"text": "Go on."},
+                    ],
+                },
+            ],
+            "tools": [{"functionDeclarations": [_DECLARED, {"name": "look", "parametersJsonSchema": PARAMETERS}]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "VALIDATED", "allowedFunctionNames": ["add", "look"]}},
+            "safetySettings": [{"category": "c", "threshold": "t"}],
+        },
+        {
+            "contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": "aa_-"}}, {"text": "What?"}]}],
+            "tool_config": {"function_calling_config": {"mode": "NONE"}},
+        },
+        {
+            "contents": [_CONTENT],
+            "generationConfig": {
+                "temperature": 0.5,
+                "topP": 0.9,
+                "topK": 5.0,
+                "maxOutputTokens": 9,
+                "stopSequences": ["\n", "is"],
+                "seed": 3,
+                "responseMimeType": "application/json",
+                "responseSchema": {"type": "OBJECT", "properties": {"total": {"type": "INTEGER"}}},
+                "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 100, "thinkingLevel": "LOW"},
+                "presencePenalty": 0,
+                "responseModalities": ["TEXT"],
+            },
+        },
+    ),
+    _gemini_types,
+    google=True,
+)
+"""Its requests for streams have another address, so it is not among `LANGUAGES`."""
 REPLYING = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 LANGUAGES = (*REPLYING, INPUT_TOKENS, COUNT)
 

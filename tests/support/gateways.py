@@ -312,11 +312,11 @@ def client_of(endpoint: Endpoint, *, in_process: bool = True, **options: Any) ->
     return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http, **settings)
 
 
-def post(endpoint: Endpoint, body: Any, *, key: str | None = None) -> httpx.Response:
+def post(endpoint: Endpoint, body: Any, *, key: str | None = None, path: str = "chat/completions") -> httpx.Response:
     """Send a raw request over the loopback port; `body` bytes are sent as they are."""
     headers = {"authorization": f"Bearer {key or endpoint.api_key}", "content-type": "application/json"}
     sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
-    return httpx.post(f"{endpoint.base_url}/chat/completions", headers=headers, timeout=60, **sent)
+    return httpx.post(f"{endpoint.base_url}/{path}", headers=headers, timeout=60, **sent)
 
 
 def spelled_out(on: RunningGateway, text: str) -> ScriptedReply:

@@ -25,6 +25,8 @@ _TIMES = ("created", "created_at", "completed_at")
 _REPEATED = re.compile(r"\$(\d+)\*(.*)", re.DOTALL)
 _GROWING = {"content", "reasoning_content", "arguments", "text", "delta", "thinking", "partial_json"}
 """Fields of an event whose texts are joined with those of the event before."""
+_SINGLE_LISTS = {"choices", "tool_calls", "candidates", "parts"}
+"""Fields with one entry in a delta, which is joined with that of the event before."""
 _GROWING_LISTS = {"content", "logprobs", "tokens", "token_logprobs", "top_logprobs", "text_offset"}
 """Fields with an entry for each token."""
 
@@ -255,9 +257,9 @@ def _data_of(line: Line) -> dict[str, Any]:
 
 def _join_events(lines: Sequence[Line]) -> list[Line]:
     """Join the deltas of each kind that no other event parts; the events of each choice come together."""
-    choices = [line for line in lines if _data_of(line).get("choices")]
-    others = [line for line in lines if not _data_of(line).get("choices")]
-    choices.sort(key=lambda line: line["event"]["choices"][0]["index"])
+    choices = [line for line in lines if _choices_of(line)]
+    others = [line for line in lines if not _choices_of(line)]
+    choices.sort(key=lambda line: _choices_of(line)[0]["index"])
     joined: list[Line] = []
     for line in [*choices, *others]:
         if not _is_delta(line) or not _join_delta(joined, line):
@@ -277,10 +279,16 @@ def _join_delta(lines: list[Line], delta: Line) -> bool:
     return False
 
 
-def _is_delta(line: Line) -> bool:
+def _choices_of(line: Line) -> list[dict[str, Any]]:
+    """The choices of a delta: OpenAI's, or Gemini's candidates before the last event."""
     event = _data_of(line)
-    kind = event.get("type", "")
-    return bool(event.get("choices")) or kind.endswith(".delta") or kind == "content_block_delta"
+    choices: list[dict[str, Any]] = event.get("choices") or event.get("candidates") or []
+    return [] if any("finishReason" in choice for choice in choices) else choices
+
+
+def _is_delta(line: Line) -> bool:
+    kind = _data_of(line).get("type", "")
+    return bool(_choices_of(line)) or kind.endswith(".delta") or kind == "content_block_delta"
 
 
 def _join_values(before: dict[str, Any], after: dict[str, Any], *, fewer: bool = False) -> dict[str, Any] | None:
@@ -294,7 +302,7 @@ def _join_values(before: dict[str, Any], after: dict[str, Any], *, fewer: bool =
             both[name] = old + new
         elif isinstance(old, dict) and isinstance(new, dict):
             both[name] = _join_values(old, new, fewer=fewer)
-        elif isinstance(old, list) and isinstance(new, list) and name in ("choices", "tool_calls"):
+        elif isinstance(old, list) and isinstance(new, list) and name in _SINGLE_LISTS:
             both[name] = [_join_values(old[0], new[0], fewer=name == "tool_calls")] if len(new) == len(old) == 1 else 0
         elif isinstance(old, list) and isinstance(new, list) and name in _GROWING_LISTS:
             both[name] = old + new

@@ -46,7 +46,7 @@ class GoldenRequest:
     @property
     def is_streamed(self) -> bool:
         """True if the client asks for a stream."""
-        return bool(self.send and self.send.get("stream"))
+        return bool(self.send and self.send.get("stream")) or ":streamGenerateContent" in self.path
 
     def list_features(self, answer: Sequence[Line]) -> list[str]:
         """Return which of FEATURES the request exercises, by its data and its answer."""
@@ -54,14 +54,15 @@ class GoldenRequest:
         found = {
             "tools": bool(send.get("tools")),
             "thoughts": any(word in sent_text for word in ("<think>", "reasoning_content", '"thinking"')),
-            "n": "n" in send,
-            "stops": "stop" in send or "stop_sequences" in send,
+            "n": "n" in send or "candidateCount" in sent_text,
+            "stops": "stop" in send or "stop_sequences" in send or "stopSequences" in sent_text,
             "images": "image" in sent_text,
             "errors": answer[0].get("status", 200) >= 400 or any(_is_error(line.get("event")) for line in answer),
             "retries": bool({"idempotency-key", "x-stainless-retry-count"} & set(self.headers)),
             "cancellation": self.then in ("leave", "end"),
             "logprobs": "logprobs" in sent_text,
-            "schemas": any(name in send for name in ("response_format", "text", "output_config", "output_format")),
+            "schemas": any(name in send for name in ("response_format", "text", "output_config", "output_format"))
+            or "responseSchema" in sent_text,
             "turns": '"$' in sent_text,
         }
         return [name for name, is_there in found.items() if is_there] or ["plain"]

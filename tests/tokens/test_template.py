@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from ajet.context_tracker.matching import message_key
+from ajet.engine.model_source import locate_model
+from ajet.engine.models import load_tokenizer
 from ajet.tokens import Renderer
 from ajet.tokens.template import ChatTemplate, TemplateRefused
 from ajet.tokens.template_doctor import examine
@@ -77,6 +79,13 @@ def test_tools_stand_in_the_first_question_without_a_system_role(first):
     assert prompt.count('"name": "look", "parameters"') == later.count('"name": "look", "parameters"') == 1
     assert later.startswith(prompt.removesuffix("<start_of_turn>model\n"))
     assert "</tool_call>\n\nhi<end_of_turn>" in prompt and "<tool_response>\na boat" in later
+
+
+@pytest.mark.parametrize("given", [{}, {"parameters": None}], ids=["absent", "null"])
+def test_tool_without_parameters_has_none(given):
+    template = ChatTemplate(load_tokenizer(locate_model("embedded:tiny-tools")))
+    bare = {"type": "function", "function": {"name": "look", **given}}
+    assert template.text([user("go")], [bare]) == template.text([user("go")], [TOOL])
 
 
 def test_doctor_and_requests_agree_on_tools():

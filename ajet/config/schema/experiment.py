@@ -90,6 +90,15 @@ class GatewayConfig(Section):
     )
     max_calls: int = key(16384, "Concurrent model calls; further requests get status 429.", ge=1)
     advertise: str = key("auto", "Host name of the gateway for clients on other machines and in containers.")
+    leave_out_tools: list[str] = key(
+        [],
+        "Types of tools, such as web_search, that the gateway removes from requests. Without the key it refuses tools "
+        "that only a provider can run.",
+    )
+    leave_out_fields: list[str] = key(
+        [],
+        "Fields, such as truncation, that the gateway removes from requests.",
+    )
 
 
 class ServeConfig(Section):

@@ -344,7 +344,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         if not isinstance(tool, dict):
             raise fields.invalid_value(where, "an object")
         if tool.get("type") != "function":
-            raise fields.unsupported_value(f"{where}.type", "this server supports only tools of type 'function'.")
+            raise fields.unsupported_tool(f"{where}.type", tool.get("type"))
         function = tool.get("function")
         if not isinstance(function, dict):
             raise fields.invalid_value(f"{where}.function", "an object")

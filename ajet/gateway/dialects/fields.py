@@ -29,6 +29,15 @@ def unsupported_value(param: str, why: str) -> Refused:
     return Refused(f"Unsupported value for '{param}': {why}", param=param, code="unsupported_value")
 
 
+def unsupported_tool(param: str, kind: Any, runs: str = "type 'function'") -> Refused:
+    """Return the refusal of a tool that the server would have to run."""
+    return unsupported_value(
+        param,
+        f"this server has no tools of type {kind!r}, only of {runs}. Remove the tool, or let "
+        "ajet.gateway.leave_out_tools name its type.",
+    )
+
+
 def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise Refused for the first unknown field with a value."""
     for name in body:
@@ -88,15 +97,15 @@ def read_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"temperature": temperature, "top_p": top_p, "top_k": -1 if top_k == 0 else top_k}
 
 
-def read_stop(value: Any) -> tuple[str, ...]:
+def read_stop(value: Any, where: str = "stop") -> tuple[str, ...]:
     """Return stop sequences: a string, or a list of up to 16."""
     if value is None:
         return ()
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or len(value) > 16:
-        raise invalid_value("stop", "a string or a list of at most 16 strings")
-    return tuple([check_text(stop, "stop") for stop in value])
+        raise invalid_value(where, "a string or a list of at most 16 strings")
+    return tuple([check_text(stop, where) for stop in value])
 
 
 def read_seed(body: Mapping[str, Any]) -> int | None:

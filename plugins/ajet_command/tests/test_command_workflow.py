@@ -56,8 +56,9 @@ def test_what_the_environment_says(tmp_path, monkeypatch):
         seen = json.loads(answer(run()).replace("[redacted key]", "KEY"))
         base = played.gateway.base_url
         assert (seen["OPENAI_BASE_URL"], seen["OPENAI_API_BASE"], seen["AJET_BASE_URL"]) == (base, base, base)
-        assert seen["ANTHROPIC_BASE_URL"] == base.removesuffix("/v1")
-        assert {seen[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AJET_API_KEY", "OTHER_KEY")} == {"KEY"}
+        assert seen["ANTHROPIC_BASE_URL"] == seen["GOOGLE_GEMINI_BASE_URL"] == base.removesuffix("/v1")
+        keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "AJET_API_KEY", "OTHER_KEY")
+        assert {seen[name] for name in keys} == {"KEY"}
         assert (seen["AJET_TASK"], seen["AJET_TASK_ID"]) == ("What is 40 + 2?", "sum")
         assert seen["EXTRA"] == f"sum:{seen['AJET_MODEL']}:add" and seen["NAMED"] == "plain"
         assert "SOME_API_KEY" not in seen and "127.0.0.1" in seen["NO_PROXY"]

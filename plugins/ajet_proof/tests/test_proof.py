@@ -96,6 +96,37 @@ def size_of(capture: Capture, index: int) -> tuple[int, int]:
     return whole - capture.calls[index].response_ids.size, whole
 
 
+def test_tool_without_parameters_is_proven():
+    async def play(b: RunningGateway) -> Capture:
+        session = b.open()
+        await ask(session.endpoint("solver"), [*ASK], tools=[{"type": "function", "function": {"name": "look"}}])
+        return session.close()
+
+    capture = captured(script=["Yes."], play=play)
+    proof = proven(capture)
+    assert proof.ok, str(proof)
+    shown = Renderer(tokenizer("qwen25")).decode(capture.calls[0].suffix_ids)
+    assert '"name": "look", "parameters": {"type": "object", "properties": {}}' in shown
+
+
+def test_thoughts_sent_back_in_the_text_are_proven():
+    async def play(b: RunningGateway) -> Capture:
+        session = b.open()
+        endpoint, messages = session.endpoint("solver"), [*ASK]
+        for _ in range(2):
+            reply = await ask(endpoint, messages, tools=[ADD])
+            thought = reply.pop("reasoning_content")
+            folded = {**reply, "content": f"<think>\n{thought}\n</think>\n\n{reply.get('content') or ''}"}
+            messages += [folded, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "3"}]
+        await ask(endpoint, messages, tools=[ADD])
+        return session.close()
+
+    thoughtful = f"<think>\nadd  them\n</think>\n\nSo.\n{SPELLED}"
+    capture = captured("qwen3", [thoughtful, thoughtful.replace("So.\n", ""), "<think>\nok\n</think>\n\n3"], play)
+    proof = proven(capture, "qwen3")
+    assert proof.ok and not proof.forks and proof.timelines == 1, str(proof)
+
+
 def test_what_was_captured_is_proven(capture):
     proof = proven(capture)
     assert proof.ok, str(proof)

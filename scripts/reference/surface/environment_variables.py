@@ -22,9 +22,11 @@ _INTERPOLATED = re.compile(r"\$\{oc\.env:(\w+)")
 _OTHER_CAPITALS = {
     *("CAP_SETUID", "CAP_SETGID", "PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "SC_CLK_TCK", "SC_PAGE_SIZE"),
     *("CAUSAL_LM", "RUN_OR_EPISODE", "RUN_OR_YAML", "VALIDATION_ERROR"),
+    *("INVALID_ARGUMENT", "PERMISSION_DENIED", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
+    *("MAX_TOKENS", "MALFORMED_FUNCTION_CALL", "TYPE_UNSPECIFIED", "MODE_UNSPECIFIED"),
     *("API_KEY", "BASE_URL", "MODEL_NAME"),  # ends of names that the table of GAIA's servers composes
 }
-"""Names of Linux, of libraries' values and of arguments, which are not variables of the environment."""
+"""Names of Linux, of libraries' and protocols' values and of arguments, which are not variables of the environment."""
 
 
 def list_environment_variables(root: Path) -> Iterator[str]:

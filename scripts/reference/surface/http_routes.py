@@ -22,6 +22,7 @@ DIALECTS = {
     "POST /v1/completions": "ajet.gateway.dialects.completions",
     "POST /v1/responses": "ajet.gateway.dialects.responses.dialect",
     "POST /v1/messages": "ajet.gateway.dialects.anthropic.dialect",
+    "POST /v1beta/models/{model}:generateContent": "ajet.gateway.dialects.gemini.dialect",
 }
 """Where the request fields that a dialect knows are listed, as `TAKEN`."""
 

@@ -256,10 +256,7 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
         raise invalid_value(where, "an object")
     kind = tool.get("type")
     if kind is not None and kind != "custom":
-        raise unsupported_value(
-            f"{where}.type",
-            "this server supports only tools that the client defines by an 'input_schema' (type 'custom').",
-        )
+        raise fields.unsupported_tool(f"{where}.type", kind, "type 'custom', defined by an 'input_schema'")
     if read_boolean(tool, "defer_loading", False, where):
         raise unsupported_value(f"{where}.defer_loading", "this server has no tool search; leave the field out.")
     if tool.get("allowed_callers") not in (None, [], ["direct"]):

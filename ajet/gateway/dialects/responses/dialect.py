@@ -355,7 +355,9 @@ def _check_rest(body: Mapping[str, Any]) -> None:
         )
     if body.get("truncation") not in (None, *ONLY_VALUES["truncation"]):
         raise fields.unsupported_value(
-            "truncation", "this server never truncates a conversation: send 'disabled', or leave the field out."
+            "truncation",
+            "this server never truncates a conversation: send 'disabled', leave the field out, or let "
+            "ajet.gateway.leave_out_fields name it.",
         )
     fields.read_integer(body, "max_tool_calls", 1, 1 << 31)
     metadata = body.get("metadata")

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.gateway.dialects.fields import check_parameters, check_text, invalid_value, read_boolean, unsupported_value
+from ajet.gateway.dialects.fields import (
+    check_parameters,
+    check_text,
+    invalid_value,
+    read_boolean,
+    unsupported_tool,
+    unsupported_value,
+)
 
 Choice = tuple[Any, "str | None"]
 """(auto | none | required | named, the tool's name)."""
@@ -62,9 +69,7 @@ def _read_function(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     if tool.get("type") != "function":
-        raise unsupported_value(
-            f"{where}.type", f"this server has no tools of type {tool.get('type')!r}, only of type 'function'."
-        )
+        raise unsupported_tool(f"{where}.type", tool.get("type"))
     for name in _ONLY:
         if tool.get(name) and tool[name] != ["direct"]:
             raise unsupported_value(f"{where}.{name}", "this server's models do not support it; leave it out.")

@@ -1,0 +1,170 @@
+"""`systemInstruction` and `contents` of Gemini in the shape of Chat Completions.
+
+Invariant: a part that this server cannot give to the model is refused by name, not dropped. Signatures of thoughts are
+ignored: replies are recognised by their content.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ajet.gateway.dialects.fields import build_parts, check_text, invalid_value, unsupported_value
+from ajet.gateway.dialects.gemini.objects import read_list, read_object
+
+_CONTENT = ("role", "parts")
+_KINDS = ("text", "functionCall", "functionResponse", "inlineData")
+_PART = (*_KINDS, "thought", "thoughtSignature")
+_BASE64 = str.maketrans("-_", "+/")
+"""Google's clients may write bytes in the alphabet for URLs."""
+
+
+def read_system(value: Any) -> list[dict[str, Any]]:
+    """Return `systemInstruction` as a message in a list, or an empty list if it is absent or empty."""
+    if value is None:
+        return []
+    texts: list[str] = []
+    parts = read_object(value, "systemInstruction", _CONTENT).get("parts")
+    for kind, part, where in _list_parts(parts, "systemInstruction.parts"):
+        if kind != "text":
+            raise invalid_value(where, "'text'")
+        texts.append(part["text"])
+    text = "".join(texts)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def read_contents(value: Any, images: list[str]) -> list[dict[str, Any]]:
+    """Return the request's messages.
+
+    Args:
+        images: The places of images are added to this list.
+    """
+    if not isinstance(value, list) or not value:
+        raise invalid_value("contents", "a non-empty list of contents")
+    conversation = _Conversation(images)
+    for index, content in enumerate(value):
+        where = f"contents[{index}]"
+        found = read_object(content, where, _CONTENT)
+        role = found.get("role", "user")
+        if role == "model":
+            conversation.add_reply(found.get("parts"), f"{where}.parts")
+        elif role in ("user", "function"):
+            conversation.add_request(found.get("parts"), f"{where}.parts")
+        else:
+            raise invalid_value(f"{where}.role", "'user' or 'model'")
+    return conversation.messages
+
+
+class _Conversation:
+    """Builds messages content by content."""
+
+    def __init__(self, images: list[str]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._images = images
+        self._calls = 0
+        self._waiting: list[tuple[str, str]] = []
+        """(name, id) of the calls without a response."""
+
+    def add_reply(self, parts: Any, where: str) -> None:
+        """Add a content of the model. Some clients send each event of a stream as a content of its own."""
+        reply = self.messages[-1] if self.messages else {}
+        if reply.get("role") != "assistant":
+            reply = {"role": "assistant", "content": ""}
+            self.messages.append(reply)
+        for kind, part, place in _list_parts(parts, where):
+            if kind == "text":
+                name = "reasoning_content" if part.get("thought") else "content"
+                reply[name] = (reply.get(name) or "") + part["text"]
+            elif kind == "functionCall":
+                reply.setdefault("tool_calls", []).append(self._read_call(part[kind], f"{place}.{kind}"))
+            else:
+                raise invalid_value(place, "'text' or 'functionCall' in a content of the role 'model'")
+        if reply.get("tool_calls"):
+            reply["content"] = reply["content"] or None
+
+    def add_request(self, parts: Any, where: str) -> None:
+        """Add a content of the user: each function response is a message of its own, the rest is joined."""
+        joined: list[Any] = []
+        count = len(self.messages)
+        for kind, part, place in _list_parts(parts, where):
+            if kind == "text":
+                joined.append(part["text"])
+            elif kind == "inlineData":
+                self._images.append(f"{place}.{kind}")
+                joined.append(_read_image(part[kind], f"{place}.{kind}"))
+            elif kind == "functionResponse":
+                self._add_user(joined)
+                self.messages.append(self._read_response(part[kind], f"{place}.{kind}"))
+            else:
+                raise invalid_value(place, "'text', 'inlineData' or 'functionResponse' in a content of the role 'user'")
+        if joined or len(self.messages) == count:
+            self._add_user(joined or [""])
+
+    def _add_user(self, parts: list[Any]) -> None:
+        if parts:
+            has_images = any(not isinstance(part, str) for part in parts)
+            content = build_parts(parts) if has_images else "".join(parts)
+            self.messages.append({"role": "user", "content": content})
+            parts.clear()
+
+    def _read_call(self, value: Any, where: str) -> dict[str, Any]:
+        call = read_object(value, where, ("id", "name", "args"))
+        name = check_text(call.get("name"), f"{where}.name")
+        if not isinstance(call.get("args", {}), dict):
+            raise invalid_value(f"{where}.args", "an object")
+        number = check_text(call.get("id", f"call_{self._calls}"), f"{where}.id")
+        self._calls += 1
+        self._waiting.append((name, number))
+        arguments = json.dumps(call.get("args", {}), ensure_ascii=False)
+        return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def _read_response(self, value: Any, where: str) -> dict[str, Any]:
+        """Return a function's response as a message. Without an id it answers the first open call of its name."""
+        found = read_object(value, where, ("id", "name", "response", "parts"))
+        if found.get("parts"):
+            raise unsupported_value(f"{where}.parts", "this server supports 'response' only.")
+        name = check_text(found.get("name"), f"{where}.name")
+        known = [call for call in self._waiting if found.get("id", call[1]) == call[1] and call[0] == name]
+        number = check_text(found.get("id", known[0][1] if known else name), f"{where}.id")
+        self._waiting = [call for call in self._waiting if call not in known[:1]]
+        if not isinstance(found.get("response", {}), dict):
+            raise invalid_value(f"{where}.response", "an object")
+        return {"role": "tool", "tool_call_id": number, "content": _read_output(found.get("response", {}))}
+
+
+def _read_output(response: dict[str, Any]) -> str:
+    """Return the text of a response: of `output` or `error` if that is all, as Google defines, else of the object."""
+    output: Any = response
+    prefix = ""
+    if response.keys() == {"output"}:
+        output = response["output"]
+    elif response.keys() == {"error"}:
+        output, prefix = response["error"], "Error: "
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    return text if text.lower().startswith("error") else prefix + text
+
+
+def _list_parts(parts: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
+    """Return each part as (kind, part, place). A part without content, such as a signature, is left out."""
+    found = []
+    for index, value in enumerate(read_list(parts, where)):
+        place = f"{where}[{index}]"
+        part = read_object(value, place, _PART)
+        kinds = [kind for kind in _KINDS if kind in part]
+        if len(kinds) > 1:
+            raise invalid_value(place, "one of " + ", ".join(_KINDS))
+        if kinds == ["text"] and not isinstance(part["text"], str):
+            raise invalid_value(f"{place}.text", "a string")
+        found += [(kind, part, place) for kind in kinds]
+    return found
+
+
+def _read_image(value: Any, where: str) -> dict[str, Any]:
+    """Return an image as a part of type `image_url`."""
+    blob = read_object(value, where, ("mimeType", "data", "displayName"))
+    kind, data = blob.get("mimeType"), blob.get("data")
+    if not isinstance(kind, str) or not isinstance(data, str):
+        raise invalid_value(where, "a mimeType such as image/png, and data")
+    if not kind.startswith("image/"):
+        raise unsupported_value(f"{where}.mimeType", f"this server takes text and images only, not {kind!r}.")
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data.translate(_BASE64)}"}}

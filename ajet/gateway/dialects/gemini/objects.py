@@ -1,0 +1,72 @@
+"""Google's JSON objects and schemas.
+
+Invariant: a field is known by its camelCase name and may be sent in snake_case, as Google's servers take both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from ajet.gateway.dialects.fields import invalid_value, refuse_unknown
+
+_UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z])")
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
+"""Schema fields of type int64, which Google's JSON writes as text."""
+
+
+def read_object(value: Any, where: str, known: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the fields of an object that are not null, by their camelCase names. Raises Refused.
+
+    Args:
+        where: Place of the object in the request. "": the request itself.
+        known: The supported fields. None: any.
+    """
+    if not isinstance(value, dict):
+        raise invalid_value(where, "an object")
+    found = {_UNDERSCORE.sub(lambda match: match[1].upper(), name): each for name, each in value.items()}
+    found = {name: each for name, each in found.items() if each is not None}
+    if known is not None:
+        place = f"{where}." if where else ""
+        refuse_unknown({place + name: True for name in found}, [place + name for name in known])
+    return found
+
+
+def read_list(value: Any, where: str) -> list[Any]:
+    """Return a list, empty for null. Raises Refused."""
+    if not isinstance(value or [], list):
+        raise invalid_value(where, "a list")
+    return value or []
+
+
+def convert_schema(schema: Any, where: str) -> dict[str, Any]:
+    """Return a schema of Google's OpenAPI form as JSON schema: types in lower case, `nullable` as a type."""
+    found: dict[str, Any] = {}
+    for name, value in read_object(schema, where).items():
+        place = f"{where}.{name}"
+        if name == "type" and isinstance(value, str):
+            if value != "TYPE_UNSPECIFIED":
+                found[name] = value.lower()
+        elif name == "properties" and isinstance(value, dict):
+            found[name] = {key: convert_schema(each, f"{place}.{key}") for key, each in value.items()}
+        elif name == "items":
+            found[name] = convert_schema(value, place)
+        elif name == "anyOf":
+            found[name] = [convert_schema(each, f"{place}[{at}]") for at, each in enumerate(read_list(value, place))]
+        elif name in _COUNTS:
+            found[name] = _read_count(value, place)
+        elif name == "example":
+            found["examples"] = [value]
+        elif name not in ("nullable", "propertyOrdering"):
+            found[name] = value
+    if schema.get("nullable") and isinstance(found.get("type"), str):
+        found["type"] = [found["type"], "null"]
+    return found
+
+
+def _read_count(value: Any, where: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise invalid_value(where, "an integer") from None
