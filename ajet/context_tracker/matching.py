@@ -81,6 +81,8 @@ class Match:
     """The call whose messages and reply begin the request."""
     reason: ForkReason | None
     """Why the request extends no call. `None` if it extends a call or opens a conversation."""
+    root: int
+    """Number of messages of the request that opened the conversation; a fork stays in its conversation."""
 
 
 @dataclass(slots=True)
@@ -129,8 +131,9 @@ class Conversations:
             if node in self._ends:
                 best = self._choose_call(self._ends[node], agent, messages[at]) or best
         if best is not None:
-            return Match(keys, best.index, None)
-        return Match(keys, None, self._find_fork_reason(agent, keys, path))
+            return Match(keys, best.index, None, self._prompts[best.index][1])
+        reason = self._find_fork_reason(agent, keys, path)
+        return Match(keys, None, reason, len(keys) if reason is None else self._latest[agent].root)
 
     def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
         """Return the call whose prompt has the longest common beginning with these messages and tools.
@@ -164,8 +167,7 @@ class Conversations:
         node = 0
         for key in match.keys:
             node = self._add_message(node, key, index, tools)
-        root = len(match.keys) if match.extends is None else self._prompts[match.extends][1]
-        self._prompts[index] = (node, root, tools)
+        self._prompts[index] = (node, match.root, tools)
 
     def add_reply(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
         """Add the reply of call `index`.
