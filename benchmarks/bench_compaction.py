@@ -21,13 +21,13 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -70,8 +70,6 @@ class CompactionRun:
     mismatch_kl: float
     """Mean of |engine's minus trainer's log-probability| over the steps, in nats per token."""
     logprob_gap_max: float
-    forks: dict[str, float]
-    """Calls with a new prompt per call, by reason, in the last step."""
     computed_tokens: int
     """Tokens that the trainer computed."""
     separate_tokens: int
@@ -137,9 +135,8 @@ def read_run(folder: Path, model: Path, way: str, seed: int, processor_s: float)
         trained_tokens=int(total(steps, "train/trained_tokens")),
         changed_tokens=int(total(steps, "relay_changed_tokens")),
         text_changed_tokens=changed,
-        mismatch_kl=statistics.fmean(abs(row["mismatch_kl"]) for row in steps if "mismatch_kl" in row),
+        mismatch_kl=fmean(abs(row["mismatch_kl"]) for row in steps if "mismatch_kl" in row),
         logprob_gap_max=max(row.get("logprob_gap_max", 0.0) for row in steps),
-        forks={key.rpartition("/")[2]: rate for key, rate in steps[-1].items() if key.startswith("train/fork_rate/")},
         computed_tokens=int(total(steps, "computed_tokens")),
         separate_tokens=separate,
         processor_s=round(processor_s, 1),
@@ -160,42 +157,62 @@ def total(rows: Iterable[Mapping[str, float]], name: str) -> float:
     return sum(row.get(name, 0) for row in rows)
 
 
-def format_table(rows: list[dict[str, Any]]) -> str:
-    """Return the table of recorded runs: a line per way, each number as the mean and the range of its seeds."""
-    lines = [
-        "| way | seeds | held out before | held out after | right summaries, last steps | tokens changed | "
-        "changed if sent as text | mismatch, nats per token | largest gap | computed tokens | "
-        "one row per call | processor s |",
-        "|" + "---|" * 12,
-    ]
+HEAD = (
+    "Way",
+    "Success before",
+    "Success after, by seed",
+    "Right summaries",
+    "Tokens changed",
+    "Changed if sent as text",
+    "Mismatch, nats per token",
+    "Largest gap, nats",
+    "Tokens computed",
+    "One row per call",
+    "Processor s",
+)
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of recorded runs: a line per way, with means over its seeds."""
+    lines = [HEAD, ["---"] * len(HEAD)]
     for way in WAYS:
-        runs = [row for row in rows if row["way"] == way]
-        if not runs:
-            continue
-        held_out = [[run["held_out"][key] for key in sorted(run["held_out"], key=int)] for run in runs]
-        sampled = [run["sampled_tokens"] for run in runs]
-        cells = [
-            way,
-            str(len(runs)),
-            span([each[0] for each in held_out], ".2f"),
-            span([each[-1] for each in held_out], ".2f"),
-            span([statistics.fmean(run["summaries_right"][-LAST:]) for run in runs], ".2f"),
-            span([100 * run["changed_tokens"] / count for run, count in zip(runs, sampled, strict=True)], ".2f") + " %",
-            span([100 * run["text_changed_tokens"] / count for run, count in zip(runs, sampled, strict=True)], ".2f")
-            + " %",
-            span([run["mismatch_kl"] for run in runs], ".1e"),
-            span([run["logprob_gap_max"] for run in runs], ".1e"),
-            span([run["computed_tokens"] / 1000 for run in runs], ".0f") + "k",
-            span([run["separate_tokens"] / 1000 for run in runs], ".0f") + "k",
-            span([run["processor_s"] for run in runs], ".0f"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if runs := [row for row in rows if row["way"] == way]:
+            lines.append(list_cells(way, runs))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def span(values: list[float], form: str) -> str:
-    """Return the mean and the range of some values."""
-    return f"{statistics.fmean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+def list_cells(way: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the cells of one way's line."""
+    curves = [list(run["held_out"].values()) for run in runs]
+    sampled = sum(run["sampled_tokens"] for run in runs)
+    return [
+        way,
+        f"{fmean(curve[0] for curve in curves):.2f}",
+        ", ".join(f"{curve[-1]:.2f}" for curve in curves),
+        f"{fmean(fmean(run['summaries_right'][-LAST:]) for run in runs):.2f}",
+        *(f"{sum(run[key] for run in runs) / sampled:.2%}" for key in ("changed_tokens", "text_changed_tokens")),
+        f"{fmean(run['mismatch_kl'] for run in runs):.2g}",
+        f"{max(run['logprob_gap_max'] for run in runs):.2g}",
+        *(f"{fmean(run[key] for run in runs) / 1000:.0f}k" for key in ("computed_tokens", "separate_tokens")),
+        f"{fmean(run['processor_s'] for run in runs):.0f}",
+    ]
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
+    """Draw the success of training attempts over the steps: per way the mean of its seeds, and their range."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for way in WAYS:
+        curves = [row["success"] for row in rows if row["way"] == way]
+        steps = range(1, len(curves[0]) + 1)
+        axes.plot(steps, [fmean(values) for values in zip(*curves, strict=True)], label=way)
+        lowest, highest = ([choose(values) for values in zip(*curves, strict=True)] for choose in (min, max))
+        axes.fill_between(steps, lowest, highest, alpha=0.15)
+    axes.set(xlabel="step", ylabel="success of 64 attempts", ylim=(0, 1))
+    axes.legend(loc="upper left")
+    figure.savefig(picture, dpi=90)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -208,8 +225,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file that gets one row per run")
     parser.add_argument("--table", type=Path, help="print the table of this file")
+    parser.add_argument("--picture", type=Path, help="draw the curves of the runs in --table into this PNG file")
     parser.add_argument("--folder", type=Path, help="folder for model and runs; default: a temporary one")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--ways", choices=WAYS, nargs="*", default=[*WAYS])
     arguments = parser.parse_args()
     if arguments.out:
         with tempfile.TemporaryDirectory() as temporary:
@@ -217,13 +236,16 @@ def main() -> None:
             model = prepare_model(folder)
             known = {(row["way"], row["seed"]) for row in read_rows(arguments.out)}
             for seed in arguments.seeds:
-                for way in WAYS:
+                for way in arguments.ways:
                     if (way, seed) not in known:
                         row = play_run(way, seed, model, folder)
                         with arguments.out.open("a") as file:
                             file.write(json.dumps(asdict(row)) + "\n")
     if table := arguments.table or arguments.out:
-        print(format_table(read_rows(table)))
+        rows = read_rows(table)
+        print(format_table(rows))
+        if arguments.picture:
+            draw_curves(rows, arguments.picture)
 
 
 if __name__ == "__main__":
