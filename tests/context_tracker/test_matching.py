@@ -187,6 +187,18 @@ def test_a_title_call_hides_no_fork():
     assert talk.ask(title).reason is None, "the same question once more"
 
 
+def test_each_compaction_of_a_conversation_is_counted():
+    talk = Talk()
+    history = [SYSTEM, user("task")]
+    for summary in ("one", "one, two", "one, two, three"):
+        talk.ask(history, says("next"))
+        history = [*history, says("next"), user("note"), says("next"), user("sum up")]
+        talk.ask(history, says(summary))
+        history = [SYSTEM, user("task"), user(f"Summary: {summary}.")]
+        assert talk.seen.match("a", history).reason == "compaction"
+    assert talk.seen.match("a", [SYSTEM, user("another task")]).reason is None
+
+
 def test_a_call_without_a_reply_cannot_be_extended():
     talk = Talk()
     talk.ask([user("1")])
