@@ -60,7 +60,7 @@ _PACKAGES = """
     typing_inspection uvicorn yaml yarl
 """
 """Of this Python's, those that `ajet env up` imports."""
-_PROGRAMS = ("sh", "cat", "sleep", "yes", "rm", "ln", "mkfifo", "mkdir", "env", "ls", "tar")
+_PROGRAMS = ("sh", "bash", "chmod", "setsid", "cat", "sleep", "yes", "rm", "ln", "mkfifo", "mkdir", "env", "ls", "tar")
 _LEFT_OUT = re.compile(r"/(test|tests|idlelib|ensurepip|lib2to3|tkinter|turtledemo|dist-packages|config-[^/]*)(/|$)")
 
 
@@ -169,6 +169,9 @@ def _image(added: Mapping[str, Path] = MappingProxyType({})) -> bytes:
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, mode
             image.addfile(entry)
+        entry = tarfile.TarInfo("bin")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "usr/bin"
+        image.addfile(entry)
         image.add(NOTES, f"/{NOTES.name}")
         for where, path in added.items():
             image.add(path, where, filter=lambda each: None if "__pycache__" in each.name else each)

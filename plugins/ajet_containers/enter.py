@@ -1,0 +1,115 @@
+"""One operation inside the namespaces of a container: a standard-library program that the host starts by path.
+
+Invariant: files are opened after entering the mount namespace, so a symbolic link inside cannot lead to the host. The
+namespaces are compared with those noted at the container's start, because a process id may be reused. Nothing needs to
+be installed in the container. Usage: `python -I -S enter.py PID NAMESPACES OPERATION ARGUMENTS`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import stat
+import sys
+import tarfile
+
+MISSING, UNREADABLE, GONE = 3, 4, 5
+"""Exit codes: no such file; no regular file, or too large; the container has ended."""
+FLAGS = {"user": 0x10000000, "mnt": 0x00020000, "net": 0x40000000}
+"""Flags of setns."""
+
+
+def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) -> None:
+    """Move this process into namespaces of the process `pid`. Exits with GONE if they are not the noted ones."""
+    setns = ctypes.CDLL(None, use_errno=True).setns
+    opened = {}
+    for name in names:
+        try:
+            opened[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            sys.exit(GONE)
+        if str(os.fstat(opened[name]).st_ino) != noted[name]:
+            sys.exit(GONE)
+    for name, descriptor in opened.items():
+        if os.fstat(descriptor).st_ino == os.stat(f"/proc/self/ns/{name}").st_ino:
+            continue  # entering the current user namespace is refused
+        if setns(descriptor, FLAGS[name]):
+            raise OSError(ctypes.get_errno(), f"setns {name}")
+
+
+def send_listener(descriptor: int, port: int) -> None:
+    """Listen on the loopback of the network namespace and send the socket over a Unix socket."""
+    with socket.socket() as listening, socket.socket(fileno=descriptor) as channel:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen(128)
+        socket.send_fds(channel, [b"listening"], [listening.fileno()])
+
+
+def extract_files() -> None:
+    """Extract the tar of standard input at /. Links in the way are followed inside the container only."""
+    os.umask(0o022)
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        for entry in archive:
+            path = f"/{entry.name}"
+            if entry.isdir():
+                os.makedirs(path, 0o755, exist_ok=True)
+                os.chmod(path, entry.mode)
+                continue
+            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            if os.path.lexists(path):
+                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            if entry.issym():
+                os.symlink(entry.linkname, path)
+                continue
+            content = archive.extractfile(entry)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode), "wb") as file:
+                if content is not None:
+                    shutil.copyfileobj(content, file)
+                os.fchmod(file.fileno(), entry.mode)
+
+
+def remove_paths(paths: list[str]) -> None:
+    """Remove files, links and folders."""
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+
+def copy_file(path: str, most: int) -> int:
+    """Write a regular file of at most `most` bytes to standard output. Return the exit code."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError):
+        return MISSING
+    except OSError:
+        return UNREADABLE
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        return UNREADABLE
+    sys.stdout.buffer.write(os.read(number, most))
+    return 0
+
+
+def main() -> int:
+    """Run the operation of the command line."""
+    pid, noted, operation, *words = sys.argv[1:]
+    namespaces = dict(each.split("=") for each in noted.split(","))
+    enter_namespaces(pid, namespaces, ("user", "net") if operation == "listen" else ("user", "mnt"))
+    if operation == "listen":
+        send_listener(int(words[0]), int(words[1]))
+    elif operation == "put":
+        extract_files()
+    elif operation == "remove":
+        remove_paths(words)
+    elif operation == "get":
+        return copy_file(words[0], int(words[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
