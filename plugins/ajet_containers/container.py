@@ -122,10 +122,10 @@ class EngineContainer(LivingContainer):
         """Start the container. Raises SandboxFailure, or ConfigError for a limit that cannot be held."""
         engine.require_limits(limits)
         self._engine, self._name = engine, f"ajet-task-{secrets.token_hex(8)}"
-        self._folder, self._closed = Path(tempfile.mkdtemp(prefix="ajet-task-")), False
+        self.folder, self._closed = Path(tempfile.mkdtemp(prefix="ajet-task-")), False
         self._files = 0
         try:
-            super().__init__(self._start_engine(image, limits, mounts, environment))
+            super().__init__(self._start_engine(image, limits, mounts, environment), self.folder)
             lower_priority(self.pid)
         except BaseException:
             self.close()
@@ -143,7 +143,7 @@ class EngineContainer(LivingContainer):
             "--cap-add", CAPABILITIES, *build_limit_args(limits), *variables.words,
         ]  # fmt: skip
         if is_podman:
-            argv += ["--http-proxy=false", "--pidfile", str(self._folder / "pid")]
+            argv += ["--http-proxy=false", "--pidfile", str(self.folder / "pid")]
         for host, inside in mounts.items():
             argv += ["--volume", f"{host}:{inside}:ro"]
         argv += ["--entrypoint", "sh", image, "-c", WAIT]
@@ -156,6 +156,7 @@ class EngineContainer(LivingContainer):
                     timeout=START_TIMEOUT_S,
                     pass_fds=(variables.descriptor,),
                     env={**os.environ, **variables.environment},
+                    cwd=self.folder,  # podman's monitor writes a file `oom` into it
                 )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SandboxFailure(f"{self._engine.name} run: {error}") from error
@@ -164,7 +165,7 @@ class EngineContainer(LivingContainer):
         if done.returncode:
             raise SandboxFailure(f"no container of the image {image} starts: {_read_error(done)}")
         if is_podman:
-            return int((self._folder / "pid").read_text())
+            return int((self.folder / "pid").read_text())
         return int(run_engine(self._engine.program, "inspect", "--format", "{{.State.Pid}}", self._name).stdout)
 
     def build_command(
@@ -172,7 +173,7 @@ class EngineContainer(LivingContainer):
     ) -> tuple[list[str], dict[str, str]]:
         """Return the engine's `exec`. Variables are in a file that only this user can read."""
         self._files += 1
-        file = self._folder / f"variables-{self._files}"
+        file = self.folder / f"variables-{self._files}"
         file.touch(mode=0o600)
         lines = {name: value for name, value in environment.items() if fits_env_file(value)}
         file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
@@ -198,7 +199,7 @@ class EngineContainer(LivingContainer):
             self._closed = True
             with suppress(SandboxFailure), _starting:
                 remove_container(self._engine.program, self._name)
-            remove_folder(self._folder)
+            remove_folder(self.folder)
 
 
 def build_limit_args(limits: ContainerLimits) -> list[str]:

@@ -76,9 +76,13 @@ class LivingContainer(ABC):
     has_changes: bool
     """True if `list_changes` sees what was changed."""
 
-    def __init__(self, pid: int) -> None:
-        """Note the namespaces of the first process. Raises SandboxFailure if it has ended."""
-        self.pid = pid
+    def __init__(self, pid: int, folder: Path) -> None:
+        """Note the namespaces of the first process. Raises SandboxFailure if it has ended.
+
+        Args:
+            folder: the container's folder on the host, for files of the engine.
+        """
+        self.pid, self.folder = pid, folder
         try:
             self._spaces = {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in ("user", "mnt", "net", "pid")}
         except OSError as error:
@@ -117,7 +121,7 @@ class LivingContainer(ABC):
         """
         command, own = await asyncio.to_thread(self.build_command, argv, environment, user, workdir)
         try:
-            running = RunningCommand(CommandSpec(command, Path("/"), own, timeout, {}, output, stdin))
+            running = RunningCommand(CommandSpec(command, self.folder, own, timeout, {}, output, stdin))
         except OSError as error:
             raise SandboxFailure(f"no process could be started: {error}") from error
         waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))

@@ -67,7 +67,7 @@ def test_a_cheating_agent_is_flagged_and_not_rewarded(tmp_path: Path) -> None:
         ("echo broken; exit 1", "", "printed:\nbroken"),
         ("mkfifo /logs/verifier/reward.txt", "", "no regular file"),
         ("ln -s /etc /logs/verifier/reward.json", "", "no regular file"),
-        ("head -c 2000000 /dev/zero > /logs/verifier/reward.txt", "", "no regular file of at most"),
+        ("python3 -c 'print(\"1\" * 2000000)' > /logs/verifier/reward.txt", "", "no regular file of at most"),
     ],
 )
 def test_a_broken_verifier_gives_no_reward(tmp_path: Path, verifier: str, toml: str, why: str) -> None:
@@ -135,15 +135,15 @@ def test_agent_and_verifier_are_the_users_of_the_task(tmp_path: Path) -> None:
     [verifier]
     env = {OF_THE_VERIFIER = "2"}
     """
-    check = 'echo "$OF_THE_TASK$OF_THE_VERIFIER$OPENAI_API_KEY" > /logs/verifier/reward.txt; id'
+    check = 'echo "$OF_THE_TASK$OF_THE_VERIFIER$OPENAI_API_KEY" > /logs/verifier/reward.txt; python3 -c "import os; print(os.getuid())"'
     script = "ask('?'); print(os.getuid(), os.access('/app', os.W_OK), os.environ['OF_THE_TASK'], os.environ['HOME'])"
     output, _ = play(write_task(tmp_path / "task", toml=toml, verifier=check), script, home=True)
     assert output.metadata["final_answer"].split() == ["1000", "False", "1", "/ajet/home"]
-    assert output.reward == 12.0 and "uid=0" in output.metadata["verifier"]["printed"]
+    assert output.reward == 12.0 and output.metadata["verifier"]["printed"] == "0\n"
 
 
 def test_a_health_check_comes_first(tmp_path: Path) -> None:
-    toml = "[environment.healthcheck]\ncommand = '[ -e /app/calc.py ] && touch /app/healthy'\ninterval_sec = 0.1"
+    toml = "[environment.healthcheck]\ncommand = '[ -e /app/calc.py ] && echo > /app/healthy'\ninterval_sec = 0.1"
     output, _ = play(write_task(tmp_path / "task", toml=toml), "solve(); print(os.path.exists('/app/healthy'))")
     assert output.metadata["final_answer"] == "True\n"
     ill = "[environment.healthcheck]\ncommand = 'false'\ninterval_sec = 0.1\nretries = 2"
@@ -175,9 +175,11 @@ def test_processes_are_limited(tmp_path: Path) -> None:
     script = """
     import subprocess
     ask("?")
+    started = []
     try:
-        for _ in range(100): subprocess.Popen(["sleep", "100"])
+        for _ in range(100): started.append(subprocess.Popen(["sleep", "100"]))
     except OSError as error: print(error)
+    for each in started: each.kill()
     """
     output, _ = play(write_task(tmp_path / "task"), script, container={"processes": 30})
     assert "Resource temporarily unavailable" in output.metadata["final_answer"]
