@@ -17,7 +17,7 @@ from tests.support.workflow_fixtures import scene
 ADD = "def add(a, b):\n    return a {} b\n"
 CHECKED = "cd /app && python3 -c 'from calc import add; assert add(2, 3) == 5'"
 VERIFIER = f"{CHECKED} && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
-SOLUTION = "cp /solution/calc.py /app/calc.py"
+SOLUTION = "cat /solution/calc.py > /app/calc.py"
 AGENT = """
 import json, os, sys, urllib.request
 def ask(text):

@@ -135,7 +135,8 @@ def test_agent_and_verifier_are_the_users_of_the_task(tmp_path: Path) -> None:
     [verifier]
     env = {OF_THE_VERIFIER = "2"}
     """
-    check = 'echo "$OF_THE_TASK$OF_THE_VERIFIER$OPENAI_API_KEY" > /logs/verifier/reward.txt; python3 -c "import os; print(os.getuid())"'
+    user = 'python3 -c "import os; print(os.getuid())"'
+    check = f'echo "$OF_THE_TASK$OF_THE_VERIFIER$OPENAI_API_KEY" > /logs/verifier/reward.txt; {user}'
     script = "ask('?'); print(os.getuid(), os.access('/app', os.W_OK), os.environ['OF_THE_TASK'], os.environ['HOME'])"
     output, _ = play(write_task(tmp_path / "task", toml=toml, verifier=check), script, home=True)
     assert output.metadata["final_answer"].split() == ["1000", "False", "1", "/ajet/home"]
