@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ajet.record.process_identity import ProcessIdentity
 from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.worker_process import lower_priority
 from ajet.schema.errors import ConfigError, SandboxFailure
@@ -40,6 +41,8 @@ CAPABILITIES = "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,SETUID,SETGID,KILL,NET_BIND_SER
 WAIT = 'trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done'
 """The first process: it reaps orphans and does nothing else."""
 OPEN_FILES = 65_536
+FOLDERS, OWNER = "ajet-task-", "owner"
+"""Prefix of the containers' folders on the host, and the file in them that names the owner process."""
 _starting = threading.BoundedSemaphore(os.cpu_count() or 1)
 """Engine commands at once: more would take the processors from the gateway without starting anything sooner."""
 
@@ -103,7 +106,23 @@ def open_engine(name: str) -> ContainerEngine:
         raise SandboxFailure(f"{name} is not installed", retryable=False)
     engine = ContainerEngine(name, program)
     remove_dead_containers(program)
+    remove_dead_folders()
     return engine
+
+
+def make_folder() -> Path:
+    """Return a new folder that names its owner process, for `remove_dead_folders`."""
+    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
+    (folder / OWNER).write_text(make_owner_label())
+    return folder
+
+
+def remove_dead_folders() -> None:
+    """Remove the containers' folders of ended processes of this machine."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{OWNER}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if not ProcessIdentity.recorded(json.loads(owner.read_text())).alive():
+                remove_folder(owner.parent)
 
 
 class EngineContainer(LivingContainer):
@@ -122,7 +141,7 @@ class EngineContainer(LivingContainer):
         """Start the container. Raises SandboxFailure, or ConfigError for a limit that cannot be held."""
         engine.require_limits(limits)
         self._engine, self._name = engine, f"ajet-task-{secrets.token_hex(8)}"
-        self.folder, self._closed = Path(tempfile.mkdtemp(prefix="ajet-task-")), False
+        self.folder, self._closed = make_folder(), False
         self._files = 0
         try:
             super().__init__(self._start_engine(image, limits, mounts, environment), self.folder)

@@ -91,7 +91,11 @@ def copy_file(path: str, most: int) -> int:
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         return UNREADABLE
-    sys.stdout.buffer.write(os.read(number, most))
+    try:
+        content = os.read(number, most)
+    except OSError:  # a file of /proc
+        return UNREADABLE
+    sys.stdout.buffer.write(content)
     return 0
 
 

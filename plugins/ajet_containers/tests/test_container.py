@@ -1,0 +1,184 @@
+"""A task's container: walls around what runs inside, and nothing left of it whatever ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ajet.schema.errors import SandboxFailure
+from ajet_containers.container import open_engine
+from ajet_containers.living import FileBundle, LivingContainer
+from ajet_containers.places import ContainerSpec, start_container
+from ajet_containers.settings import ContainerLimits
+from ajet_containers.tests.harbor_tasks import list_containers
+from ajet_sandbox.engine import remove_dead_containers
+from tests.support.container_fixtures import IMAGE
+from tests.support.sandbox_fixtures import require
+
+pytestmark = pytest.mark.extra_slow
+LIMITS = ContainerLimits(memory_mb=256, processes=64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mounted")
+
+
+@pytest.fixture(scope="module")
+def container(folder: Path) -> Iterator[LivingContainer]:
+    require("podman")
+    (folder / "agent").write_text("echo of the agent\n")
+    started = start_container(ContainerSpec("podman", LIMITS, image=IMAGE, mounts={str(folder): "/agent"}))
+    yield started
+    started.close()
+    assert list_containers() == []
+
+
+def run(container: LivingContainer, script: str, **settings: Any) -> str:
+    """Run a Python program inside and return what it printed."""
+    ended = asyncio.run(container.run(["python3", "-c", script], environment={}, **settings))
+    assert ended.code == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+def test_the_root_is_writable_and_mounts_are_not(container: LivingContainer) -> None:
+    ended = asyncio.run(container.run(["sh", "/agent/agent"], environment={}))
+    assert ended.stdout == "of the agent\n"
+    script = "open('/usr/lib/new', 'w'); print(1)\ntry: open('/agent/new', 'w')\nexcept OSError as e: print(e.strerror)"
+    assert run(container, script) == "1\nRead-only file system"
+
+
+def test_neither_the_machine_nor_the_world_is_reached(container: LivingContainer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        ports = [("127.0.0.1", ours.getsockname()[1]), ("192.0.2.1", 80), ("10.0.2.2", 80)]
+        script = (
+            "import socket\n"
+            f"for place in {ports}:\n"
+            " try: socket.create_connection(place, 1); print('reached')\n"
+            " except OSError as error: print(error.errno)"
+        )
+        container.count_network_attempts()
+        assert run(container, script).split() == ["111", "101", "101"]
+        assert container.count_network_attempts() == 2
+
+
+def test_only_the_served_port_leads_outside(container: LivingContainer) -> None:
+    async def connect() -> bytes:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"from outside: " + await reader.read(100))
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        script = (
+            f"import socket; s = socket.create_connection(('127.0.0.1', {port})); s.sendall(b'hello'); "
+            "print(s.recv(100).decode())"
+        )
+        async with container.serve_gateway(f"http://127.0.0.1:{port}/v1"):
+            ended = await container.run(["python3", "-c", script], environment={})
+        return ended.stdout.encode()
+
+    assert asyncio.run(connect()) == b"from outside: hello\n"
+
+
+def test_code_inside_has_no_right_over_the_machine(container: LivingContainer) -> None:
+    script = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), libc.unshare(0x20000), libc.setns(0, 0))
+for act in (lambda: os.mknod("/device", 0o60600, 0), lambda: open("/proc/sys/kernel/hostname", "w"),
+            lambda: open("/sys/kernel/uevent_helper", "w"), lambda: os.listdir("/host")):
+    try: act(); print("done")
+    except OSError: print("refused")
+print(sorted(os.environ))
+"""
+    lines = run(container, script).splitlines()
+    assert lines[:5] == ["-1 -1 -1", "refused", "refused", "refused", "refused"]
+    assert set(eval(lines[5])) <= {"HOME", "HOSTNAME", "PATH", "TERM", "container", "LC_CTYPE"}
+
+
+def test_files_go_in_and_out_behind_links_of_the_inside(container: LivingContainer, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("of the machine")
+    run(container, f"import os; os.symlink({str(tmp_path)!r}, '/trap'); os.mkfifo('/pipe'); os.symlink('/pipe', '/to')")
+    bundle = FileBundle()
+    bundle.add_file("/trap/outside", b"of the container", 0o640)
+    bundle.add_tree(tmp_path, "/tree")
+    with pytest.raises(SandboxFailure, match="put"):
+        container.put(bundle)  # the link leads to a folder that the container does not have
+    assert outside.read_text() == "of the machine" and container.get("/trap/outside", 100) is None
+    for path in ("/pipe", "/to", "/usr", "/proc/1/mem"):
+        with pytest.raises(ValueError, match="no regular file"):
+            container.get(path, 100)
+    bundle = FileBundle()
+    bundle.add_file("/to", b"instead of the link")
+    bundle.add_tree(tmp_path, "/tree")
+    container.put(bundle)
+    assert (container.get("/to", 100), container.get("/tree/outside", 100)) == (
+        b"instead of the link",
+        b"of the machine",
+    )
+    container.remove("/to", "/tree", "/none")
+    assert container.get("/to", 100) is container.get("/tree/outside", 100) is None
+
+
+def test_a_timeout_ends_the_command_and_not_the_container(container: LivingContainer) -> None:
+    before = container.count_processes()
+    script = "for n in 1 2 3; do sh -c 'sleep 100; true' & done; wait"
+    ended = asyncio.run(container.run(["sh", "-c", script], environment={}, timeout=1))
+    assert ended.ended_by == "timeout" and container.is_alive() and container.count_processes() == before
+
+
+def test_output_is_bounded(container: LivingContainer) -> None:
+    ended = asyncio.run(container.run(["yes"], environment={}, output=10_000))
+    assert ended.ended_by == "output" and len(ended.stdout) == 10_000
+
+
+def test_variables_of_several_lines_and_no_argument(container: LivingContainer) -> None:
+    environment = {"LINES": "one\ntwo", "KEY": "a secret"}
+    running = threading.Thread(
+        target=lambda: asyncio.run(container.run(["sleep", "2"], environment={"KEY": "a secret key"}))
+    )
+    running.start()
+    time.sleep(1)
+    arguments = b"".join(
+        Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in psutil.process_iter() if each.is_running()
+    )
+    running.join()
+    assert b"a secret key" not in arguments and b"env-file" in arguments
+    ended = asyncio.run(container.run(["sh", "-c", 'echo "$LINES $KEY"'], environment=environment))
+    assert ended.stdout == "one\ntwo a secret\n"
+
+
+def test_containers_of_a_killed_process_are_swept(folder: Path) -> None:
+    require("podman")
+    program = (
+        "import sys, time\n"
+        "from ajet_containers.places import ContainerSpec, start_container\n"
+        "from ajet_containers.settings import ContainerLimits\n"
+        f"held = start_container(ContainerSpec('podman', ContainerLimits(), image={IMAGE!r}))\n"
+        "print(held.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None and int(started.stdout.readline())
+        before = set(list_containers())
+        started.send_signal(signal.SIGKILL)
+    folders = list(Path(tempfile.gettempdir()).glob("ajet-task-*"))
+    for each in (open_engine, remove_dead_containers):
+        each.cache_clear()
+    open_engine("podman")
+    assert len(before - set(list_containers())) == 1
+    assert len(folders) - len(list(Path(tempfile.gettempdir()).glob("ajet-task-*"))) == 1
