@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import socket
 import stat
 import sys
-import tarfile
 
 MISSING, UNREADABLE, GONE = 3, 4, 5
 """Exit codes: no such file; no regular file, or too large; the container has ended."""
@@ -22,7 +20,7 @@ FLAGS = {"user": 0x10000000, "mnt": 0x00020000, "net": 0x40000000}
 
 
 def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) -> None:
-    """Move this process into namespaces of the process `pid`. Exits with GONE if they are not the noted ones."""
+    """Move this thread into namespaces of the process `pid`. Exits with GONE if they are not the noted ones."""
     setns = ctypes.CDLL(None, use_errno=True).setns
     opened = {}
     for name in names:
@@ -33,23 +31,32 @@ def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) ->
         if str(os.fstat(opened[name]).st_ino) != noted[name]:
             sys.exit(GONE)
     for name, descriptor in opened.items():
-        if os.fstat(descriptor).st_ino == os.stat(f"/proc/self/ns/{name}").st_ino:
-            continue  # entering the current user namespace is refused
-        if setns(descriptor, FLAGS[name]):
+        is_own = os.fstat(descriptor).st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+        if not is_own and setns(descriptor, FLAGS[name]):  # entering the current user namespace is refused
             raise OSError(ctypes.get_errno(), f"setns {name}")
+        os.close(descriptor)
+
+
+def open_listener(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback of this thread's network namespace."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen(128)
+    return listening
 
 
 def send_listener(descriptor: int, port: int) -> None:
-    """Listen on the loopback of the network namespace and send the socket over a Unix socket."""
-    with socket.socket() as listening, socket.socket(fileno=descriptor) as channel:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
-        listening.listen(128)
+    """Send a listening socket over a Unix socket."""
+    with open_listener(port) as listening, socket.socket(fileno=descriptor) as channel:
         socket.send_fds(channel, [b"listening"], [listening.fileno()])
 
 
 def extract_files() -> None:
     """Extract the tar of standard input at /. Links in the way are followed inside the container only."""
+    import shutil
+    import tarfile
+
     os.umask(0o022)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for entry in archive:
@@ -73,6 +80,8 @@ def extract_files() -> None:
 
 def remove_paths(paths: list[str]) -> None:
     """Remove files, links and folders."""
+    import shutil
+
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)

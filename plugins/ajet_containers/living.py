@@ -18,6 +18,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -183,11 +184,26 @@ class LivingContainer(ABC):
 
     def listen(self, port: int) -> socket.socket:
         """Return a socket that listens on the container's loopback; the host accepts. Raises SandboxFailure."""
+        if os.stat("/proc/self/ns/user").st_ino == self._spaces["user"]:
+            return self._listen_in_thread(port)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self._run_inside("listen", str(theirs.fileno()), str(port), passed=(theirs.fileno(),))
             _, descriptors, *_ = socket.recv_fds(ours, 16, 1)
         return socket.socket(fileno=descriptors[0])
+
+    def _listen_in_thread(self, port: int) -> socket.socket:
+        """Enter the network namespace with a thread of its own: a process would have to enter another user's first."""
+
+        def enter_and_listen() -> socket.socket:
+            enter.enter_namespaces(str(self.pid), {"net": str(self._spaces["net"])}, ("net",))
+            return enter.open_listener(port)
+
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                return thread.submit(enter_and_listen).result()
+            except (OSError, SystemExit) as error:
+                raise SandboxFailure(f"the container's network cannot be entered: {error}") from error
 
     def count_network_attempts(self) -> int:
         """Return how many packets or connections of the last command had no way out of the container."""
