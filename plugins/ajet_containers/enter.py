@@ -1,17 +1,20 @@
 """One operation inside the namespaces of a container: a standard-library program that the host starts by path.
 
-Invariant: files are opened after entering the mount namespace, so a symbolic link inside cannot lead to the host. The
-namespaces are compared with those noted at the container's start, because a process id may be reused. Nothing needs to
-be installed in the container. Usage: `python -I -S enter.py PID NAMESPACES OPERATION ARGUMENTS`.
+Invariants: files are opened after entering the mount namespace, so a symbolic link inside cannot lead to the host.
+Nothing is imported after it, because the file would be the container's. The namespaces are compared with those noted at
+the container's start, because a process id may be reused.
+Usage: `python -I -S enter.py PID NAMESPACES OPERATION ARGUMENTS`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import stat
 import sys
+import tarfile
 
 MISSING, UNREADABLE, GONE = 3, 4, 5
 """Exit codes: no such file; no regular file, or too large; the container has ended."""
@@ -54,9 +57,6 @@ def send_listener(descriptor: int, port: int) -> None:
 
 def extract_files() -> None:
     """Extract the tar of standard input at /. Links in the way are followed inside the container only."""
-    import shutil
-    import tarfile
-
     os.umask(0o022)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for entry in archive:
@@ -80,8 +80,6 @@ def extract_files() -> None:
 
 def remove_paths(paths: list[str]) -> None:
     """Remove files, links and folders."""
-    import shutil
-
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -112,6 +110,7 @@ def main() -> int:
     """Run the operation of the command line."""
     pid, noted, operation, *words = sys.argv[1:]
     namespaces = dict(each.split("=") for each in noted.split(","))
+    sys.meta_path.clear()  # an import would run a file of the container with the rights of the host
     enter_namespaces(pid, namespaces, ("user", "net") if operation == "listen" else ("user", "mnt"))
     if operation == "listen":
         send_listener(int(words[0]), int(words[1]))
@@ -125,4 +124,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, tarfile.TarError, shutil.Error) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

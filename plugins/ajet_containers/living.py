@@ -125,7 +125,7 @@ class LivingContainer(ABC):
             running = RunningCommand(CommandSpec(command, self.folder, own, timeout, {}, output, stdin))
         except OSError as error:
             raise SandboxFailure(f"no process could be started: {error}") from error
-        waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))
+        waiting = asyncio.get_running_loop().run_in_executor(None, running.wait)
         try:
             ended = await asyncio.shield(waiting)
         except asyncio.CancelledError:

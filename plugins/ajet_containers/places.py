@@ -49,18 +49,19 @@ def choose_engine(name: str) -> str:
 @asynccontextmanager
 async def open_container(spec: ContainerSpec) -> AsyncIterator[LivingContainer]:
     """Start a container for the block and remove it afterwards. Raises SandboxFailure."""
-    starting = asyncio.ensure_future(asyncio.to_thread(start_container, spec))
+    loop = asyncio.get_running_loop()
+    starting = loop.run_in_executor(None, start_container, spec)  # no task: the end of the loop would cancel it
     try:
         container = await asyncio.shield(starting)
     except asyncio.CancelledError:
         await asyncio.wait([starting])
         with suppress(SandboxFailure):
-            await asyncio.to_thread(starting.result().close)
+            await asyncio.shield(loop.run_in_executor(None, starting.result().close))
         raise
     try:
         yield container
     finally:
-        await asyncio.shield(asyncio.to_thread(container.close))
+        await asyncio.shield(loop.run_in_executor(None, container.close))
 
 
 def start_container(spec: ContainerSpec) -> LivingContainer:

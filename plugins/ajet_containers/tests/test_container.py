@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -132,6 +133,24 @@ def test_files_go_in_and_out_behind_links_of_the_inside(container: LivingContain
     )
     container.remove("/to", "/tree", "/none")
     assert container.get("/to", 100) is container.get("/tree/outside", 100) is None
+
+
+def test_modules_of_the_container_are_never_imported(container: LivingContainer) -> None:
+    library = Path(tarfile.__file__).parent
+    script = f"""
+import os
+for name in ("traceback", "linecache", "tokenize", "bz2", "lzma", "encodings/idna", "pwd", "grp"):
+    path = "{library}/" + name + ".py"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    open(path, "w").write("open('/imported', 'w')")
+os.symlink("/nowhere", "/dangling")
+"""
+    run(container, script)
+    bundle = FileBundle()
+    bundle.add_file("/dangling/file", b"")
+    with pytest.raises(SandboxFailure, match="FileExistsError"):
+        container.put(bundle)
+    assert container.get("/imported", 100) is None
 
 
 def test_a_timeout_ends_the_command_and_not_the_container(container: LivingContainer) -> None:

@@ -224,6 +224,19 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     asyncio.run(cancel())
 
 
+def test_the_end_of_a_loop_leaves_nothing() -> None:
+    async def use() -> None:
+        async with open_container(ContainerSpec("podman", ContainerLimits(), image=IMAGE)) as container:
+            await container.run(["sleep", "1"], environment={})
+            raise ZeroDivisionError
+
+    async def fail_at_once() -> None:
+        await asyncio.gather(*(use() for _ in range(8)))
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(fail_at_once())  # it cancels what the others are doing
+
+
 def test_a_container_of_many_files_and_replies(tmp_path: Path) -> None:
     script = "print(len([ask(str(n)) for n in range(3)]), open('notes/a.txt').read())"
     output, episode = play(
