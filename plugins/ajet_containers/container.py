@@ -38,8 +38,8 @@ from ajet_sandbox.engine import (
 
 START_TIMEOUT_S = 120.0
 CAPABILITIES = "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,SETUID,SETGID,KILL,NET_BIND_SERVICE"
-WAIT = 'trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done'
-"""The first process: it reaps orphans and does nothing else."""
+WAIT = "while :; do sleep 3600 & wait $!; done"
+"""The first process: it reaps orphans, and no signal from inside ends it."""
 OPEN_FILES = 65_536
 FOLDERS, OWNER = "ajet-task-", "owner"
 """Prefix of the containers' folders on the host, and the file in them that names the owner process."""

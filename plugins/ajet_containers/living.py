@@ -85,7 +85,7 @@ class LivingContainer(ABC):
         """
         self.pid, self.folder = pid, folder
         try:
-            self._spaces = {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in ("user", "mnt", "net", "pid")}
+            self._spaces = {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in enter.FLAGS}
         except OSError as error:
             raise SandboxFailure(f"the container ended at its start: {error}") from error
         self._attempts_before = 0
@@ -144,6 +144,10 @@ class LivingContainer(ABC):
             return os.stat(f"/proc/{self.pid}/ns/pid").st_ino == self._spaces["pid"]
         except OSError:
             return False
+
+    def spell_spaces(self) -> str:
+        """Return the noted namespaces as an argument of `enter.py`."""
+        return ",".join(f"{name}={number}" for name, number in self._spaces.items())
 
     def put(self, bundle: FileBundle) -> None:
         """Write the files into the container, owned by root. Raises SandboxFailure."""
@@ -275,8 +279,7 @@ class LivingContainer(ABC):
         passed: tuple[int, ...] = (),
         allowed: tuple[int, ...] = (),
     ) -> subprocess.CompletedProcess[bytes]:
-        noted = ",".join(f"{name}={number}" for name, number in self._spaces.items())
-        argv = [sys.executable, "-I", "-S", enter.__file__, str(self.pid), noted, *words]
+        argv = [sys.executable, "-I", "-S", enter.__file__, str(self.pid), self.spell_spaces(), *words]
         try:
             done = subprocess.run(
                 argv,

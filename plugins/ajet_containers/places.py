@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet.schema.errors import SandboxFailure, UserError
-from ajet_containers.container import EngineContainer, open_engine
+from ajet_containers.bubblewrap import BubblewrapContainer, list_held
+from ajet_containers.container import EngineContainer, open_engine, require_limits
 from ajet_containers.images import build_image, require_image
 from ajet_containers.living import LivingContainer
 from ajet_containers.settings import ContainerLimits
+from ajet_sandbox.bubblewrap import find_bubblewrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class ContainerSpec:
     image: str | None = None
     folder: Path | None = None
     """A folder with a Dockerfile, used without `image`."""
+    root: Path | None = None
+    """For bubblewrap: the unpacked image."""
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Paths of the host, with their read-only paths inside."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -43,7 +47,14 @@ def choose_engine(name: str) -> str:
     for each in ("podman", "docker"):
         if shutil.which(each):
             return each
-    raise SandboxFailure("neither podman nor docker is installed", retryable=False)
+    if find_bubblewrap() is not None:
+        return "bubblewrap"
+    raise SandboxFailure("neither podman nor docker nor bubblewrap is installed", retryable=False)
+
+
+def check_engine(name: str, limits: ContainerLimits) -> None:
+    """Raise SandboxFailure for an engine that does not answer, ConfigError for a limit that it cannot hold."""
+    require_limits(name, list_held() if name == "bubblewrap" else open_engine(name).held, limits)
 
 
 @asynccontextmanager
@@ -67,6 +78,8 @@ async def open_container(spec: ContainerSpec) -> AsyncIterator[LivingContainer]:
 def start_container(spec: ContainerSpec) -> LivingContainer:
     """Build or find the image and start its container. Raises SandboxFailure."""
     try:
+        if spec.engine == "bubblewrap":
+            return BubblewrapContainer(spec.root, spec.limits, spec.mounts, spec.environment)
         engine = open_engine(spec.engine)
         if spec.image is not None:
             image = require_image(engine, spec.image)

@@ -5,6 +5,7 @@ Invariant: a task may set its own limits; a limit that the engine cannot hold on
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,6 @@ from ajet.schema.errors import ConfigError
 from ajet_command.settings import get_base_folder, read_section
 
 SECTION = "container"
-ENGINES = ("podman", "docker", "bubblewrap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ContainerSettings(BaseModel):
     processes: int | None = Field(default=512, ge=2)
     disk_mb: int | None = Field(default=None, gt=0)
     roots: str | None = None
-    """For bubblewrap: a folder with an unpacked image `IMAGE` with `/` and `:` written as `_`."""
+    """For bubblewrap: a folder of unpacked images, by name with `_` for `/` and `:`."""
 
     @classmethod
     def read(cls, config: Any) -> ContainerSettings:
@@ -66,6 +66,12 @@ class ContainerSettings(BaseModel):
             processes=self.processes,
             disk_mb=disk_mb or self.disk_mb,
         )
+
+    def find_root(self, image: str | None, config: Any) -> Path | None:
+        """Return the folder of an unpacked image, or None without one."""
+        if image is None or self.roots is None:
+            return None
+        return (get_base_folder(config) / Path(self.roots).expanduser() / re.sub("[/:]", "_", image)).absolute()
 
     def find_mounts(self, config: Any) -> dict[str, str]:
         """Map existing paths of the host to their paths inside. Raises ConfigError."""

@@ -108,6 +108,13 @@ def _write_entry_points() -> Path:
     return folder
 
 
+def unpack_image(folder: Path) -> Path:
+    """The root folder of `IMAGE`, for what needs no engine."""
+    with tarfile.open(fileobj=io.BytesIO(_image())) as image:
+        image.extractall(folder, filter="tar")
+    return folder
+
+
 def remove_network() -> None:
     """With its bridge."""
     subprocess.run(["podman", "network", "rm", "--force", NETWORK], capture_output=True)

@@ -22,12 +22,12 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
 from ajet_command.running import Ended
 from ajet_command.settings import CommandSettings, fill_placeholders, get_base_folder
-from ajet_containers.container import open_engine
+from ajet_containers.enter import NOT_EXECUTED
 from ajet_containers.flags import count_flags, find_flags
 from ajet_containers.harbor.task import HarborTask, resolve_variables
 from ajet_containers.harbor.verifier import LOGS, choose_reward, verify
 from ajet_containers.living import FileBundle, LivingContainer
-from ajet_containers.places import ContainerSpec, choose_engine, open_container
+from ajet_containers.places import ContainerSpec, check_engine, choose_engine, open_container
 from ajet_containers.settings import ContainerSettings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class HarborWorkflow(Workflow):
         container = ContainerSettings.read(config)
         container.find_mounts(config)
         try:
-            open_engine(choose_engine(container.engine)).require_limits(container.choose_limits(None, None, None))
+            check_engine(choose_engine(container.engine), container.choose_limits(None, None, None))
         except SandboxFailure as problem:
             raise ConfigError(
                 f"No container can be started: {problem}.",
@@ -125,6 +125,7 @@ def build_spec(task: HarborTask, settings: ContainerSettings, config: Any) -> Co
         limits=settings.choose_limits(table.memory_mb, table.cpus, table.storage_mb),
         image=table.docker_image,
         folder=task.build_folder,
+        root=settings.find_root(table.docker_image, config),
         mounts=settings.find_mounts(config),
         environment=resolve_variables(table.env, task.folder),
         build_network=settings.build_network,
@@ -250,7 +251,8 @@ class _AgentCommand:
         settings = self._settings
         chosen = settings.model_fields_set
         last = (ended.stderr.strip() or ended.stdout.strip())[-1_500:]
-        if ended.problem or (ended.code in NOT_STARTED and "OCI runtime" in ended.stderr):
+        is_missing = ended.code in NOT_STARTED and ("OCI runtime" in ended.stderr or NOT_EXECUTED in ended.stderr)
+        if ended.problem or is_missing:
             raise AgentFailure(f"{program} could not be run in the container: {ended.problem or last}")
         if ended.ended_by == "output":
             raise AgentFailure(f"{program} wrote more than {settings.limits.output_mb:g} MB (limits.output_mb)")

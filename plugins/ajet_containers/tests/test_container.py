@@ -25,7 +25,7 @@ from ajet_containers.places import ContainerSpec, start_container
 from ajet_containers.settings import ContainerLimits
 from ajet_containers.tests.harbor_tasks import list_containers
 from ajet_sandbox.engine import remove_dead_containers
-from tests.support.container_fixtures import IMAGE
+from tests.support.container_fixtures import IMAGE, unpack_image
 from tests.support.sandbox_fixtures import require
 
 pytestmark = pytest.mark.extra_slow
@@ -37,14 +37,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mounted")
 
 
-@pytest.fixture(scope="module")
-def container(folder: Path) -> Iterator[LivingContainer]:
-    require("podman")
+@pytest.fixture(scope="module", params=["podman", "bubblewrap"])
+def container(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    require(request.param)
     (folder / "agent").write_text("echo of the agent\n")
-    started = start_container(ContainerSpec("podman", LIMITS, image=IMAGE, mounts={str(folder): "/agent"}))
+    root = unpack_image(tmp_path_factory.mktemp("root")) if request.param == "bubblewrap" else None
+    started = start_container(ContainerSpec(request.param, LIMITS, IMAGE, root=root, mounts={str(folder): "/agent"}))
     yield started
     started.close()
-    assert list_containers() == []
+    assert list_containers() == [] and not started.is_alive()
 
 
 def run(container: LivingContainer, script: str, **settings: Any) -> str:
@@ -104,10 +105,15 @@ for act in (lambda: os.mknod("/device", 0o60600, 0), lambda: open("/proc/sys/ker
     try: act(); print("done")
     except OSError: print("refused")
 print(sorted(os.environ))
+for folder, _, names in (("/proc", (), ["sysrq-trigger"]), *os.walk("/proc/sys")):
+    for path in [f"{folder}/{name}" for name in names]:
+        try: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)); print("writable:", path)
+        except OSError: pass
 """
     lines = run(container, script).splitlines()
     assert lines[:5] == ["-1 -1 -1", "refused", "refused", "refused", "refused"]
-    assert set(eval(lines[5])) <= {"HOME", "HOSTNAME", "PATH", "TERM", "container", "LC_CTYPE"}
+    assert lines[6:] == []
+    assert set(eval(lines[5])) <= {"HOME", "HOSTNAME", "PATH", "TERM", "container", "LC_CTYPE", "PWD"}
 
 
 def test_files_go_in_and_out_behind_links_of_the_inside(container: LivingContainer, tmp_path: Path) -> None:
@@ -176,7 +182,7 @@ def test_variables_of_several_lines_and_no_argument(container: LivingContainer) 
         Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in psutil.process_iter() if each.is_running()
     )
     running.join()
-    assert b"a secret key" not in arguments and b"env-file" in arguments
+    assert b"a secret key" not in arguments and b"sleep\x002" in arguments
     ended = asyncio.run(container.run(["sh", "-c", 'echo "$LINES $KEY"'], environment=environment))
     assert ended.stdout == "one\ntwo a secret\n"
 

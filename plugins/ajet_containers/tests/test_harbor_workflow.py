@@ -15,7 +15,7 @@ from ajet.schema.errors import AgentFailure, ConfigError, JudgeFailure, SandboxF
 from ajet_containers.places import ContainerSpec, open_container
 from ajet_containers.settings import ContainerLimits
 from ajet_containers.tests.harbor_tasks import RIGHT, WRONG, list_containers, play, write_task
-from tests.support.container_fixtures import IMAGE
+from tests.support.container_fixtures import IMAGE, unpack_image
 from tests.support.sandbox_fixtures import require
 
 pytestmark = pytest.mark.extra_slow
@@ -222,6 +222,20 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
             await starting
 
     asyncio.run(cancel())
+
+
+def test_without_an_engine_an_unpacked_image_is_used(tmp_path: Path) -> None:
+    require("bubblewrap")
+    root = unpack_image(tmp_path / "roots" / "any_image_1")
+    (root / "app").mkdir()
+    task = write_task(tmp_path / "task", toml="docker_image = 'any/image:1'\nworkdir = '/app'")
+    output, episode = play(task, "solve()", container={"engine": "bubblewrap", "roots": "roots"})
+    assert output.reward == 1.0 and len(episode.calls) == 1 and list((root / "app").iterdir()) == []
+    with pytest.raises(SandboxFailure, match="a Dockerfile needs podman"):
+        play(write_task(tmp_path / "built"), "solve()", container={"engine": "bubblewrap", "roots": "roots"})
+    user = write_task(tmp_path / "user", toml="docker_image = 'any/image:1'\n[agent]\nuser = 1000")
+    with pytest.raises(SandboxFailure, match="no user but root"):
+        play(user, "solve()", container={"engine": "bubblewrap", "roots": "roots"})
 
 
 def test_the_end_of_a_loop_leaves_nothing() -> None:
