@@ -26,7 +26,7 @@ from ajet_containers.settings import ContainerLimits
 from ajet_containers.tests.harbor_tasks import list_containers
 from ajet_sandbox.engine import remove_dead_containers
 from tests.support.container_fixtures import IMAGE, unpack_image
-from tests.support.sandbox_fixtures import require
+from tests.support.sandbox_fixtures import require, run_as_nobody
 
 pytestmark = pytest.mark.extra_slow
 LIMITS = ContainerLimits(memory_mb=256, processes=64)
@@ -185,6 +185,18 @@ def test_variables_of_several_lines_and_no_argument(container: LivingContainer) 
     assert b"a secret key" not in arguments and b"sleep\x002" in arguments
     ended = asyncio.run(container.run(["sh", "-c", 'echo "$LINES $KEY"'], environment=environment))
     assert ended.stdout == "one\ntwo a secret\n"
+
+
+def test_an_ordinary_user_has_the_same_container() -> None:
+    require("podman")
+    found = run_as_nobody("plugins/ajet_containers/tests/rootless_container.py")
+    if "lacks" in found:
+        pytest.skip(found["lacks"])
+    held = found.pop("held")
+    assert "memory_mb" not in held or Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    assert found == {
+        "reached": "8080\n", "written": "of root\n", "changed": True, "ended_by": "timeout", "left": 0,
+    }  # fmt: skip
 
 
 def test_containers_of_a_killed_process_are_swept(folder: Path) -> None:
