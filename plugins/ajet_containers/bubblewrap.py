@@ -77,8 +77,8 @@ class BubblewrapContainer(LivingContainer):
             "--cap-drop", "ALL", "--info-fd", str(writing), "--block-fd", str(blocking), "--chdir", "/",
             "--setenv", "PATH", PATH,
         ]  # fmt: skip
-        for each in CLOSED:
-            words += ["--ro-bind-try", f"/proc/{each}", f"/proc/{each}"]
+        for name in CLOSED:
+            words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
         words += ["--seccomp", str(filtering)] if self._filter else []
         for host, inside in mounts.items():
             words += ["--ro-bind", host, inside]
