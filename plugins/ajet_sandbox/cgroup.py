@@ -30,16 +30,16 @@ class ControlGroup:
     """
 
     def __init__(self, folders: list[Path]) -> None:
-        self._folders = folders
+        self.folders = folders
 
     def add_process(self, pid: int) -> None:
         """Move a process, and its later children, into the group. Raises OSError."""
-        for folder in self._folders:
+        for folder in self.folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def count_killed(self) -> int:
         """Return the number of processes killed by the kernel for lack of memory."""
-        for folder in self._folders:
+        for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
                 with suppress(OSError):
                     rows = dict(row.split() for row in (folder / name).read_text().splitlines())
@@ -50,7 +50,7 @@ class ControlGroup:
     def remove(self) -> None:
         """Remove the group after its processes ended."""
         until = time.monotonic() + _SETTLE
-        while not all(_remove_group(folder) for folder in self._folders) and time.monotonic() < until:
+        while not all(_remove_group(folder) for folder in self.folders) and time.monotonic() < until:
             time.sleep(0.005)
 
 

@@ -60,7 +60,7 @@ _PACKAGES = """
     typing_inspection uvicorn yaml yarl
 """
 """Of this Python's, those that `ajet env up` imports."""
-_PROGRAMS = ("sh", "cat", "sleep", "yes", "rm", "ln", "mkfifo", "mkdir", "env", "ls", "tar")
+_PROGRAMS = ("sh", "bash", "chmod", "setsid", "cat", "sleep", "yes", "rm", "ln", "mkfifo", "mkdir", "env", "ls", "tar")
 _LEFT_OUT = re.compile(r"/(test|tests|idlelib|ensurepip|lib2to3|tkinter|turtledemo|dist-packages|config-[^/]*)(/|$)")
 
 
@@ -105,6 +105,13 @@ def _write_entry_points() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lines = [f"{each.place.partition('.')[0]} = {each.place}" for each in list_plugins() if each.distribution == "ajet"]
     (folder / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]))
+    return folder
+
+
+def unpack_image(folder: Path) -> Path:
+    """The root folder of `IMAGE`, for what needs no engine."""
+    with tarfile.open(fileobj=io.BytesIO(_image())) as image:
+        image.extractall(folder, filter="tar")
     return folder
 
 
@@ -169,6 +176,9 @@ def _image(added: Mapping[str, Path] = MappingProxyType({})) -> bytes:
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, mode
             image.addfile(entry)
+        entry = tarfile.TarInfo("bin")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "usr/bin"
+        image.addfile(entry)
         image.add(NOTES, f"/{NOTES.name}")
         for where, path in added.items():
             image.add(path, where, filter=lambda each: None if "__pycache__" in each.name else each)

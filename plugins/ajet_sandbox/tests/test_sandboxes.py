@@ -165,7 +165,7 @@ def test_a_root_that_is_not_there_is_said_before_anything_is_opened(tmp_path: Pa
 def test_closing_ends_all_and_removes_all(kind: type[WarmSandbox]) -> None:
     require(kind.mechanism)
     box = kind(LIMITS)
-    folders = list(box._group._folders) if box._group is not None else []
+    folders = list(box._group.folders) if box._group is not None else []
     running = threading.Thread(target=lambda: results.append(box.run(["sleep", "60"])))
     results: list = []
     running.start()

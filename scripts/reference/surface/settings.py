@@ -30,6 +30,7 @@ _OTHER_FILES = {
     "agent_config, browse_agent": "ajet_mcp.browse.agent_config:BrowseAgent",
     "agent_config, scorer_agent": "ajet_judges.model_judge.settings:ScorerAgent",
     "command_agent": "ajet_command.settings:CommandSettings",
+    "container": "ajet_containers.settings:ContainerSettings",
     "verifiers": "ajet_verifiers.settings:VerifiersSettings",
 }
 """Models of files and sections that the experiment's YAML does not hold under `ajet:`, and where each is defined."""

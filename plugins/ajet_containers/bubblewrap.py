@@ -1,0 +1,144 @@
+"""A task's container by bubblewrap, where there is no engine: an unpacked image under a writable layer in memory.
+
+Invariants: root inside is this process's user in a user namespace without capabilities. The first process reads from a
+pipe of this process, so the container ends with it. Commands that enter later give up the same rights (`enter.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ajet.record.remove_folder import remove_folder
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import Limits
+from ajet_containers import enter
+from ajet_containers.living import Change, LivingContainer
+from ajet_containers.settings import ContainerLimits
+from ajet_sandbox.bubblewrap import find_bubblewrap, make_memfd, read_child_pid
+from ajet_sandbox.cgroup import ControlGroup, make_control_group
+from ajet_sandbox.seccomp import seccomp_filter
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+UNLIMITED = 1 << 40
+CLOSED = ("sys", "sysrq-trigger", "fs", "irq", "bus", "acpi", "scsi", "tty", "driver", "kcore", "keys", "timer_list",
+          "pressure")  # fmt: skip
+"""Of /proc, shown read-only: root of the machine may write there without any capability."""
+
+
+def list_held() -> frozenset[str]:
+    """Return the limits that bubblewrap can hold here: those of a writable control group."""
+    group = make_control_group(Limits())
+    if group is None:
+        return frozenset()
+    group.remove()
+    return frozenset({"memory_mb", "processes"})
+
+
+class BubblewrapContainer(LivingContainer):
+    """A container of an unpacked image."""
+
+    has_changes = False
+
+    def __init__(
+        self, root: Path | None, limits: ContainerLimits, mounts: Mapping[str, str], environment: Mapping[str, str]
+    ) -> None:
+        """Start the container. Raises SandboxFailure."""
+        program = find_bubblewrap()
+        if program is None or root is None or not root.is_dir():
+            what = "bubblewrap is not installed" if program is None else f"there is no unpacked image {root or ''}"
+            raise SandboxFailure(f"{what} (`container.roots`; a Dockerfile needs podman)", retryable=False)
+        if missing := set(limits.list_set()) - list_held():
+            raise SandboxFailure(f"bubblewrap cannot hold the limit {min(missing)}", retryable=False)
+        self._group = _make_group(limits)
+        self.folder, self._environment, self._files = Path(tempfile.mkdtemp(prefix="ajet-root-")), dict(environment), 0
+        self._filter = seccomp_filter(namespaces=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            super().__init__(self._start_program(program, root, mounts), self.folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_program(self, program: str, root: Path, mounts: Mapping[str, str]) -> int:
+        info, writing = os.pipe()
+        blocking, release = os.pipe()
+        filtering = make_memfd(self._filter)
+        words = [
+            "--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--new-session", "--clearenv",
+            "--hostname", "task", "--overlay-src", str(root), "--tmp-overlay", "/", "--proc", "/proc", "--dev", "/dev",
+            "--cap-drop", "ALL", "--info-fd", str(writing), "--block-fd", str(blocking), "--chdir", "/",
+            "--setenv", "PATH", PATH,
+        ]  # fmt: skip
+        for name in CLOSED:
+            words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+        words += ["--seccomp", str(filtering)] if self._filter else []
+        for host, inside in mounts.items():
+            words += ["--ro-bind", host, inside]
+        hidden = make_memfd("".join(f"{each}\0" for each in words).encode())  # the inside sees the command line
+        argv = [program, "--args", str(hidden), "sh", "-c", "read _"]
+        passed = (writing, blocking, filtering, hidden)
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=passed, env={}
+            )
+        finally:
+            for each in passed:
+                os.close(each)
+        pid = read_child_pid(info, self._process.pid)
+        try:
+            if self._group is not None:
+                self._group.add_process(pid)
+            with suppress(BrokenPipeError):
+                os.write(release, b"!")
+        finally:
+            os.close(release)
+        return pid
+
+    def build_command(
+        self, argv: Sequence[str], environment: Mapping[str, str], user: str | None, workdir: str | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command that enters the container. The order is in a file that only this user can read."""
+        if user not in (None, "0", "root"):
+            raise SandboxFailure(f"bubblewrap has no user but root, the task needs {user}", retryable=False)
+        self._files += 1
+        file = self.folder / f"order-{self._files}"
+        file.touch(mode=0o600)
+        variables = {"PATH": PATH, "HOME": "/root", **self._environment, **environment}
+        groups = [] if self._group is None else [str(each) for each in self._group.folders]
+        order = {"argv": list(argv), "environment": variables, "workdir": workdir or "/", "groups": groups}
+        file.write_text(json.dumps({**order, "filter": self._filter.hex()}))
+        return [sys.executable, "-I", "-S", enter.__file__, str(self.pid), self.spell_spaces(), "run", str(file)], {}
+
+    def list_changes(self) -> list[Change]:
+        """Return nothing: the writable layer cannot be seen from outside."""
+        return []
+
+    def close(self) -> None:
+        """End all processes; the writable layer goes with them."""
+        if self._process is not None:
+            first = getattr(self, "pid", None)
+            if first is not None and self.is_alive():
+                os.kill(first, signal.SIGKILL)
+            else:
+                self._process.kill()
+            self._process.communicate()  # bubblewrap ends after the first process, which ends after all others
+            self._process = None
+        if self._group is not None:
+            self._group.remove()
+            self._group = None
+        remove_folder(self.folder)
+
+
+def _make_group(limits: ContainerLimits) -> ControlGroup | None:
+    if not limits.list_set():
+        return None
+    memory, processes = (limits.memory_mb or 0) << 20, limits.processes or UNLIMITED >> 20
+    return make_control_group(Limits(memory=memory or UNLIMITED, processes=processes))

@@ -1,0 +1,1 @@
+"""Harbor's task folders (schema 1.4) as tasks of ajet."""

@@ -1,0 +1,298 @@
+"""A living container as seen from the host: its files, its processes, its network, and the gateway inside of it.
+
+Invariant: the host reaches a container only through the namespaces noted at its start (`enter.py`). Whatever a program
+inside does with files and links, it does to the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ajet.schema.errors import SandboxFailure
+from ajet_command.running import CommandSpec, Ended, RunningCommand
+from ajet_containers import enter
+from ajet_sandbox.cgroup import ROOT, ControlGroup
+from ajet_sandbox.inside.door import make_forwarder
+
+if TYPE_CHECKING:
+    from ajet_sandbox.inside.door import Streams
+
+ENTER_TIMEOUT_S = 60.0
+KILL_TIMEOUT_S = 10.0
+OUTPUT_BYTES = 4 << 20
+"""Maximum bytes of a command's standard output, and of its standard error."""
+Change = tuple[str, str]
+"""What the container did to a path of its image (A: added, C: changed, D: deleted), and the path."""
+
+
+class FileBundle:
+    """Files and folders to put into a container, as a tar."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `put` closes it
+        self._tar = tarfile.open(fileobj=self._file, mode="w")  # noqa: SIM115
+
+    def add_file(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Add a file at an absolute path inside."""
+        entry = tarfile.TarInfo(path.lstrip("/"))
+        entry.size, entry.mode = len(content), mode
+        self._tar.addfile(entry, io.BytesIO(content))
+
+    def add_folder(self, path: str, mode: int = 0o755) -> None:
+        """Add an empty folder; an existing one gets the mode."""
+        entry = tarfile.TarInfo(path.lstrip("/"))
+        entry.type, entry.mode = tarfile.DIRTYPE, mode
+        self._tar.addfile(entry)
+
+    def add_tree(self, folder: Path, path: str) -> None:
+        """Add a folder of the host with its content."""
+        self._tar.add(folder, path.lstrip("/"))
+
+    def finish(self) -> IO[bytes]:
+        """Return the tar as an open file at its beginning."""
+        self._tar.close()
+        self._file.seek(0)
+        return self._file
+
+
+class LivingContainer(ABC):
+    """A started container. Its processes and files end with `close`."""
+
+    has_changes: bool
+    """True if `list_changes` sees what was changed."""
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        """Note the namespaces of the first process. Raises SandboxFailure if it has ended.
+
+        Args:
+            folder: the container's folder on the host, for files of the engine.
+        """
+        self.pid, self.folder = pid, folder
+        try:
+            self._spaces = {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in enter.FLAGS}
+        except OSError as error:
+            raise SandboxFailure(f"the container ended at its start: {error}") from error
+        self._attempts_before = 0
+
+    @abstractmethod
+    def build_command(
+        self, argv: Sequence[str], environment: Mapping[str, str], user: str | None, workdir: str | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the host's command line that runs `argv` inside, and the command's own environment."""
+
+    @abstractmethod
+    def list_changes(self) -> list[Change]:
+        """Return what was changed since the start. Raises SandboxFailure."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove the container with its processes and files. Idempotent."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        user: str | None = None,
+        workdir: str | None = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        output: int = OUTPUT_BYTES,
+    ) -> Ended:
+        """Run a command inside. Its processes are killed after a timeout; those that it detached live on.
+
+        Raises:
+            SandboxFailure: the container has ended, or the engine failed.
+        """
+        command, own = await asyncio.to_thread(self.build_command, argv, environment, user, workdir)
+        try:
+            running = RunningCommand(CommandSpec(command, self.folder, own, timeout, {}, output, stdin))
+        except OSError as error:
+            raise SandboxFailure(f"no process could be started: {error}") from error
+        waiting = asyncio.get_running_loop().run_in_executor(None, running.wait)
+        try:
+            ended = await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            running.stop()
+            await asyncio.wait([waiting])
+            raise
+        if ended.ended_by:
+            await asyncio.to_thread(self._kill_command)
+        if not self.is_alive():
+            raise SandboxFailure(f"the container was killed while {argv[0]} ran in it")
+        return ended
+
+    def is_alive(self) -> bool:
+        """True while the first process runs."""
+        try:
+            return os.stat(f"/proc/{self.pid}/ns/pid").st_ino == self._spaces["pid"]
+        except OSError:
+            return False
+
+    def spell_spaces(self) -> str:
+        """Return the noted namespaces as an argument of `enter.py`."""
+        return ",".join(f"{name}={number}" for name, number in self._spaces.items())
+
+    def put(self, bundle: FileBundle) -> None:
+        """Write the files into the container, owned by root. Raises SandboxFailure."""
+        with bundle.finish() as archive:
+            self._run_inside("put", stdin=archive)
+
+    def remove(self, *paths: str) -> None:
+        """Remove files and folders inside. Raises SandboxFailure."""
+        self._run_inside("remove", *paths)
+
+    def get(self, path: str, most: int) -> bytes | None:
+        """Return a file's content, or None without the file.
+
+        Raises:
+            ValueError: it is no regular file, or larger than `most` bytes.
+            SandboxFailure: the container has ended.
+        """
+        done = self._run_inside("get", path, str(most), allowed=(enter.MISSING, enter.UNREADABLE))
+        if done.returncode == enter.UNREADABLE:
+            raise ValueError(f"{path} is no regular file of at most {most} bytes")
+        return None if done.returncode == enter.MISSING else done.stdout
+
+    @asynccontextmanager
+    async def serve_gateway(self, base_url: str) -> AsyncIterator[None]:
+        """Serve the host's gateway inside, on the loopback address and the gateway's port, during the block."""
+        place = urlsplit(base_url)
+        host, port = place.hostname or "127.0.0.1", place.port or 80
+        listening = await asyncio.to_thread(self.listen, port)
+
+        async def connect() -> Streams:
+            return await asyncio.open_connection(host, port)
+
+        server = await asyncio.start_server(make_forwarder(connect), sock=listening)
+        try:
+            yield
+        finally:
+            server.close()
+
+    def listen(self, port: int) -> socket.socket:
+        """Return a socket that listens on the container's loopback; the host accepts. Raises SandboxFailure."""
+        if os.stat("/proc/self/ns/user").st_ino == self._spaces["user"]:
+            return self._listen_in_thread(port)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._run_inside("listen", str(theirs.fileno()), str(port), passed=(theirs.fileno(),))
+            _, descriptors, *_ = socket.recv_fds(ours, 16, 1)
+        return socket.socket(fileno=descriptors[0])
+
+    def _listen_in_thread(self, port: int) -> socket.socket:
+        """Enter the network namespace with a thread of its own: a process would have to enter another user's first."""
+
+        def enter_and_listen() -> socket.socket:
+            enter.enter_namespaces(str(self.pid), {"net": str(self._spaces["net"])}, ("net",))
+            return enter.open_listener(port)
+
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                return thread.submit(enter_and_listen).result()
+            except (OSError, SystemExit) as error:
+                raise SandboxFailure(f"the container's network cannot be entered: {error}") from error
+
+    def count_network_attempts(self) -> int:
+        """Return how many packets or connections of the last command had no way out of the container."""
+        total = self._read_refused()
+        fresh, self._attempts_before = total - self._attempts_before, total
+        return fresh
+
+    def count_processes(self) -> int:
+        """Return the number of processes inside, without those of the container itself."""
+        return len(self._list_processes()) - 2
+
+    def count_memory_kills(self) -> int:
+        """Return how many processes the kernel killed for lack of memory."""
+        with suppress(OSError):
+            for row in Path(f"/proc/{self.pid}/cgroup").read_text().splitlines():
+                _, names, path = row.split(":", 2)
+                if "memory" in names.split(","):
+                    return ControlGroup([ROOT / "memory" / path.strip("/")]).count_killed()
+                if not names and (ROOT / "cgroup.controllers").exists():
+                    return ControlGroup([ROOT / path.strip("/")]).count_killed()
+        return 0
+
+    def _read_refused(self) -> int:
+        """Sum the kernel's counters of the network namespace: no route, and no listener for a datagram."""
+        total = 0
+        for name in ("snmp", "snmp6"):
+            with suppress(OSError):
+                rows = [row.split() for row in Path(f"/proc/{self.pid}/net/{name}").read_text().splitlines()]
+                counters = {row[0]: row[-1] for row in rows if name == "snmp6"}
+                for head, values in zip(rows[::2], rows[1::2], strict=True) if name == "snmp" else ():
+                    counters |= {f"{head[0][:-1]}{each}": value for each, value in zip(head, values, strict=True)}
+                for each in ("IpOutNoRoutes", "UdpNoPorts", "Ip6OutNoRoutes", "Udp6NoPorts"):
+                    total += int(counters.get(each, 0))
+        return total
+
+    def _list_processes(self) -> dict[int, int]:
+        """Return the parent of each process inside, by the host's process ids."""
+        found: dict[int, int] = {}
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with suppress(OSError):
+                if os.stat(f"/proc/{name}/ns/pid").st_ino == self._spaces["pid"]:
+                    fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
+                    if fields[0] != b"Z":
+                        found[int(name)] = int(fields[1])
+        return found
+
+    def _kill_command(self) -> None:
+        """Kill the process that entered from outside, with its descendants. Raises SandboxFailure if one survives."""
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while True:
+            parents = self._list_processes()
+            doomed = {pid for pid, parent in parents.items() if parent not in parents and pid != self.pid}
+            while more := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
+                doomed |= more
+            if not doomed:
+                return
+            if time.monotonic() > deadline:
+                raise SandboxFailure(f"{len(doomed)} processes in the container cannot be killed")
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in doomed:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            time.sleep(0.02)
+
+    def _run_inside(
+        self,
+        *words: str,
+        stdin: IO[bytes] | None = None,
+        passed: tuple[int, ...] = (),
+        allowed: tuple[int, ...] = (),
+    ) -> subprocess.CompletedProcess[bytes]:
+        argv = [sys.executable, "-I", "-S", enter.__file__, str(self.pid), self.spell_spaces(), *words]
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=stdin or subprocess.DEVNULL,
+                capture_output=True,
+                pass_fds=passed,
+                env={},
+                timeout=ENTER_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SandboxFailure(f"the container cannot be entered: {error}") from error
+        if done.returncode and done.returncode not in allowed:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            why = "it has ended" if done.returncode == enter.GONE else "".join(last)
+            raise SandboxFailure(f"the container cannot be entered ({words[0]}): {why}")
+        return done
