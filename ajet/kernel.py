@@ -19,6 +19,7 @@ PLUGIN = Plugin(
     algorithms={
         "grpo": "ajet.algorithm.grpo:Grpo",
         "rloo": "ajet.algorithm.rloo:Rloo",
+        "maxrl": "ajet.algorithm.maxrl:MaxRl",
         "gigpo": "ajet.algorithm.gigpo:Gigpo",
         "reinforce_plus_plus": "ajet.algorithm.reinforce_plus_plus:ReinforcePlusPlus",
         "gdpo": "ajet.algorithm.gdpo:Gdpo",
@@ -34,6 +35,8 @@ PLUGIN = Plugin(
         "clip_cov": "ajet.algorithm.losses.clip_cov:ClipCovLoss",
         "kl_cov": "ajet.algorithm.losses.kl_cov:KlCovLoss",
         "minirl": "ajet.algorithm.losses.minirl:MinirlLoss",
+        "dppo_tv": "ajet.algorithm.losses.dppo:DppoTvLoss",
+        "dppo_kl": "ajet.algorithm.losses.dppo:DppoKlLoss",
     },
     trackers={
         "console": "ajet.record.trackers.console:ConsoleTracker",

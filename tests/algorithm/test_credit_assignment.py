@@ -42,7 +42,32 @@ def test_rloo_by_hand():
     np.testing.assert_allclose(algorithm("rloo").of_group(np.array(rewards)), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_maxrl_by_hand():
+    found = algorithm("maxrl").of_group(np.array([1.0, 0.0, 0.0, 0.0]))
+    np.testing.assert_allclose(found, [3.0, -1.0, -1.0, -1.0], rtol=1e-12)
+    found = algorithm("maxrl").of_group(np.array([1.0, 0.25, -1.0]))
+    np.testing.assert_allclose(found, [(r - 0.25 / 3) / 0.75 for r in (1.0, 0.25, -1.0)], rtol=1e-12)
+
+
+def test_maxrl_is_the_gradient_of_the_truncated_likelihood():
+    """Over all outcomes of k attempts with success rate p: the mean of A times the score is the derivative of
+    the sum of -(1 - p)^n / n over n up to k, by the logit of p."""
+    k, p = 4, 0.2
+    found = 0.0
+    for hits in range(k + 1):
+        rewards = np.array([1.0] * hits + [0.0] * (k - hits))
+        scores = np.where(rewards == 1, 1 - p, -p)
+        chance = math.comb(k, hits) * p**hits * (1 - p) ** (k - hits)
+        found += chance * float((algorithm("maxrl").of_group(rewards) * scores).mean())
+
+    def objective(logit):
+        return -sum((1 - 1 / (1 + math.exp(-logit))) ** n / n for n in range(1, k))
+
+    at = math.log(p / (1 - p))
+    assert found == pytest.approx((objective(at + 1e-5) - objective(at - 1e-5)) / 2e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl"])
 def test_equal_rewards_are_exactly_zero(estimator):
     assert not algorithm(estimator).of_group(np.full(3, 0.1)).any()
     assert not algorithm(estimator).of_group(np.array([0.7])).any()

@@ -130,13 +130,23 @@ class AlgorithmConfig(Section):
         when=(ESTIMATOR, "gae"),
         or_own=True,
     )
-    clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
-    clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
+    clip_low: float = key(
+        0.2,
+        "The importance ratio is clipped below at 1 - clip_low. DPPO: bound of the divergence for negative advantages.",
+        ge=0,
+        le=1,
+    )
+    clip_high: float = key(
+        0.2,
+        "The importance ratio is clipped above at 1 + clip_high. DPPO: bound of the divergence for positive advantages.",
+        ge=0,
+    )
     clip_dual: float | None = key(
         None,
-        "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound.",
+        "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound. DPPO: largest ratio that "
+        "counts.",
         gt=1,
-        when=(LOSS, "null", "clipped", "clip_cov"),
+        when=(LOSS, "null", "clipped", "clip_cov", "dppo_tv", "dppo_kl"),
         or_own=True,
     )
     loss_aggregation: Literal["sequence", "token", "sequence-sum"] = key(
