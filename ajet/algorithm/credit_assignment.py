@@ -5,9 +5,10 @@ baselines cover all scored episodes of a group. A sampled token becomes part of 
 (`Episode.untrained`), or is counted in the `Outcome` of its episode. Episodes are never modified.
 
 A group is skipped as `zero_variance` only if its loss is exactly 0: no token has an advantage in the batch, and there
-is neither a KL term nor a critic. The group still counts in the weights of the other groups. With `dynamic_sampling`
-(DAPO, arXiv 2503.14476, section 3.2), groups without a signal (`Algorithm.learns_from`) do not belong to the batch at
-all, with or without KL. Neither token weights nor statistics over the batch include these groups.
+is neither a KL term, nor a critic, nor a loss on observations. The group still counts in the weights of the other
+groups. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2), groups without a signal (`Algorithm.learns_from`)
+do not belong to the batch at all, with or without KL. Neither token weights nor statistics over the batch include these
+groups.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ajet.algorithm.contract import (
     index_groups,
     shape_rewards,
 )
+from ajet.algorithm.echo import weigh_observations
 from ajet.algorithm.registry import explain_failures, open_algorithm, require_finite
 from ajet.algorithm.token_credit import (
     CriticFunction,
@@ -117,12 +119,13 @@ def assign_credit(
     advantages = [np.zeros(item.length) if item.group in excluded else next(rows) for item in scored]
     if settings.dynamic_sampling:
         skipped = uninformative
-    elif config.trainer_common.use_kl_loss or "critic" in algorithm.needs:
+    elif config.trainer_common.use_kl_loss or algorithm.needs & {"critic", "observations"}:
         skipped = set()
     else:
         skipped = _find_groups_without_advantage(scored, advantages)
     balanced = {uuid for group in groups for uuid in find_surplus_attempts(group)} if settings.balance_sample else set()
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
+    trained: list[_ScoredEpisode] = []
     batch.outcomes = {e.uuid: _build_unscored_outcome(e) for e in list_episodes(groups) if not e.scored}
     weights = _weigh_episodes(scored, config, skipped, balanced)
     for item, row, weight in zip(scored, advantages, weights, strict=True):
@@ -133,11 +136,17 @@ def assign_credit(
         batch.outcomes[item.episode.uuid] = item.build_outcome(step, float(row.mean()) if row.size else 0.0)
         _write_advantages(item, row, weight)
         batch.samples.extend(item.samples)
+        trained.append(item)
+    observed = 0
+    if "observations" in algorithm.needs:
+        calls, samples = [item.episode.calls for item in trained], [item.samples for item in trained]
+        observed = weigh_observations(calls, samples, settings.observation_weight)
     batch.metrics = {
         "credit/groups": len(groups),
         "credit/zero_variance_groups": len(uninformative),
         "credit/left_out_groups": len(skipped),
         **({"credit/parts": parts} if parts else {}),
+        **({"credit/observed_tokens": observed} if observed else {}),
         **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
         **_compute_length_metrics(scored, settings.overlong),
         **_compute_credit_metrics(scored, batch, has_teacher="teacher" in algorithm.needs),

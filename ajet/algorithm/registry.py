@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from ajet.algorithm.contract import Algorithm, Need
-from ajet.config.backbones import CAPABILITY_WORDS, find_backbone
+from ajet.config.backbones import CAPABILITY_WORDS, Capability, find_backbone
 from ajet.config.plugin import load_code, spell_reference
 from ajet.config.plugins import find_part, list_packages
 from ajet.config.references import resolve_reference
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SECTION = "ajet.trainer_common.algorithm"
 KEY = f"{SECTION}.adv_estimator"
 LOSS_KEY = f"{SECTION}.policy_loss"
+CAPABILITIES: Mapping[Need, Capability] = {"teacher": "distils", "critic": "values", "observations": "observes"}
+"""The ability of a backbone that each need requires."""
 
 
 def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
@@ -59,15 +61,16 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
     algorithm = make_algorithm(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
+    for need, capability in CAPABILITIES.items():
+        if need in algorithm.needs and capability not in find_backbone(config.backbone).can:
+            raise ConfigError(
+                f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
+                f"{CAPABILITY_WORDS[capability]}.",
+                where=KEY,
+                expected="--backbone local",
+            )
     if "teacher" in algorithm.needs:
-        _require_teacher_support(algorithm, config)
-    if "critic" in algorithm.needs and "values" not in find_backbone(config.backbone).can:
-        raise ConfigError(
-            f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
-            f"{CAPABILITY_WORDS['values']}.",
-            where=KEY,
-            expected="--backbone local",
-        )
+        _require_teacher_settings(algorithm, config)
     if "critic" in algorithm.needs and config.trainer_common.lora.adapters:
         raise ConfigError(
             f"{algorithm.name} has one value head, which cannot be shared by several adapters.",
@@ -116,15 +119,8 @@ def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
         )
 
 
-def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
+def _require_teacher_settings(algorithm: Algorithm, config: AjetConfig) -> None:
     rollout, teacher = config.rollout, algorithm.settings.teacher
-    if "distils" not in find_backbone(config.backbone).can:
-        raise ConfigError(
-            f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
-            f"{CAPABILITY_WORDS['distils']}.",
-            where=KEY,
-            expected="--backbone local",
-        )
     if config.trainer_common.mode != "sync":
         raise ConfigError(
             "Samplers in separate processes do not ask a teacher model.",

@@ -100,7 +100,7 @@ class AlgorithmConfig(Section):
         "grpo",
         "How rewards become advantages: one of {names}, or a reference to your own algorithm.",
         part="algorithm",
-        needs={"distillation": "distils", "gae": "values"},
+        needs={"distillation": "distils", "gae": "values", "echo": "observes"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
@@ -110,7 +110,7 @@ class AlgorithmConfig(Section):
         True,
         "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
         "divide by its standard deviation.",
-        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "gae", "distillation"),
+        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "echo", "gae", "distillation"),
         or_own=True,
     )
     gamma: float = key(
@@ -132,13 +132,13 @@ class AlgorithmConfig(Section):
     )
     clip_low: float = key(
         0.2,
-        "The importance ratio is clipped below at 1 - clip_low. DPPO: bound of the divergence for negative advantages.",
+        "The importance ratio is clipped below at 1 - clip_low. DPPO: largest divergence for negative advantages.",
         ge=0,
         le=1,
     )
     clip_high: float = key(
         0.2,
-        "The importance ratio is clipped above at 1 + clip_high. DPPO: bound of the divergence for positive advantages.",
+        "The importance ratio is clipped above at 1 + clip_high. DPPO: largest divergence for positive advantages.",
         ge=0,
     )
     clip_dual: float | None = key(
@@ -257,6 +257,13 @@ class AlgorithmConfig(Section):
         ge=0,
         le=1,
         when=(ESTIMATOR, "gigpo"),
+        or_own=True,
+    )
+    observation_weight: float = key(
+        0.1,
+        "ECHO: weight of the mean cross-entropy of the tokens that the environment wrote.",
+        gt=0,
+        when=(ESTIMATOR, "echo"),
         or_own=True,
     )
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")

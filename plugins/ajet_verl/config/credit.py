@@ -78,7 +78,7 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
         value: returns the effective value of a verl key, or None if it is unset.
     """
     filters = value("algorithm.filter_groups.enable")
-    ours = tuple(name for name, each in _load_algorithms().items() if not each.needs & {"teacher", "critic"})
+    ours = tuple(name for name, each in _load_algorithms().items() if each.needs <= {"group", "reference"})
     for key, taken in ((ESTIMATOR, ours), *_TAKEN, *(_FILTERED if filters else ())):
         found = value(key)
         users = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
