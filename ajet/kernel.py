@@ -26,6 +26,7 @@ PLUGIN = Plugin(
         "echo": "ajet.algorithm.echo:Echo",
         "gae": "ajet.algorithm.gae:Gae",
         "distillation": "ajet.algorithm.distillation:Distillation",
+        "opsd": "ajet.algorithm.self_distillation:SelfDistillation",
     },
     losses={
         "clipped": "ajet.algorithm.losses.clipped:ClippedLoss",

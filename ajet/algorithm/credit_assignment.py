@@ -96,7 +96,8 @@ def assign_credit(
         groups: All attempts of the step, grouped by task.
         algorithm: None opens the algorithm named by `config`.
         step: Number of the training step, recorded in the outcomes.
-        reference: Computes logprobs of policy and reference model; called only with `use_kl_in_reward`.
+        reference: Computes logprobs of policy and reference model; called only with `use_kl_in_reward`, and for
+            self-distillation with the policy that knows the answer as the reference.
         critic: Computes values; called only if the algorithm needs a critic.
 
     Raises:
@@ -106,10 +107,15 @@ def assign_credit(
     settings = config.trainer_common.algorithm
     algorithm = algorithm or open_algorithm(config)
     scored = [_build_scored_episode(episode, index) for index, group in enumerate(groups) for episode in group.scored]
-    if settings.use_kl_in_reward:
+    is_privileged = "privileged" in algorithm.needs
+    if settings.use_kl_in_reward or is_privileged:
         if reference is None:
-            raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
-        _apply_kl_penalties(scored, reference, settings.kl_in_reward_coef)
+            raise ValueError("use_kl_in_reward and self-distillation need the logprobs of two models")
+        _apply_kl_penalties(scored, reference, 1.0 if is_privileged else settings.kl_in_reward_coef)
+        if is_privileged:
+            for item in scored:
+                for sample in item.samples:
+                    sample.reference = None  # a KL term in the loss compares with the reference model
     uninformative = {index for index, group in enumerate(groups) if not algorithm.learns_from(group)}
     excluded = uninformative if settings.dynamic_sampling else set()
     included = [item for item in scored if item.group not in excluded]
@@ -149,7 +155,7 @@ def assign_credit(
         **({"credit/observed_tokens": observed} if observed else {}),
         **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
         **_compute_length_metrics(scored, settings.overlong),
-        **_compute_credit_metrics(scored, batch, has_teacher="teacher" in algorithm.needs),
+        **_compute_credit_metrics(scored, batch, has_teacher=bool(algorithm.needs & {"teacher", "privileged"})),
         **critic_metrics,
     }
     return batch

@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 SECTION = "ajet.trainer_common.algorithm"
 KEY = f"{SECTION}.adv_estimator"
 LOSS_KEY = f"{SECTION}.policy_loss"
-CAPABILITIES: Mapping[Need, Capability] = {"teacher": "distils", "critic": "values", "observations": "observes"}
+CAPABILITIES: Mapping[Need, Capability] = {
+    "teacher": "distils",
+    "privileged": "distils",
+    "critic": "values",
+    "observations": "observes",
+}
 """The ability of a backbone that each need requires."""
 
 
@@ -71,6 +76,12 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
             )
     if "teacher" in algorithm.needs:
         _require_teacher_settings(algorithm, config)
+    if "privileged" in algorithm.needs and config.rollout.truncates_sampling:
+        raise ConfigError(
+            f"{algorithm.name} compares complete distributions, but top_p or top_k truncate sampling.",
+            where=KEY,
+            expected="rollout.top_p: 1.0 and rollout.top_k: -1",
+        )
     if "critic" in algorithm.needs and config.trainer_common.lora.adapters:
         raise ConfigError(
             f"{algorithm.name} has one value head, which cannot be shared by several adapters.",
@@ -190,7 +201,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
         )
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
         open_loss(algorithm)  # report an invalid reference before the first step
-    if "teacher" in kind.needs and settings.use_kl_in_reward:
+    if kind.needs & {"teacher", "privileged"} and settings.use_kl_in_reward:
         raise ConfigError(
             f"{name} learns from a teacher and cannot be combined with KL penalties in the reward.",
             where=f"{SECTION}.use_kl_in_reward",

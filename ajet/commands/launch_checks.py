@@ -101,7 +101,7 @@ def require_rewards(experiment: Experiment) -> None:
     reader = find_part("reader", experiment.ajet.task_reader.type)
     if reader is not None and reader.scorer:
         return
-    if "trains" in experiment.backbone.can and "teacher" in load_algorithm(experiment).needs:
+    if "trains" in experiment.backbone.can and load_algorithm(experiment).needs & {"teacher", "privileged"}:
         return
     if not load_workflow(experiment).needs_judge(experiment.config):
         return

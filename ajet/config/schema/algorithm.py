@@ -19,12 +19,16 @@ class TeacherConfig(Section):
         None,
         "A second model, loaded next to the policy. It must have the policy's tokenizer. Written like `model.path`.",
         kind="path",
+        when=(ESTIMATOR, "distillation"),
+        or_own=True,
     )
     base_url: str | None = key(
         None,
         "Instead of a loaded model: the URL of an OpenAI-compatible server that returns `prompt_logprobs`, such "
         "as vLLM, `http://HOST:PORT/v1`.",
         training=False,
+        when=(ESTIMATOR, "distillation"),
+        or_own=True,
     )
     model: str | None = key(None, "Name of the teacher model on that server.")
     api_key_env: str = key("OPENAI_API_KEY", "Environment variable that contains the server's API key.", training=False)
@@ -34,6 +38,16 @@ class TeacherConfig(Section):
     )
     bound: float | None = key(
         None, "Largest difference in nats that the teacher can add for one token; null: no limit.", gt=0
+    )
+    field: str = key(
+        "answer",
+        "opsd: field of the task that the teacher may read, such as the answer or a demonstration.",
+        when=(ESTIMATOR, "opsd"),
+    )
+    template: str = key(
+        "Here is an example of an expert response:\n<demonstration>\n{answer}\n</demonstration>",
+        "opsd: system message before the attempt, with `{answer}` for that field.",
+        when=(ESTIMATOR, "opsd"),
     )
     timeout: float = key(120.0, "Seconds until a request to the server times out.", training=False, gt=0)
     max_retries: int = key(3, "Number of retries when the server does not answer.", training=False, ge=0)
@@ -100,7 +114,7 @@ class AlgorithmConfig(Section):
         "grpo",
         "How rewards become advantages: one of {names}, or a reference to your own algorithm.",
         part="algorithm",
-        needs={"distillation": "distils", "gae": "values", "echo": "observes"},
+        needs={"distillation": "distils", "opsd": "distils", "gae": "values", "echo": "observes"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
@@ -110,7 +124,7 @@ class AlgorithmConfig(Section):
         True,
         "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
         "divide by its standard deviation.",
-        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "echo", "gae", "distillation"),
+        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "echo", "gae", "distillation", "opsd"),
         or_own=True,
     )
     gamma: float = key(
@@ -291,7 +305,8 @@ class AlgorithmConfig(Section):
     )
     teacher: TeacherConfig = section(
         TeacherConfig,
-        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation`.",
-        when=(ESTIMATOR, "distillation"),
+        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation`; for `opsd` "
+        "the policy itself.",
+        when=(ESTIMATOR, "distillation", "opsd"),
         or_own=True,
     )
