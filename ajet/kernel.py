@@ -23,6 +23,7 @@ PLUGIN = Plugin(
         "gigpo": "ajet.algorithm.gigpo:Gigpo",
         "reinforce_plus_plus": "ajet.algorithm.reinforce_plus_plus:ReinforcePlusPlus",
         "gdpo": "ajet.algorithm.gdpo:Gdpo",
+        "rae": "ajet.algorithm.rae:Rae",
         "echo": "ajet.algorithm.echo:Echo",
         "gae": "ajet.algorithm.gae:Gae",
         "distillation": "ajet.algorithm.distillation:Distillation",

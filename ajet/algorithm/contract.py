@@ -49,6 +49,8 @@ class Algorithm:
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
     """Required inputs (`Need`). Without "group", one scored attempt at a task is enough for training."""
+    across_tasks: ClassVar[bool] = False
+    """True: attempts, and their parts of equal name, are compared over the complete batch instead of within a group."""
     formula: ClassVar[str] = ""
     """The advantage of episode i (or of its token t), with rewards r. Shown in docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""

@@ -110,7 +110,7 @@ def assign_credit(
     is_privileged = "privileged" in algorithm.needs
     if settings.use_kl_in_reward or is_privileged:
         if reference is None:
-            raise ValueError("use_kl_in_reward and self-distillation need the logprobs of two models")
+            raise ValueError("use_kl_in_reward and self-distillation need logprobs of the policy and of a reference")
         _apply_kl_penalties(scored, reference, 1.0 if is_privileged else settings.kl_in_reward_coef)
         if is_privileged:
             for item in scored:
@@ -175,11 +175,12 @@ def _compute_advantages(
     if "critic" in algorithm.needs:
         advantages, parts, critic_metrics = _compute_critic_advantages(scored, algorithm, critic)
     else:
-        advantages = _compute_reward_advantages(scored, algorithm, settings.equal_rewards)
+        groups = [0 if algorithm.across_tasks else item.group for item in scored]
+        advantages = _compute_reward_advantages(scored, groups, algorithm, settings.equal_rewards)
         parts = add_process_credit(
             advantages,
             [item.episode for item in scored],
-            [item.group for item in scored],
+            groups,
             [_locate_replies(item) for item in scored],
             algorithm,
         )
@@ -267,11 +268,12 @@ def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 
-def _compute_reward_advantages(scored: Sequence[_ScoredEpisode], algorithm: Algorithm, equal: float) -> list[Row]:
+def _compute_reward_advantages(
+    scored: Sequence[_ScoredEpisode], groups: Sequence[int], algorithm: Algorithm, equal: float
+) -> list[Row]:
     """Return [T_e] advantages per scored episode, in sampled order."""
     episodes = [item.episode for item in scored]
     rewards = shape_rewards(episodes, algorithm.settings.overlong)
-    groups = [item.group for item in scored]
     for members in index_groups(groups):
         rewards[members] = equalize_rewards(rewards[members], equal)
     with explain_failures(algorithm):
