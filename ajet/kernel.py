@@ -27,6 +27,7 @@ PLUGIN = Plugin(
         "echo": "ajet.algorithm.echo:Echo",
         "gae": "ajet.algorithm.gae:Gae",
         "distillation": "ajet.algorithm.distillation:Distillation",
+        "gkd": "ajet.algorithm.gkd:Gkd",
         "opsd": "ajet.algorithm.self_distillation:SelfDistillation",
     },
     losses={

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 Row = npt.NDArray[np.float64]
 """A one-dimensional array of a batch. The last letter of a variable's name gives its axis."""
-Need = Literal["group", "reference", "teacher", "privileged", "critic", "observations"]
+Need = Literal["group", "reference", "teacher", "distribution", "privileged", "critic", "observations"]
 """Inputs that an algorithm can require.
 
 - group: at least two scored attempts at a task, for comparison.
 - reference: `use_kl_in_reward`, so that the reference model's logprobs are computed.
 - teacher: the logprobs of the attempts' tokens under `algorithm.teacher`.
+- distribution: the logits of `algorithm.teacher.path` at the trained tokens, during the update (`ajet.algorithm.gkd`).
 - privileged: the policy's own logprobs with the task's answer in the context (`ajet.algorithm.self_distillation`).
 - observations: a loss on tokens that the environment wrote (`ajet.algorithm.echo`).
 - critic: token values from a value head of the policy (`algorithm.critic`).

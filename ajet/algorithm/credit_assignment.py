@@ -5,10 +5,10 @@ baselines cover all scored episodes of a group. A sampled token becomes part of 
 (`Episode.untrained`), or is counted in the `Outcome` of its episode. Episodes are never modified.
 
 A group is skipped as `zero_variance` only if its loss is exactly 0: no token has an advantage in the batch, and there
-is neither a KL term, nor a critic, nor a loss on observations. The group still counts in the weights of the other
-groups. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2), groups without a signal (`Algorithm.learns_from`)
-do not belong to the batch at all, with or without KL. Neither token weights nor statistics over the batch include these
-groups.
+is no other term: KL, critic, observations or a teacher's distribution. The group still counts in the weights of the
+other groups. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2), groups without a signal
+(`Algorithm.learns_from`) do not belong to the batch at all, with or without KL. Neither token weights nor statistics
+over the batch include these groups.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def assign_credit(
     advantages = [np.zeros(item.length) if item.group in excluded else next(rows) for item in scored]
     if settings.dynamic_sampling:
         skipped = uninformative
-    elif config.trainer_common.use_kl_loss or algorithm.needs & {"critic", "observations"}:
+    elif config.trainer_common.use_kl_loss or algorithm.needs & {"critic", "observations", "distribution"}:
         skipped = set()
     else:
         skipped = _find_groups_without_advantage(scored, advantages)

@@ -36,6 +36,7 @@ KEY = f"{SECTION}.adv_estimator"
 LOSS_KEY = f"{SECTION}.policy_loss"
 CAPABILITIES: Mapping[Need, Capability] = {
     "teacher": "distils",
+    "distribution": "distils",
     "privileged": "distils",
     "critic": "values",
     "observations": "observes",
@@ -74,7 +75,7 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
                 where=KEY,
                 expected="--backbone local",
             )
-    if "teacher" in algorithm.needs:
+    if algorithm.needs & {"teacher", "distribution"}:
         _require_teacher_settings(algorithm, config)
     if "privileged" in algorithm.needs and config.rollout.truncates_sampling:
         raise ConfigError(
@@ -132,7 +133,13 @@ def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
 
 def _require_teacher_settings(algorithm: Algorithm, config: AjetConfig) -> None:
     rollout, teacher = config.rollout, algorithm.settings.teacher
-    if config.trainer_common.mode != "sync":
+    if "distribution" in algorithm.needs and teacher.base_url is not None:
+        raise ConfigError(
+            f"{algorithm.name} compares complete distributions, which a server does not return.",
+            where=f"{SECTION}.teacher.base_url",
+            expected="teacher.path, or adv_estimator: distillation for a server",
+        )
+    if "teacher" in algorithm.needs and config.trainer_common.mode != "sync":
         raise ConfigError(
             "Samplers in separate processes do not ask a teacher model.",
             where="ajet.trainer_common.mode",
@@ -201,7 +208,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
         )
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
         open_loss(algorithm)  # report an invalid reference before the first step
-    if kind.needs & {"teacher", "privileged"} and settings.use_kl_in_reward:
+    if kind.needs & {"teacher", "distribution", "privileged"} and settings.use_kl_in_reward:
         raise ConfigError(
             f"{name} learns from a teacher and cannot be combined with KL penalties in the reward.",
             where=f"{SECTION}.use_kl_in_reward",

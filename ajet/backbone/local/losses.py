@@ -58,6 +58,7 @@ class LossTally:
     stale: int = 0
     stale_weight: float = 0.0
     stale_capped: int = 0
+    teacher_kl: float = 0.0
     observed: int = 0
     observed_loss: float = 0.0
     """Sum of -log p over the observed tokens, without their weights."""
@@ -284,6 +285,18 @@ class RowLoss:
             if (fresh := np.flatnonzero(self.fresh[at])).size:
                 tally.fresh += fresh.size
                 tally.fresh_gap += float(gap[torch.from_numpy(fresh).to(gap.device)].abs().sum())
+        return total
+
+    def weigh_divergence(self, divergence_C: Tensor, at: slice, coefficient: float) -> Tensor:
+        """Return the summed loss of the policy's divergence from a teacher, and add it to the tally.
+
+        Args:
+            divergence_C: The divergence at some of the row's targets [C].
+            at: The range of targets within the row.
+        """
+        total = coefficient * (self.weights[at] * divergence_C).sum()
+        self.step.tally.teacher_kl += float(divergence_C.detach().sum())
+        self.step.tally.loss += float(total.detach())
         return total
 
     def _count_stale(self, terms: TokenLossTerms, at: slice | Indices) -> None:

@@ -19,7 +19,7 @@ class TeacherConfig(Section):
         None,
         "A second model, loaded next to the policy. It must have the policy's tokenizer. Written like `model.path`.",
         kind="path",
-        when=(ESTIMATOR, "distillation"),
+        when=(ESTIMATOR, "distillation", "gkd"),
         or_own=True,
     )
     base_url: str | None = key(
@@ -27,7 +27,7 @@ class TeacherConfig(Section):
         "Instead of a loaded model: the URL of an OpenAI-compatible server that returns `prompt_logprobs`, such "
         "as vLLM, `http://HOST:PORT/v1`.",
         training=False,
-        when=(ESTIMATOR, "distillation"),
+        when=(ESTIMATOR, "distillation", "gkd"),
         or_own=True,
     )
     model: str | None = key(None, "Name of the teacher model on that server.")
@@ -37,7 +37,18 @@ class TeacherConfig(Section):
         0.0, "Weight of the rewards in the advantage, computed as in GRPO; 0: only the teacher counts.", ge=0
     )
     bound: float | None = key(
-        None, "Largest difference in nats that the teacher can add for one token; null: no limit.", gt=0
+        None,
+        "Largest difference in nats that the teacher can add for one token; null: no limit.",
+        gt=0,
+        when=(ESTIMATOR, "distillation", "opsd"),
+        or_own=True,
+    )
+    top_k: int | None = key(
+        None,
+        "gkd: number of the teacher's likeliest tokens that are compared one by one, with all others as one token; "
+        "null: the complete vocabulary.",
+        ge=1,
+        when=(ESTIMATOR, "gkd"),
     )
     field: str = key(
         "answer",
@@ -114,7 +125,7 @@ class AlgorithmConfig(Section):
         "grpo",
         "How rewards become advantages: one of {names}, or a reference to your own algorithm.",
         part="algorithm",
-        needs={"distillation": "distils", "opsd": "distils", "gae": "values", "echo": "observes"},
+        needs={"distillation": "distils", "gkd": "distils", "opsd": "distils", "gae": "values", "echo": "observes"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
@@ -124,7 +135,7 @@ class AlgorithmConfig(Section):
         True,
         "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
         "divide by its standard deviation.",
-        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "echo", "gae", "distillation", "opsd"),
+        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "echo", "gae", "distillation", "gkd", "opsd"),
         or_own=True,
     )
     gamma: float = key(
@@ -305,8 +316,8 @@ class AlgorithmConfig(Section):
     )
     teacher: TeacherConfig = section(
         TeacherConfig,
-        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation`; for `opsd` "
-        "the policy itself.",
-        when=(ESTIMATOR, "distillation", "opsd"),
+        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation` and `gkd`; "
+        "for `opsd` the policy itself.",
+        when=(ESTIMATOR, "distillation", "gkd", "opsd"),
         or_own=True,
     )
