@@ -30,6 +30,7 @@ from ajet.train.sink import RunSink
 from ajet.train.step import StepGroups, StepUpdate, TrainedStep
 
 if TYPE_CHECKING:
+    from ajet.algorithm.credit_assignment import LogprobPairs
     from ajet.backbone.contract import Backbone
     from ajet.config import Experiment
     from ajet.config.schema.trainer_common import TrainerConfig
@@ -156,7 +157,8 @@ class TrainingSession:
         step, settings = self.step + 1, self.experiment.ajet
         if self.credit_rule is not None:
             return self.credit_rule(taken.groups, step)
-        reference = self._score_twice if settings.trainer_common.algorithm.use_kl_in_reward else None
+        penalizes = settings.trainer_common.algorithm.use_kl_in_reward
+        reference: LogprobPairs | None = self._score_twice if penalizes else None
         if "privileged" in self.algorithm.needs:
             reference = make_privileged_scorer(self.backbone, taken.groups, settings)
         critic = self.backbone.values if "critic" in self.algorithm.needs else None
