@@ -12,7 +12,6 @@ counts for all agents and is compared with those of all other attempts.
 from __future__ import annotations
 
 from ajet.algorithm.rloo import Rloo
-from ajet.schema.episode import Group
 
 
 class Rae(Rloo):
@@ -25,7 +24,3 @@ class Rae(Rloo):
     paper = "RAE in SPIRAL, arXiv 2506.24119"
     needs = frozenset()
     across_tasks = True
-
-    def learns_from(self, group: Group) -> bool:
-        """Return True for every group with a scored attempt, because other tasks provide the comparison."""
-        return bool(group.scored)
