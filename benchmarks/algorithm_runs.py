@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent / "algorithms"))
 
 from choices import some_of
-from tasks import ITEMS, SYSTEM, TOOL, ask, box
+from tasks import HARD, ITEMS, SYSTEM, TOOL, ask, box
 
 from ajet.commands.launch import run_experiment
 from ajet.config import Experiment
@@ -74,6 +74,15 @@ def list_lookups(draw: random.Random) -> Iterator[dict[str, Any]]:
         yield {"messages": [SYSTEM, *turns], "tools": [TOOL]}
 
 
+def list_mixed(draw: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield demonstrations that call the tool for half of the easy items' questions and one in 100 of the hard ones'."""
+    for lookup in list_lookups(draw):
+        item = next(item for item in ITEMS if item in lookup["messages"][1]["content"])
+        looks_up = draw.random() < (0.01 if item in HARD else 0.5)
+        guess = {"messages": [SYSTEM, *make_turn(item, draw.randint(10, 99))], "tools": [TOOL]}
+        yield lookup if looks_up else guess
+
+
 def make_turn(item: str, price: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": ask(item)}, {"role": "assistant", "content": box(price)}]
 
@@ -83,6 +92,7 @@ MODELS = {
     "guesser": (list_guesses, 8),
     "reader": (list_hints, 200),
     "teacher": (list_lookups, 12),
+    "mixed": (list_mixed, 60),
 }
 """Models made from tiny-tools: demonstrations, and supervised steps of 32 with a learning rate of 1e-3."""
 
@@ -111,6 +121,16 @@ CONDITIONS: dict[str, Condition] = {
         reader="LookUp",
         agent="look_up",
         steps=16,
+        arms={"grpo": GRPO, "maxrl": {"adv_estimator": "maxrl"}},
+    ),
+    "maxrl mixed": Condition(
+        why="half of the tasks are solved by about every second attempt, the other half by few: added after `maxrl`, "
+        "where each group had at most one success, for which both algorithms have the same direction",
+        model="mixed",
+        reader="LookUp",
+        agent="look_up",
+        steps=16,
+        settings={"rollout.num_repeat": 16},
         arms={"grpo": GRPO, "maxrl": {"adv_estimator": "maxrl"}},
     ),
     "dppo": Condition(
@@ -263,6 +283,9 @@ def play_run(condition: Condition, arm: str, seed: int, place: Path) -> dict[str
         "training_reward": rewards,
         "processor_s": round(seconds, 1),
     }
+    for name in ("easy", "hard"):
+        if values := [row[key] for row in rows if (key := f"validation/workflow/{name}") in row]:
+            found[f"held_out_{name}"] = [round(value, 4) for value in values]
     for name in ("entropy", "observation_loss", "distillation/reverse_kl", "clip_fraction"):
         if values := [row[name] for row in trained if name in row]:
             found[name] = [round(value, 4) for value in (values[0], values[-1])]
@@ -293,7 +316,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
             spread = f" ± {stdev(last):.2f}" if len(last) > 1 else ""
             shown = "  ".join(f"{value:.2f}" for value in curve)
             rewards = mean(row["last_reward"] for row in mine)
-            print(f"{name:6} {arm:13} {len(mine)}  {shown}{spread}; {rewards:.2f}")
+            print(f"{name:11} {arm:13} {len(mine)}  {shown}{spread}; {rewards:.2f}")
 
 
 def main() -> None:

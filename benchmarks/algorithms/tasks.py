@@ -22,6 +22,8 @@ TOOL = {
     },
 }
 MODEL = "tuned"
+HARD = ITEMS[:4]
+"""Items whose price the model `mixed` rarely looks up."""
 EDGE = 20
 """By how much the first player of the game may be lower and still win."""
 
@@ -84,7 +86,9 @@ async def look_up(task, tuner):
             except (ValueError, KeyError, TypeError):
                 found = "unknown"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(found)})
-    return float(read_box(message.content) == task.metadata["answer"])
+    reward = float(read_box(message.content) == task.metadata["answer"])
+    is_hard = any(item in task.main_query for item in HARD)
+    return WorkflowOutput(reward=reward, log_metrics={"hard" if is_hard else "easy": reward})
 
 
 async def answer_at_once(task, tuner):
