@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -75,7 +75,7 @@ def list_lookups(draw: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def list_mixed(draw: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield demonstrations that call the tool for half of the easy items' questions and one in 100 of the hard ones'."""
+    """Yield demonstrations that call the tool for half of the easy items' questions and one in 100 of the hard."""
     for lookup in list_lookups(draw):
         item = next(item for item in ITEMS if item in lookup["messages"][1]["content"])
         looks_up = draw.random() < (0.01 if item in HARD else 0.5)
@@ -187,6 +187,19 @@ CONDITIONS: dict[str, Condition] = {
         },
     ),
 }
+
+
+FASTER = {"trainer_common.optim.lr": 1e-3}
+CONDITIONS["echo faster"] = replace(
+    CONDITIONS["echo"],
+    why="as `echo`, at a learning rate of 1e-3: added after its first seed, in which neither arm learned to answer",
+    settings=FASTER,
+)
+CONDITIONS["opsd faster"] = replace(
+    CONDITIONS["opsd"],
+    why="as `opsd`, at a learning rate of 1e-3: added after its first seed, in which neither arm learned to answer",
+    settings=FASTER,
+)
 
 
 def make_tree(settings: Mapping[str, Any]) -> dict[str, Any]:
