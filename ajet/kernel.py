@@ -24,11 +24,16 @@ PLUGIN = Plugin(
     algorithms={
         "grpo": "ajet.algorithm.grpo:Grpo",
         "rloo": "ajet.algorithm.rloo:Rloo",
+        "maxrl": "ajet.algorithm.maxrl:MaxRl",
         "gigpo": "ajet.algorithm.gigpo:Gigpo",
         "reinforce_plus_plus": "ajet.algorithm.reinforce_plus_plus:ReinforcePlusPlus",
         "gdpo": "ajet.algorithm.gdpo:Gdpo",
+        "rae": "ajet.algorithm.rae:Rae",
+        "echo": "ajet.algorithm.echo:Echo",
         "gae": "ajet.algorithm.gae:Gae",
         "distillation": "ajet.algorithm.distillation:Distillation",
+        "gkd": "ajet.algorithm.gkd:Gkd",
+        "opsd": "ajet.algorithm.self_distillation:SelfDistillation",
     },
     losses={
         "clipped": "ajet.algorithm.losses.clipped:ClippedLoss",
@@ -39,6 +44,8 @@ PLUGIN = Plugin(
         "clip_cov": "ajet.algorithm.losses.clip_cov:ClipCovLoss",
         "kl_cov": "ajet.algorithm.losses.kl_cov:KlCovLoss",
         "minirl": "ajet.algorithm.losses.minirl:MinirlLoss",
+        "dppo_tv": "ajet.algorithm.losses.dppo:DppoTvLoss",
+        "dppo_kl": "ajet.algorithm.losses.dppo:DppoKlLoss",
     },
     trackers={
         "console": "ajet.record.trackers.console:ConsoleTracker",

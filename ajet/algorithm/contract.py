@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 Row = npt.NDArray[np.float64]
 """A one-dimensional array of a batch. The last letter of a variable's name gives its axis."""
-Need = Literal["group", "reference", "teacher", "critic"]
+Need = Literal["group", "reference", "teacher", "distribution", "privileged", "critic", "observations"]
 """Inputs that an algorithm can require.
 
 - group: at least two scored attempts at a task, for comparison.
 - reference: `use_kl_in_reward`, so that the reference model's logprobs are computed.
 - teacher: the logprobs of the attempts' tokens under `algorithm.teacher`.
+- distribution: the logits of `algorithm.teacher.path` at the trained tokens, during the update (`ajet.algorithm.gkd`).
+- privileged: the policy's own logprobs with the task's answer in the context (`ajet.algorithm.self_distillation`).
+- observations: a loss on tokens that the environment wrote (`ajet.algorithm.echo`).
 - critic: token values from a value head of the policy (`algorithm.critic`).
 """
 
@@ -47,6 +50,8 @@ class Algorithm:
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
     """Required inputs (`Need`). Without "group", one scored attempt at a task is enough for training."""
+    across_tasks: ClassVar[bool] = False
+    """True: attempts, and their parts of equal name, are compared over the complete batch instead of within a group."""
     formula: ClassVar[str] = ""
     """The advantage of episode i (or of its token t), with rewards r. Shown in docs/reference/algorithms.md."""
     paper: ClassVar[str] = ""

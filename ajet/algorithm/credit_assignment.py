@@ -5,9 +5,10 @@ baselines cover all scored episodes of a group. A sampled token becomes part of 
 (`Episode.untrained`), or is counted in the `Outcome` of its episode. Episodes are never modified.
 
 A group is skipped as `zero_variance` only if its loss is exactly 0: no token has an advantage in the batch, and there
-is neither a KL term nor a critic. The group still counts in the weights of the other groups. With `dynamic_sampling`
-(DAPO, arXiv 2503.14476, section 3.2), groups without a signal (`Algorithm.learns_from`) do not belong to the batch at
-all, with or without KL. Neither token weights nor statistics over the batch include these groups.
+is no other term: KL, critic, observations or a teacher's distribution. The group still counts in the weights of the
+other groups. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2), groups without a signal
+(`Algorithm.learns_from`) do not belong to the batch at all, with or without KL. Neither token weights nor statistics
+over the batch include these groups.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ajet.algorithm.contract import (
     index_groups,
     shape_rewards,
 )
+from ajet.algorithm.echo import weigh_observations
 from ajet.algorithm.registry import explain_failures, open_algorithm, require_finite
 from ajet.algorithm.token_credit import (
     CriticFunction,
@@ -94,7 +96,8 @@ def assign_credit(
         groups: All attempts of the step, grouped by task.
         algorithm: None opens the algorithm named by `config`.
         step: Number of the training step, recorded in the outcomes.
-        reference: Computes logprobs of policy and reference model; called only with `use_kl_in_reward`.
+        reference: Computes logprobs of policy and reference model; called only with `use_kl_in_reward`, and for
+            self-distillation with the policy that knows the answer as the reference.
         critic: Computes values; called only if the algorithm needs a critic.
 
     Raises:
@@ -104,10 +107,15 @@ def assign_credit(
     settings = config.trainer_common.algorithm
     algorithm = algorithm or open_algorithm(config)
     scored = [_build_scored_episode(episode, index) for index, group in enumerate(groups) for episode in group.scored]
-    if settings.use_kl_in_reward:
+    is_privileged = "privileged" in algorithm.needs
+    if settings.use_kl_in_reward or is_privileged:
         if reference is None:
-            raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
-        _apply_kl_penalties(scored, reference, settings.kl_in_reward_coef)
+            raise ValueError("use_kl_in_reward and self-distillation need logprobs of the policy and of a reference")
+        _apply_kl_penalties(scored, reference, 1.0 if is_privileged else settings.kl_in_reward_coef)
+        if is_privileged:
+            for item in scored:
+                for sample in item.samples:
+                    sample.reference = None  # a KL term in the loss compares with the reference model
     uninformative = {index for index, group in enumerate(groups) if not algorithm.learns_from(group)}
     excluded = uninformative if settings.dynamic_sampling else set()
     included = [item for item in scored if item.group not in excluded]
@@ -117,12 +125,13 @@ def assign_credit(
     advantages = [np.zeros(item.length) if item.group in excluded else next(rows) for item in scored]
     if settings.dynamic_sampling:
         skipped = uninformative
-    elif config.trainer_common.use_kl_loss or "critic" in algorithm.needs:
+    elif config.trainer_common.use_kl_loss or algorithm.needs & {"critic", "observations", "distribution"}:
         skipped = set()
     else:
         skipped = _find_groups_without_advantage(scored, advantages)
     balanced = {uuid for group in groups for uuid in find_surplus_attempts(group)} if settings.balance_sample else set()
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
+    trained: list[_ScoredEpisode] = []
     batch.outcomes = {e.uuid: _build_unscored_outcome(e) for e in list_episodes(groups) if not e.scored}
     weights = _weigh_episodes(scored, config, skipped, balanced)
     for item, row, weight in zip(scored, advantages, weights, strict=True):
@@ -133,14 +142,20 @@ def assign_credit(
         batch.outcomes[item.episode.uuid] = item.build_outcome(step, float(row.mean()) if row.size else 0.0)
         _write_advantages(item, row, weight)
         batch.samples.extend(item.samples)
+        trained.append(item)
+    observed = 0
+    if "observations" in algorithm.needs:
+        calls, samples = [item.episode.calls for item in trained], [item.samples for item in trained]
+        observed = weigh_observations(calls, samples, settings.observation_weight)
     batch.metrics = {
         "credit/groups": len(groups),
         "credit/zero_variance_groups": len(uninformative),
         "credit/left_out_groups": len(skipped),
         **({"credit/parts": parts} if parts else {}),
+        **({"credit/observed_tokens": observed} if observed else {}),
         **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
         **_compute_length_metrics(scored, settings.overlong),
-        **_compute_credit_metrics(scored, batch, has_teacher="teacher" in algorithm.needs),
+        **_compute_credit_metrics(scored, batch, has_teacher=bool(algorithm.needs & {"teacher", "privileged"})),
         **critic_metrics,
     }
     return batch
@@ -160,11 +175,12 @@ def _compute_advantages(
     if "critic" in algorithm.needs:
         advantages, parts, critic_metrics = _compute_critic_advantages(scored, algorithm, critic)
     else:
-        advantages = _compute_reward_advantages(scored, algorithm, settings.equal_rewards)
+        groups = [0 if algorithm.across_tasks else item.group for item in scored]
+        advantages = _compute_reward_advantages(scored, groups, algorithm, settings.equal_rewards)
         parts = add_process_credit(
             advantages,
             [item.episode for item in scored],
-            [item.group for item in scored],
+            groups,
             [_locate_replies(item) for item in scored],
             algorithm,
         )
@@ -252,11 +268,12 @@ def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 
-def _compute_reward_advantages(scored: Sequence[_ScoredEpisode], algorithm: Algorithm, equal: float) -> list[Row]:
+def _compute_reward_advantages(
+    scored: Sequence[_ScoredEpisode], groups: Sequence[int], algorithm: Algorithm, equal: float
+) -> list[Row]:
     """Return [T_e] advantages per scored episode, in sampled order."""
     episodes = [item.episode for item in scored]
     rewards = shape_rewards(episodes, algorithm.settings.overlong)
-    groups = [item.group for item in scored]
     for members in index_groups(groups):
         rewards[members] = equalize_rewards(rewards[members], equal)
     with explain_failures(algorithm):

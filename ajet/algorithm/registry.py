@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from ajet.algorithm.contract import Algorithm, Need
-from ajet.config.backbones import CAPABILITY_WORDS, find_backbone
+from ajet.config.backbones import CAPABILITY_WORDS, Capability, find_backbone
 from ajet.config.plugin import load_code, spell_reference
 from ajet.config.plugins import find_part, list_packages
 from ajet.config.references import resolve_reference
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 SECTION = "ajet.trainer_common.algorithm"
 KEY = f"{SECTION}.adv_estimator"
 LOSS_KEY = f"{SECTION}.policy_loss"
+CAPABILITIES: Mapping[Need, Capability] = {
+    "teacher": "distils",
+    "distribution": "distils",
+    "privileged": "distils",
+    "critic": "values",
+    "observations": "observes",
+}
+"""The ability of a backbone that each need requires."""
 
 
 def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
@@ -59,14 +67,21 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
     algorithm = make_algorithm(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
-    if "teacher" in algorithm.needs:
-        _require_teacher_support(algorithm, config)
-    if "critic" in algorithm.needs and "values" not in find_backbone(config.backbone).can:
+    for need, capability in CAPABILITIES.items():
+        if need in algorithm.needs and capability not in find_backbone(config.backbone).can:
+            raise ConfigError(
+                f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
+                f"{CAPABILITY_WORDS[capability]}.",
+                where=KEY,
+                expected="--backbone local",
+            )
+    if algorithm.needs & {"teacher", "distribution"}:
+        _require_teacher_settings(algorithm, config)
+    if "privileged" in algorithm.needs and config.rollout.truncates_sampling:
         raise ConfigError(
-            f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
-            f"{CAPABILITY_WORDS['values']}.",
+            f"{algorithm.name} compares complete distributions, but top_p or top_k truncate sampling.",
             where=KEY,
-            expected="--backbone local",
+            expected="rollout.top_p: 1.0 and rollout.top_k: -1",
         )
     if "critic" in algorithm.needs and config.trainer_common.lora.adapters:
         raise ConfigError(
@@ -116,16 +131,15 @@ def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
         )
 
 
-def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
+def _require_teacher_settings(algorithm: Algorithm, config: AjetConfig) -> None:
     rollout, teacher = config.rollout, algorithm.settings.teacher
-    if "distils" not in find_backbone(config.backbone).can:
+    if "distribution" in algorithm.needs and teacher.base_url is not None:
         raise ConfigError(
-            f"{algorithm.name} is not possible on the backbone {config.backbone}, which cannot "
-            f"{CAPABILITY_WORDS['distils']}.",
-            where=KEY,
-            expected="--backbone local",
+            f"{algorithm.name} compares complete distributions, which a server does not return.",
+            where=f"{SECTION}.teacher.base_url",
+            expected="teacher.path, or adv_estimator: distillation for a server",
         )
-    if config.trainer_common.mode != "sync":
+    if "teacher" in algorithm.needs and config.trainer_common.mode != "sync":
         raise ConfigError(
             "Samplers in separate processes do not ask a teacher model.",
             where="ajet.trainer_common.mode",
@@ -194,7 +208,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
         )
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
         open_loss(algorithm)  # report an invalid reference before the first step
-    if "teacher" in kind.needs and settings.use_kl_in_reward:
+    if kind.needs & {"teacher", "distribution", "privileged"} and settings.use_kl_in_reward:
         raise ConfigError(
             f"{name} learns from a teacher and cannot be combined with KL penalties in the reward.",
             where=f"{SECTION}.use_kl_in_reward",

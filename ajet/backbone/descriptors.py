@@ -42,8 +42,8 @@ DEBUG = Descriptor(
     "runs episodes and trains nothing",
     can=frozenset(
         {
-            *("serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses", "grades"),
-            *("adapts", "values"),
+            *("serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses"),
+            *("observes", "grades", "adapts", "values"),
         }
     ),
     opens="ajet.backbone.debug->DebugBackbone",
@@ -71,7 +71,7 @@ LOCAL = Descriptor(
     can=frozenset(
         {
             *("trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"),
-            *("teaches", "distils", "chooses", "grades", "adapts", "values"),
+            *("teaches", "distils", "chooses", "observes", "grades", "adapts", "values"),
         }
     ),
     opens="ajet.backbone.local->LocalBackbone",

@@ -70,9 +70,13 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
         )
 
 
+_TEACHERS = frozenset({"teacher", "distribution", "privileged"})
+"""Needs of algorithms that learn without a reward."""
+
+
 def require_teacher(experiment: Experiment) -> None:
     """Raise UserError if the teacher model is missing. Loads no weights of the policy."""
-    needed = "teacher" in load_algorithm(experiment).needs
+    needed = load_algorithm(experiment).needs & {"teacher", "distribution"}
     if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.requirements import teacher_source
 
@@ -100,7 +104,7 @@ def require_rewards(experiment: Experiment) -> None:
     reader = find_part("reader", experiment.ajet.task_reader.type)
     if reader is not None and reader.scorer:
         return
-    if "trains" in experiment.backbone.can and "teacher" in load_algorithm(experiment).needs:
+    if "trains" in experiment.backbone.can and load_algorithm(experiment).needs & _TEACHERS:
         return
     if not load_workflow(experiment).needs_judge(experiment.config):
         return

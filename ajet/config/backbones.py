@@ -32,6 +32,7 @@ Capability = Literal[
     "teaches",
     "distils",
     "chooses",
+    "observes",
     "grades",
     "adapts",
     "values",
@@ -51,6 +52,7 @@ Capability = Literal[
 - teaches: trains on given replies (`ajet sft`).
 - distils: queries a teacher about sampled tokens (`adv_estimator: distillation`).
 - chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: clip_cov`).
+- observes: trains on tokens that the environment wrote (`adv_estimator: echo`).
 - grades: the next tasks depend on earlier success (`data.curriculum`).
 - adapts: trains several adapters on a single model (`lora.adapters`).
 - values: a critic predicts the return at each token (`adv_estimator: gae`).
@@ -65,6 +67,7 @@ CAPABILITY_WORDS: Mapping[Capability, str] = {
     "distils": "use the log-probabilities of a teacher model",
     "grades": "choose tasks by how often they were solved",
     "chooses": "process all tokens of an optimizer step together",
+    "observes": "train on the text of the environment",
     "adapts": "train several adapters on one model",
     "values": "train a value head (critic)",
 }

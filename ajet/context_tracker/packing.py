@@ -1,7 +1,7 @@
 """PackedRow: samples in rows of tokens, with shared prefixes stored once and without padding.
 
-Invariant: along the path of a sample, a row holds exactly the sample's tokens at positions 0, 1, 2 …; each mask-1 token
-of each sample is a target exactly once; a tree stores no token twice. Each `Sample` is in one tree. A forward pass
+Invariant: along the path of a sample, a row holds exactly the sample's tokens at positions 0, 1, 2 …; each token with a
+loss of each sample is a target exactly once; a tree stores no token twice. Each `Sample` is in one tree. A forward pass
 under the tree's mask therefore computes the same as a pass over the sample alone.
 
 Samples of one group and adapter with a common prefix form a tree; a row has one adapter. Trees of several groups are
@@ -308,7 +308,7 @@ def _build_row(samples: Sequence[Sample], grown: Sequence[_SampleTree]) -> Packe
         trees.append(Tree(start, stop, tree.segment_of, tree.parents))
         for index, path in zip(tree.members, tree.paths, strict=True):
             timeline = samples[index].timeline
-            offset = np.flatnonzero(timeline.mask)
+            offset = np.flatnonzero(samples[index].targets)
             token = timeline.ids[offset].astype(np.int64)
             # A token is predicted at the token before it on the sample's path.
             targets.append((path[offset - 1] + start, token, np.full(offset.size, index, np.int64), offset))

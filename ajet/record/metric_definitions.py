@@ -260,6 +260,7 @@ _CREDIT = MetricGroup(
         _define_metric("credit/kl_penalty_mean", "reward per token", "with `use_kl_in_reward`"),
         _define_metric("credit/overlong_penalty_mean", "reward", "mean penalty of `algorithm.overlong` per attempt"),
         _define_metric("credit/overlong_fraction", "share", "attempts with such a penalty"),
+        _define_metric("credit/observed_tokens", "tokens", "tokens of the environment in the loss of `echo`"),
         _define_metric(
             "distillation/reverse_kl",
             "nats per token",
@@ -285,6 +286,9 @@ _UPDATE = MetricGroup(
         _define_metric("lr", "", "learning rate (on verl that of the next step)"),
         _define_metric("entropy", "nats per token", "entropy of the policy at trained positions"),
         _define_metric("kl", "nats per token", "estimate against the reference model; 0 without a KL loss"),
+        _define_metric(
+            "observation_loss", "nats per token", "cross-entropy of the tokens of the environment, with `echo`"
+        ),
         _define_metric("clip_fraction", "0 to 1", "share of trained tokens whose gradient was clipped"),
         _define_metric(
             "mismatch_kl", "nats per token", "mean of engine's minus trainer's log-probability over the trained tokens"

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from ajet.schema.call import Floats
 from ajet.schema.episode import Outcome, Timeline
 
@@ -32,6 +35,14 @@ class Sample:
     """[T] the critic's expected return before each trained token, if there is a critic."""
     returns: Floats | None = None
     """[T] the critic's target returns."""
+    observed: Floats | None = None
+    """[T] weights of the cross-entropy of tokens that the environment wrote, 0 at other tokens. None: no such loss."""
+
+    @property
+    def targets(self) -> npt.NDArray[np.bool_]:
+        """[T] True at tokens with a loss: the sampled tokens, and the observed tokens with a weight."""
+        mask = self.timeline.mask
+        return mask if self.observed is None else mask | (self.observed != 0)
 
 
 @dataclass(slots=True)

@@ -25,10 +25,12 @@ from ajet.store import open_store as open_ledger
 from ajet.store.dead_letters import DeadLetterLog, list_dead_letters
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
+from ajet.train.privileged import make_privileged_scorer
 from ajet.train.sink import RunSink
 from ajet.train.step import StepGroups, StepUpdate, TrainedStep
 
 if TYPE_CHECKING:
+    from ajet.algorithm.credit_assignment import LogprobPairs
     from ajet.backbone.contract import Backbone
     from ajet.config import Experiment
     from ajet.config.schema.trainer_common import TrainerConfig
@@ -155,7 +157,10 @@ class TrainingSession:
         step, settings = self.step + 1, self.experiment.ajet
         if self.credit_rule is not None:
             return self.credit_rule(taken.groups, step)
-        reference = self._score_twice if settings.trainer_common.algorithm.use_kl_in_reward else None
+        penalizes = settings.trainer_common.algorithm.use_kl_in_reward
+        reference: LogprobPairs | None = self._score_twice if penalizes else None
+        if "privileged" in self.algorithm.needs:
+            reference = make_privileged_scorer(self.backbone, taken.groups, settings)
         critic = self.backbone.values if "critic" in self.algorithm.needs else None
         return assign_credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
 

@@ -210,8 +210,14 @@ def _code(key: str) -> str:
 
 
 def _compared(needs: Collection[str]) -> str:
-    if "critic" in needs:
-        return "what the value head expected"
+    others = {
+        "critic": "what the value head expected",
+        "teacher": "a teacher model",
+        "distribution": "a teacher model",
+        "privileged": "the policy with the answer",
+    }
+    if chosen := [words for need, words in others.items() if need in needs]:
+        return chosen[0]
     return "the other attempts at its task" if "group" in needs else "all episodes of the batch"
 
 

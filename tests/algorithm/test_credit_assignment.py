@@ -13,8 +13,9 @@ from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.contract import count_sampled_tokens
 from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_reference
 from ajet.config import Experiment
-from ajet.schema.episode import Outcome
+from ajet.schema.episode import Outcome, Verdict
 from ajet.schema.errors import UserError
+from ajet.schema.process_reward import ProcessReward, ReplySpan
 from tests.support.local_fixtures import config_of, episode_of, group_of
 
 
@@ -42,7 +43,61 @@ def test_rloo_by_hand():
     np.testing.assert_allclose(algorithm("rloo").of_group(np.array(rewards)), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_maxrl_by_hand():
+    found = algorithm("maxrl").of_group(np.array([1.0, 0.0, 0.0, 0.0]))
+    np.testing.assert_allclose(found, [3.0, -1.0, -1.0, -1.0], rtol=1e-12)
+    found = algorithm("maxrl").of_group(np.array([1.0, 0.25, -1.0]))
+    np.testing.assert_allclose(found, [(r - 0.25 / 3) / 0.75 for r in (1.0, 0.25, -1.0)], rtol=1e-12)
+
+
+def test_maxrl_is_the_gradient_of_the_truncated_likelihood():
+    """Over all outcomes of k attempts with success rate p: the mean of A times the score is the derivative of
+    the sum of -(1 - p)^n / n over n up to k, by the logit of p."""
+    k, p = 4, 0.2
+    found = 0.0
+    for hits in range(k + 1):
+        rewards = np.array([1.0] * hits + [0.0] * (k - hits))
+        scores = np.where(rewards == 1, 1 - p, -p)
+        chance = math.comb(k, hits) * p**hits * (1 - p) ** (k - hits)
+        found += chance * float((algorithm("maxrl").of_group(rewards) * scores).mean())
+
+    def objective(logit):
+        return -sum((1 - 1 / (1 + math.exp(-logit))) ** n / n for n in range(1, k))
+
+    at = math.log(p / (1 - p))
+    assert found == pytest.approx((objective(at + 1e-5) - objective(at - 1e-5)) / 2e-5, rel=1e-6)
+
+
+def game(first, second, uuid):
+    """An episode of two players with one reply each."""
+    episode = episode_of(0.0, (2, 3), uuid=uuid)
+    process = tuple(
+        ProcessReward(reward=reward, agent=name, tokens=(ReplySpan(call, 0, 9),))
+        for call, (name, reward) in enumerate((("first", first), ("second", second)))
+    )
+    return replace(episode, verdict=Verdict(0.0, process=process))
+
+
+def test_rae_compares_each_player_with_itself():
+    """The first player wins three of four games: a win is worth little to it, much to the second."""
+    games = [game(first, -first, str(at)) for at, first in enumerate([1.0, 1.0, 1.0, -1.0])]
+    groups = [group_of(each) for each in games]
+    batch = assign_credit(groups, config_of(algorithm__adv_estimator="rae"))
+    first = [r - (2.0 - r) / 3 for r in (1.0, 1.0, 1.0, -1.0)]
+    rows = [sample.advantages[sample.timeline.mask] for sample in batch.samples]
+    for at, expected in enumerate(first):
+        np.testing.assert_allclose(rows[2 * at], [expected] * 2, rtol=1e-6)
+        np.testing.assert_allclose(rows[2 * at + 1], [-expected] * 3, rtol=1e-6)
+    assert not assign_credit(groups, config_of(algorithm__adv_estimator="grpo")).samples
+
+
+def test_rae_compares_rewards_of_attempts_over_the_batch():
+    groups = [group_of(episode_of(reward, uuid=str(at))) for at, reward in enumerate([1.0, 0.0, 0.0])]
+    batch = assign_credit(groups, config_of(algorithm__adv_estimator="rae"))
+    assert [batch.outcomes[str(at)].advantage for at in range(3)] == [1.0, -0.5, -0.5]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl"])
 def test_equal_rewards_are_exactly_zero(estimator):
     assert not algorithm(estimator).of_group(np.full(3, 0.1)).any()
     assert not algorithm(estimator).of_group(np.array([0.7])).any()

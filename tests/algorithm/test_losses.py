@@ -27,7 +27,7 @@ from tests.support.local_fixtures import config_of, episode_of, random_samples, 
 
 ENGINE = [-0.3, -1.2, -2.0, -0.9, -1.1, -1.0, -0.7, -1.9]
 REPLIES = [0, 0, 0, 1, 1, 2, 2, 2]
-LOW, HIGH = 0.3, 0.4
+LOW, HIGH, DUAL = 0.3, 0.4, 20.0
 
 
 def of_reply(values, index, mean=True):
@@ -78,7 +78,30 @@ def kl_cov(x, at, index, old):
     return -ADVANTAGES[index] * math.exp(moved) + (0.5 * huber(moved) if CHOSEN[index] else 0.0)
 
 
+def dppo(divergence):
+    """Of two probabilities: the present one at `at`, and the old one. `DUAL` bounds the ratio."""
+
+    def loss(x, at, index, old):
+        p, q, advantage = math.exp(at[index]), math.exp(old[index]), ADVANTAGES[index]
+        bound = HIGH if advantage > 0 else LOW
+        if (p - q) * advantage > 0 and divergence(p, q) > bound:
+            return 0.0
+        return -min(p / q, DUAL) * advantage * x
+
+    return loss
+
+
+def variation(p, q):
+    return abs(p - q)
+
+
+def binary_kl(p, q):
+    return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+
+
 BY_HAND = {
+    "dppo_tv": dppo(variation),
+    "dppo_kl": dppo(binary_kl),
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
     "clipped": clipped,
@@ -116,7 +139,8 @@ def terms_of(loss, at=LOGPROBS, old=OLD, ages=None):
 @pytest.mark.parametrize("refers", ["proximal", "behaviour"])
 @pytest.mark.parametrize("name", [*find_parts("loss")])
 def test_value_and_gradient_are_those_of_the_formula(name, refers):
-    loss = loss_of(algorithm__policy_loss=name, algorithm__old_policy=refers)
+    dual = DUAL if name.startswith("dppo") else None
+    loss = loss_of(algorithm__policy_loss=name, algorithm__old_policy=refers, algorithm__clip_dual=dual)
     old = OLD if refers == "proximal" else ENGINE
     logprobs, terms = terms_of(pickle.loads(pickle.dumps(loss)))
 
@@ -138,6 +162,26 @@ def test_where_the_policies_are_equal_the_gradient_is_that_of_reinforce(name):
     terms.loss.sum().backward()
     np.testing.assert_allclose(logprobs.grad.numpy(), [-a for a in ADVANTAGES], rtol=1e-12)
     assert not terms.clipped.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "logprob", "old", "advantage", "outside"),
+    [
+        ("dppo_tv", 0.5, 0.05, 1.0, True),
+        ("dppo_tv", 0.05, 0.005, 1.0, False),  # a rare token: ten times the probability, and yet near
+        ("dppo_tv", 0.5, 0.05, -1.0, False),  # moves back when trained
+        ("dppo_tv", 0.1, 0.9, -1.0, True),
+        ("dppo_kl", 0.5, 0.05, 1.0, True),
+        ("dppo_kl", 0.05, 0.005, 1.0, False),
+        ("dppo_kl", 0.1, 0.9, 1.0, False),
+        ("dppo_kl", 0.1, 0.9, -1.0, True),
+    ],
+)
+def test_dppo_bounds_the_movement_of_probability(name, logprob, old, advantage, outside):
+    loss = loss_of(algorithm__policy_loss=name)
+    rows = tensors([math.log(logprob)], [math.log(old)], [advantage])
+    terms = loss(*rows)
+    assert terms.clipped.tolist() == [outside] and (terms.loss.item() == 0) == outside
 
 
 def test_the_reply_of_gspo_has_the_gradient_of_the_sequences_loss():

@@ -81,7 +81,12 @@ class LocalBackbone:
         warn_unreplayed_experts(prepare_folder(source))
         verdicts = VerdictCache() if settings.canary is not None else None  # every cache key includes the weights
         algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)
-        self.trainer = Trainer(model, config, algorithm, start=start, verdicts=verdicts)
+        teacher = None
+        if "distribution" in algorithm.needs and config.sft.objective is None:
+            from ajet.backbone.local.teacher import LocalTeacher
+
+            teacher = LocalTeacher(experiment, self.tokenizer).forward
+        self.trainer = Trainer(model, config, algorithm, start=start, verdicts=verdicts, teacher=teacher)
         weights = self.trainer.policy.weights
         logger.info(
             "{} trains {:.1f}M weights in {} on {}",

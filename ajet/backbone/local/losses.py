@@ -58,6 +58,10 @@ class LossTally:
     stale: int = 0
     stale_weight: float = 0.0
     stale_capped: int = 0
+    teacher_kl: float = 0.0
+    observed: int = 0
+    observed_loss: float = 0.0
+    """Sum of -log p over the observed tokens, without their weights."""
 
     @classmethod
     def merge(cls, tallies: Sequence[LossTally]) -> LossTally:
@@ -75,6 +79,8 @@ class LossTally:
             "clip_fraction": self.clipped / tokens,
         }
         means |= {"kl": self.kl / tokens, "is_capped_fraction": self.capped / tokens}
+        if self.observed:
+            means["observation_loss"] = self.observed_loss / self.observed
         if self.compared:
             means |= {"mismatch_kl": self.gap / self.compared, "logprob_gap_max": self.gap_max}
         return means
@@ -112,6 +118,7 @@ class StepLoss:
     _ages: Floats | None = field(init=False)
     _replies: tuple[Floats | None, Floats | None] = field(init=False)
     _chosen: npt.NDArray[np.bool_] | None = field(init=False)
+    _observed: Floats | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Concatenate each quantity over all samples, so that a row's targets can index it by sample and offset."""
@@ -133,6 +140,8 @@ class StepLoss:
         self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.needs_ages else None
         self._replies = self._compute_reply_statistics() if self.tokens.over_replies else (None, None)
         self._chosen = self._choose_tokens() if self.tokens.policy.over_batch else None
+        observed = [sample.observed for sample in self.samples if sample.observed is not None]
+        self._observed = np.concatenate(observed) * np.float32(self.scale) if observed else None
 
     def _compute_reply_statistics(self) -> tuple[Floats | None, Floats | None]:
         """Compute `ReplyStatistics` over all samples, because a row holds only some tokens of a reply.
@@ -204,6 +213,7 @@ class StepLoss:
             reference_K if self.tokens.kl_coef is not None else None,
             pick(self._ages) if self._ages is not None else None,
             ReplyStatistics(drift, gaps, chosen),
+            pick(self._observed) if self._observed is not None else None,
         )
 
 
@@ -221,6 +231,8 @@ class RowLoss:
     reference: Tensor | None
     ages: Tensor | None
     replies: ReplyStatistics
+    observed: Tensor | None = None
+    """Weights of the targets that the environment wrote, 0 at sampled targets. None: all targets are sampled."""
 
     def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
         """Return the summed loss of some of the row's targets, and add them to the tally.
@@ -230,6 +242,19 @@ class RowLoss:
             entropy_C: Entropies of their distributions [C].
             at: The range of targets within the row.
         """
+        if self.observed is None:
+            return self._sum_policy_losses(logprobs_C, entropy_C, at)
+        weights = self.observed[at]
+        sampled = weights == 0
+        total = -(weights * logprobs_C).sum()
+        tally = self.step.tally
+        tally.loss += float(total.detach())
+        tally.observed += int((~sampled).sum())
+        tally.observed_loss -= float(logprobs_C.detach()[~sampled].sum())
+        places = np.arange(at.start, at.stop)[sampled.cpu().numpy()]
+        return total + self._sum_policy_losses(logprobs_C[sampled], entropy_C[sampled], places)
+
+    def _sum_policy_losses(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice | Indices) -> Tensor:
         tally = self.step.tally
         present = logprobs_C.detach()
         old = self.old[at] if self.old is not None else present
@@ -262,7 +287,19 @@ class RowLoss:
                 tally.fresh_gap += float(gap[torch.from_numpy(fresh).to(gap.device)].abs().sum())
         return total
 
-    def _count_stale(self, terms: TokenLossTerms, at: slice) -> None:
+    def weigh_divergence(self, divergence_C: Tensor, at: slice, coefficient: float) -> Tensor:
+        """Return the summed loss of the policy's divergence from a teacher, and add it to the tally.
+
+        Args:
+            divergence_C: The divergence at some of the row's targets [C].
+            at: The range of targets within the row.
+        """
+        total = coefficient * (self.weights[at] * divergence_C).sum()
+        self.step.tally.teacher_kl += float(divergence_C.detach().sum())
+        self.step.tally.loss += float(total.detach())
+        return total
+
+    def _count_stale(self, terms: TokenLossTerms, at: slice | Indices) -> None:
         """Add the tokens that an older policy version sampled to the tally."""
         found = np.flatnonzero(self.stale[at])
         if not found.size:

@@ -47,6 +47,8 @@ CHUNK_BYTES = 32 * 2**20
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """Maps logprobs [C], entropies [C] and their target range [start, stop) to the chunk's summed loss."""
+LogitsLoss = Callable[[Tensor, slice], Tensor]
+"""Maps logits [C, V] and their target range to a further summed loss of the chunk."""
 HeadGradient = Callable[[Tensor, slice], Tensor | None]
 """Maps hidden states [C, H] and their target range to another head's gradient of them: [C, H] or None."""
 
@@ -114,6 +116,7 @@ class PackedForward:
         *,
         gather: bool = False,
         head_gradient: HeadGradient | None = None,
+        logits_loss: LogitsLoss | None = None,
     ) -> float:
         """Add the gradient of the row's loss to the weights' gradients and return the loss.
 
@@ -121,6 +124,7 @@ class PackedForward:
             gather: True if the gradients have fewer bits than float32; the head's are then summed over chunks in
                 float32.
             head_gradient: returns another head's gradient of the hidden states.
+            logits_loss: returns a loss of the complete distributions, added to `loss`.
         """
         hidden = self.hidden(row)
         targets = self._on_device(row.targets.token)
@@ -130,8 +134,11 @@ class PackedForward:
         sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
         for chunk in chunks:
             leaf = hidden[chunk].detach().requires_grad_()
-            logprobs, entropy = token_logprobs(self.logits(leaf), targets[chunk], temperature)
+            logits = self.logits(leaf)
+            logprobs, entropy = token_logprobs(logits, targets[chunk], temperature)
             value = loss(logprobs, entropy, chunk)
+            if logits_loss is not None:
+                value = value + logits_loss(logits, chunk)
             if sums:
                 leaf_gradient, *head_gradients = torch.autograd.grad(value, [leaf, *head])
                 for into, part in zip(sums, head_gradients, strict=True):

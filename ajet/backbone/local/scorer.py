@@ -48,18 +48,18 @@ class ForwardScorer:
     """
 
     def __init__(self, forward: PackedForward, weights: Tensor) -> None:
-        self._forward = forward
+        self.forward = forward
         self.dtype = str(weights.dtype).removeprefix("torch.")
         self.device = weights.device.type
 
     @property
     def shares_prefixes(self) -> bool:
         """True if a row may hold trees of samples that share a prefix, so the prefix is computed once."""
-        return self._forward.packed
+        return self.forward.packed
 
     def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
         """Return the log-probabilities of the row's targets, shape [K]."""
-        logprobs: Floats = self._forward.logprobs(row, temperature).cpu().numpy()
+        logprobs: Floats = self.forward.logprobs(row, temperature).cpu().numpy()
         return logprobs
 
     def truncated(
@@ -70,7 +70,7 @@ class ForwardScorer:
         Args:
             slack: probability mass that rounding may move across the border of top_p.
         """
-        low, high = self._forward.truncated(row, temperature, top_p, top_k, slack=slack)
+        low, high = self.forward.truncated(row, temperature, top_p, top_k, slack=slack)
         return low.cpu().numpy(), high.cpu().numpy()
 
 

@@ -22,6 +22,7 @@ from ajet.environment.loop import in_thread
 from ajet.schema.batch import Sample
 
 if TYPE_CHECKING:
+    from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import Experiment
     from ajet.schema.call import Floats
     from ajet.schema.episode import Timeline
@@ -44,6 +45,11 @@ class LocalTeacher:
         self._tokens = settings.trainer_common.micro_batch_tokens
         self._scorer = LocalScorer(replace(experiment, ajet=settings))
         self._lock = threading.Lock()
+
+    @property
+    def forward(self) -> PackedForward:
+        """The model's forward pass, for its logits."""
+        return self._scorer.forward
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         """Return logprobs at temperature 1, shape [T] per line, 0 outside the mask."""

@@ -20,6 +20,7 @@ import torch
 from loguru import logger
 
 from ajet.algorithm import open_algorithm
+from ajet.algorithm.gkd import compute_reverse_kl
 from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet.algorithm.staleness import build_tightened_metrics, warn_of_mismatch
@@ -27,7 +28,7 @@ from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import compute_mini_batch_scale, split_mini_batches
 from ajet.backbone.contract import score_samples
 from ajet.backbone.local import checkpoint
-from ajet.backbone.local.losses import LossTally, StepLoss
+from ajet.backbone.local.losses import LossTally, RowLoss, StepLoss
 from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import LocalPolicy
@@ -40,7 +41,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
-    from ajet.backbone.local.packed_forward import PackedForward
+    from ajet.backbone.local.packed_forward import LogitsLoss, PackedForward
     from ajet.config import AjetConfig
     from ajet.engine.verdict_cache import VerdictCache
 
@@ -53,6 +54,7 @@ class Trainer:
         algorithm: None for the algorithm in `config`.
         start: model folder whose adapters are loaded.
         verdicts: as in PackedForward.
+        teacher: model whose distributions an algorithm with the need "distribution" compares with.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Trainer:
         *,
         start: Path | None = None,
         verdicts: VerdictCache | None = None,
+        teacher: PackedForward | None = None,
     ) -> None:
         self.settings = config.trainer_common
         algorithm = algorithm or open_algorithm(config)
@@ -87,6 +90,7 @@ class Trainer:
             weight_decay=optim.weight_decay,
             clip=optim.grad_clip,
         )
+        self._teacher = teacher
         self.critic: ValueHead | None = None
         """The value head if the algorithm needs one; training on written replies uses none."""
         if "critic" in algorithm.needs and config.sft.objective is None:
@@ -185,6 +189,8 @@ class Trainer:
         self.fresh_gap = tally.fresh_gap / tally.fresh if tally.fresh else None
         metrics = self.build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
+        if self._teacher is not None:
+            metrics["distillation/reverse_kl"] = tally.teacher_kl / max(tally.tokens, 1)
         metrics |= ValueTally.merge(critics).means() if critics else {}
         if tokens_loss is not self.tokens:
             assert gap is not None and tokens_loss.is_cap is not None
@@ -268,8 +274,29 @@ class Trainer:
                     reference = frozen.logprobs(row, temperature)
             row_loss = loss.row(row.targets, forward.device, reference)
             head_gradient = critic.row(row.targets, forward.device) if critic is not None else None
-            forward.backward(row, temperature, row_loss, gather=passes == 1, head_gradient=head_gradient)
+            forward.backward(
+                row,
+                temperature,
+                row_loss,
+                gather=passes == 1,
+                head_gradient=head_gradient,
+                logits_loss=self._compare_with_teacher(row, row_loss) if self._teacher is not None else None,
+            )
         return sum(row.ids.size for row in rows)
+
+    def _compare_with_teacher(self, row: PackedRow, loss: RowLoss) -> LogitsLoss:
+        """Return the loss of the divergence from the teacher at a row's targets."""
+        teacher, settings = self._teacher, self.settings.algorithm.teacher
+        assert teacher is not None
+        with torch.no_grad():
+            hidden = teacher.hidden(row)
+
+        def logits_loss(logits_C_V: torch.Tensor, at: slice) -> torch.Tensor:
+            with torch.no_grad():
+                target = teacher.logits(hidden[at])
+            return loss.weigh_divergence(compute_reverse_kl(logits_C_V, target, settings.top_k), at, settings.weight)
+
+        return logits_loss
 
     def _step_optimizer(
         self, loss: StepLoss, lr: float, critic: StepValueLoss | None = None, *, warming: bool = False
@@ -334,7 +361,8 @@ class Trainer:
         return len(self._list_sampling_adapters(samples)) if self.policy.adapters else 1
 
     def _pack_rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
-        return pack(samples, self.settings.micro_batch_tokens, share_prefixes=forward.packed)
+        shares = forward.packed and (self._teacher is None or self._teacher.packed)
+        return pack(samples, self.settings.micro_batch_tokens, share_prefixes=shares)
 
     @contextmanager
     def _all_or_nothing(self, steps: int) -> Iterator[None]:

@@ -19,12 +19,16 @@ class TeacherConfig(Section):
         None,
         "A second model, loaded next to the policy. It must have the policy's tokenizer. Written like `model.path`.",
         kind="path",
+        when=(ESTIMATOR, "distillation", "gkd"),
+        or_own=True,
     )
     base_url: str | None = key(
         None,
         "Instead of a loaded model: the URL of an OpenAI-compatible server that returns `prompt_logprobs`, such "
         "as vLLM, `http://HOST:PORT/v1`.",
         training=False,
+        when=(ESTIMATOR, "distillation", "gkd"),
+        or_own=True,
     )
     model: str | None = key(None, "Name of the teacher model on that server.")
     api_key_env: str = key("OPENAI_API_KEY", "Environment variable that contains the server's API key.", training=False)
@@ -33,7 +37,28 @@ class TeacherConfig(Section):
         0.0, "Weight of the rewards in the advantage, computed as in GRPO; 0: only the teacher counts.", ge=0
     )
     bound: float | None = key(
-        None, "Largest difference in nats that the teacher can add for one token; null: no limit.", gt=0
+        None,
+        "Largest difference in nats that the teacher can add for one token; null: no limit.",
+        gt=0,
+        when=(ESTIMATOR, "distillation", "opsd"),
+        or_own=True,
+    )
+    top_k: int | None = key(
+        None,
+        "gkd: number of the teacher's likeliest tokens that are compared one by one, with all others as one token; "
+        "null: the complete vocabulary.",
+        ge=1,
+        when=(ESTIMATOR, "gkd"),
+    )
+    field: str = key(
+        "answer",
+        "opsd: field of the task that the teacher may read, such as the answer or a demonstration.",
+        when=(ESTIMATOR, "opsd"),
+    )
+    template: str = key(
+        "Here is an example of an expert response:\n<demonstration>\n{answer}\n</demonstration>",
+        "opsd: system message before the attempt, with `{answer}` for that field.",
+        when=(ESTIMATOR, "opsd"),
     )
     timeout: float = key(120.0, "Seconds until a request to the server times out.", training=False, gt=0)
     max_retries: int = key(3, "Number of retries when the server does not answer.", training=False, ge=0)
@@ -100,7 +125,7 @@ class AlgorithmConfig(Section):
         "grpo",
         "How rewards become advantages: one of {names}, or a reference to your own algorithm.",
         part="algorithm",
-        needs={"distillation": "distils", "gae": "values"},
+        needs={"distillation": "distils", "gkd": "distils", "opsd": "distils", "gae": "values", "echo": "observes"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
@@ -110,7 +135,7 @@ class AlgorithmConfig(Section):
         True,
         "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
         "divide by its standard deviation.",
-        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "gae", "distillation"),
+        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "echo", "gae", "distillation", "gkd", "opsd"),
         or_own=True,
     )
     gamma: float = key(
@@ -130,13 +155,23 @@ class AlgorithmConfig(Section):
         when=(ESTIMATOR, "gae"),
         or_own=True,
     )
-    clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
-    clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
+    clip_low: float = key(
+        0.2,
+        "The importance ratio is clipped below at 1 - clip_low. DPPO: largest divergence for negative advantages.",
+        ge=0,
+        le=1,
+    )
+    clip_high: float = key(
+        0.2,
+        "The importance ratio is clipped above at 1 + clip_high. DPPO: largest divergence for positive advantages.",
+        ge=0,
+    )
     clip_dual: float | None = key(
         None,
-        "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound.",
+        "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound. DPPO: largest ratio that "
+        "counts.",
         gt=1,
-        when=(LOSS, "null", "clipped", "clip_cov"),
+        when=(LOSS, "null", "clipped", "clip_cov", "dppo_tv", "dppo_kl"),
         or_own=True,
     )
     loss_aggregation: Literal["sequence", "token", "sequence-sum"] = key(
@@ -249,6 +284,13 @@ class AlgorithmConfig(Section):
         when=(ESTIMATOR, "gigpo"),
         or_own=True,
     )
+    observation_weight: float = key(
+        0.1,
+        "ECHO: weight of the mean cross-entropy of the tokens that the environment wrote.",
+        gt=0,
+        when=(ESTIMATOR, "echo"),
+        or_own=True,
+    )
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
     kl_in_reward_coef: float = key(
         0.001, "Its coefficient.", ge=0, when=("trainer_common.algorithm.use_kl_in_reward", "true")
@@ -274,7 +316,8 @@ class AlgorithmConfig(Section):
     )
     teacher: TeacherConfig = section(
         TeacherConfig,
-        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation`.",
-        when=(ESTIMATOR, "distillation"),
+        "The model that scores sampled tokens with log-probabilities, with `adv_estimator: distillation` and `gkd`; "
+        "for `opsd` the policy itself.",
+        when=(ESTIMATOR, "distillation", "gkd", "opsd"),
         or_own=True,
     )

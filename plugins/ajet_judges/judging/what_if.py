@@ -164,7 +164,8 @@ class WhatIfCredit:
         # An episode without recorded critic values cannot get an advantage, so its group is left out.
         if self._algorithm is not None and "critic" in self._algorithm.needs:
             left = left | {uuid for uuid in scored_ids if outcomes[uuid].values is None}
-        if self._settings.trainer_common.algorithm.use_kl_in_reward and any(
+        privileged = self._algorithm is not None and "privileged" in self._algorithm.needs
+        if (self._settings.trainer_common.algorithm.use_kl_in_reward or privileged) and any(
             outcome.reference_gap is not None for outcome in outcomes.values()
         ):
             left = left | {uuid for uuid in scored_ids if outcomes[uuid].reference_gap is None}

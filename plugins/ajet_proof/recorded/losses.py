@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import CAP
 from ajet.algorithm.weights import split_mini_batches
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part
 from ajet.config.schema.choices import is_reference
 from ajet_proof.tokens.proof_gaps import FLOOR
 
@@ -27,6 +29,7 @@ EXACT = 1e-5
 GIVEN = "it trained on given replies, without sampled tokens"
 OWN = "it used a loss function of the user, and code of a record is not run"
 SEVERAL = "it took several optimizer steps, without weights in between"
+TEACHER = "it compared the policy with a teacher's distribution, which is not recorded"
 TIGHTENED = "its importance weights were bounded by a measured engine/trainer mismatch, which is not recorded"
 SKIPPED = "its loss was not finite, so the optimizer step was skipped"
 GONE = "no checkpoint has the weights before its update"
@@ -48,6 +51,9 @@ def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings:
         return GIVEN
     if algorithm.policy_loss is not None and is_reference(algorithm.policy_loss):
         return OWN
+    part = find_part("algorithm", algorithm.adv_estimator)
+    if part is not None and "distribution" in load_code(part.code).needs:
+        return TEACHER
     if len(split_mini_batches(batch.samples, settings.trainer_common.mini_batch_num)) > 1:
         return SEVERAL
     if CAP in row:

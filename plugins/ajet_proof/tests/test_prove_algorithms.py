@@ -18,7 +18,7 @@ from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.train.runner import LaunchOptions
 from ajet_proof.recorded.draws import NOT_ALL
-from ajet_proof.recorded.losses import OTHERS, SEVERAL
+from ajet_proof.recorded.losses import OTHERS, SEVERAL, TEACHER
 from ajet_proof.recorded.prove import ProofReport, prove_record
 from tests.support.ajet_process import metric_rows
 
@@ -39,6 +39,16 @@ class TwoTurns(Workflow):
             said.append(zlib.crc32((reply.choices[0].message.content or "").encode()) % 8 / 8)
         parts = [ProcessReward(reward=worth, step=turn) for turn, worth in enumerate(said)]
         return WorkflowOutput(reward=sum(said), process=parts, metadata={"final_answer": str(said[0])})
+
+
+class Talk(Workflow):
+    async def execute(self, task, tuner):
+        client, words = tuner.as_raw_openai_sdk_client(), []
+        for turn in range(2):
+            words.append({"role": "user", "content": f"{task.task.main_query} {turn}"})
+            reply = await client.chat.completions.create(model="policy", messages=words, max_tokens=6)
+            words.append(reply.choices[0].message.model_dump(exclude_none=True))
+        return WorkflowOutput(reward=zlib.crc32((words[-1].get("content") or "").encode()) % 8 / 8)
 
 
 class Judged(TwoTurns):
@@ -120,6 +130,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, Any]] = {
     ),
     "process rewards": ((f"{ALGORITHM}.process_weight=0.7",), f"{ALGORITHM}.process_weight", 0.2),
     "curriculum": (("data.curriculum={prefer: uncertain, share: 0.5}",), f"{ALGORITHM}.adv_estimator", "rloo"),
+    "opsd": ((f"{ALGORITHM}.adv_estimator=opsd",), f"{ALGORITHM}.adv_estimator", "grpo"),
     "kl in the reward": (
         (f"{ALGORITHM}.use_kl_in_reward=true", f"{ALGORITHM}.kl_in_reward_coef=0.5"),
         f"{ALGORITHM}.kl_in_reward_coef", 0.1,
@@ -168,6 +179,8 @@ LOSSES: dict[str, tuple[str, ...]] = {
         "trainer_common.use_kl_loss=true", "trainer_common.kl_loss_coef=0.5", "trainer_common.lora.rank=4",
     ),
     "replies": (f"{ALGORITHM}.policy_loss=gspo", f"{ALGORITHM}.is_cap=1.5", "rollout.top_p=0.8"),
+    "echo": (f"{ALGORITHM}.adv_estimator=echo", "rollout.user_workflow='agent.py->Talk'"),
+    "dppo": (f"{ALGORITHM}.policy_loss=dppo_tv",),
     "bfloat16": ("trainer_common.use_kl_loss=true", "model.dtype=bfloat16", f"{ALGORITHM}.is_cap=1.5"),
 }  # fmt: skip
 
@@ -200,6 +213,15 @@ def test_a_loss_of_several_optimizer_steps_is_counted(project):
     run = trained(project, "trainer_common.mini_batch_num=2", "trainer_common.save_freq=1")
     report = prove_record(str(run), run.parent)
     assert report.ok and report.held_losses == 0 and report.unheld_losses == {SEVERAL: 2}
+
+
+@pytest.mark.slow
+@pytest.mark.extra_slow
+def test_a_loss_against_a_teacher_is_counted(project):
+    teacher = f"{ALGORITHM}.teacher={{path: 'embedded:tiny-tools', top_k: 5}}"
+    run = trained(project, f"{ALGORITHM}.adv_estimator=gkd", teacher, "rollout.temperature=1.0")
+    report = prove_record(str(run), run.parent)
+    assert report.ok and report.held_steps == 2 and report.unheld_losses == {TEACHER: 2}
 
 
 @pytest.mark.slow

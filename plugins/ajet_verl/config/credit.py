@@ -78,7 +78,7 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
         value: returns the effective value of a verl key, or None if it is unset.
     """
     filters = value("algorithm.filter_groups.enable")
-    algorithms = tuple(name for name, each in _load_algorithms().items() if not each.needs & {"teacher", "critic"})
+    algorithms = tuple(name for name, each in _load_algorithms().items() if each.needs <= {"group", "reference"})
     for key, supported in ((ESTIMATOR, algorithms), *_TAKEN, *(_FILTERED if filters else ())):
         current = value(key)
         users = key == ESTIMATOR and isinstance(current, str) and is_reference(current)

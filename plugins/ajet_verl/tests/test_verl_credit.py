@@ -75,6 +75,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         f"{TC}.algorithm.out_of_date_decay": 0.3,
     },
     "AgentRL's settings for minirl": TWO | {f"{TC}.algorithm.preset": "minirl", f"{TC}.mode": "async"},
+    "MaxRL with the loss of DPPO": TWO
+    | {
+        f"{TC}.algorithm.adv_estimator": "maxrl",
+        f"{TC}.algorithm.policy_loss": "dppo_tv",
+        f"{TC}.algorithm.clip_low": 1e-6,
+        f"{TC}.algorithm.clip_high": 1e-6,
+    },
     "small micro batches, two mini batches": SMALL | TWO | {f"{TC}.algorithm.clip_dual": 3.0},
 }
 """Each choice stands in one of them, most with others: a scenario costs three seconds."""

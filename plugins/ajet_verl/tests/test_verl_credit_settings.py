@@ -43,6 +43,7 @@ READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
         {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.adv_estimator": "reinforce_plus_plus"},
         {f"{TC}.algorithm.adv_estimator": "package.algorithm->Mine"},
         {f"{TC}.algorithm.adv_estimator": "gdpo", f"{TC}.algorithm.reward_weights": {"exact": 2.0}},
+        {f"{TC}.algorithm.adv_estimator": "maxrl", f"{TC}.algorithm.policy_loss": "dppo_tv"},
         {f"{TC}.algorithm.overlong.length": 90, f"{TC}.algorithm.overlong.buffer": 20},
         {
             f"{TC}.algorithm.policy_loss": "minirl",

@@ -312,7 +312,10 @@ def test_the_resolvers_are_plain_functions():
             nested(f"{ACTOR}.optim.lr_scheduler_type", "linear"),
             "the learning-rate schedule linear.*lr_schedule also linear",
         ),
-        (nested("algorithm.adv_estimator", "gae"), "adv_estimator is gae.*grpo, rloo, gigpo, reinforce_plus_plus"),
+        (
+            nested("algorithm.adv_estimator", "gae"),
+            "adv_estimator is gae.*grpo, rloo, maxrl, gigpo, reinforce_plus_plus",
+        ),
         (nested("critic.enable", True), "critic.enable is true.*false"),
         (nested(f"{ACTOR}.policy_loss.loss_mode", "gspo"), "loss_mode is gspo.*vanilla"),
         (nested(f"{ACTOR}.loss_agg_mode", "seq-mean-token-sum"), "seq-mean-token-sum, .*seq-mean-token-sum-norm"),
