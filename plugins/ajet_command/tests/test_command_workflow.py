@@ -294,6 +294,19 @@ def test_a_rollout_plays_commands(isolation, tmp_path):
         assert all(len(episode.timelines) == 1 and "command" in episode.metadata for episode in episodes)
 
 
+def test_calls_of_other_agents_are_recorded_and_not_trained(tmp_path):
+    ask = "os.environ['OPENAI_MODEL'] += '@side'; ask('a title'); print('yes')"
+    program(tmp_path / "agent.py", "ask(os.environ['AJET_TASK'])", ask)
+    section = {"command": ["{python}", "{base}/agent.py"], "trains": ["default"], "verify": {"command": ["true"]}}
+    options: dict[str, Any] = {"isolation": "thread", "user_workflow": "ajet.workflow->CommandWorkflow"}
+    with stage(CommandWorkflow, folder=tmp_path, sections={"command_agent": section}, **options) as played:
+        for group in played.play(1):
+            for episode in group.episodes:
+                assert episode.reward == 1.0, episode.failure
+                assert {call.agent: call.trained for call in episode.calls} == {"default": True, "side": False}
+                assert len(episode.timelines) == 1
+
+
 LOOK = '<tool_call>\n{"name": "bash", "arguments": {"command": "expr 40 + 2"}}\n</tool_call>'
 DONE = (
     '<tool_call>\n{"name": "bash", "arguments": {"command": '
