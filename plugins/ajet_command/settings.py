@@ -19,10 +19,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ajet.schema.errors import ConfigError
 from ajet_environments.venvs import prepare_python
+from ajet_harness.install import install_harness
+from ajet_harness.presets import fill_section
 
 Settings = TypeVar("Settings", bound=BaseModel)
 PLACE = re.compile(
-    r"\{(python|venv|base|folder|home|model|base_url|api_key|context_tokens|reply_tokens|task|task_id|episode"
+    r"\{(python|venv|harness|base|folder|home|model|base_url|api_key|context_tokens|reply_tokens|task|task_id|episode"
     r"|metadata\.[\w.-]+)\}"
 )
 HOME = "~/"
@@ -128,6 +130,8 @@ class CommandSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
     command: Command
+    harness: str | None = None
+    """A coding agent with a preset (`ajet_harness`), which sets the other keys."""
     env: dict[str, str | None] = Field(default_factory=dict)
     """Additional variables; null removes a variable."""
     files: dict[str, str] = Field(default_factory=dict)
@@ -158,6 +162,11 @@ class CommandSettings(BaseModel):
     """A command that sets the reward after the agent has ended."""
     requirements: str | None = None
     """A requirements file; its Python environment is created before the run and available as `{venv}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_harness(cls, value: Any) -> Any:
+        return fill_section(value) if isinstance(value, Mapping) and value.get("harness") else value
 
     @field_validator("env", mode="before")
     @classmethod
@@ -206,6 +215,10 @@ class CommandSettings(BaseModel):
         wanted = Path(self.requirements).expanduser()
         candidate = base / wanted
         return prepare_python(candidate if candidate.exists() else wanted, say=logger.info)
+
+    def harness_folder(self) -> Path | None:
+        """Return the folder of the harness's programs, installed if missing; None without harness. Raises UserError."""
+        return install_harness(self.harness) if self.harness else None
 
 
 def find_folder(name: str, base: Path, key: str) -> Path:

@@ -76,7 +76,9 @@ class CommandWorkflow(Workflow):
     @classmethod
     def check(cls, config: Any) -> None:
         """Check the section and create its environment. Raises UserError."""
-        cls.settings(config).venv(get_base_folder(config))
+        settings = cls.settings(config)
+        settings.venv(get_base_folder(config))
+        settings.harness_folder()
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
@@ -205,7 +207,7 @@ def _list_window(config: Any) -> dict[str, str]:
 
 def _list_installed(settings: CommandSettings, base: Path) -> dict[str, str]:
     """Return the placeholders of what the section installs."""
-    folders = {"venv": settings.venv(base)}
+    folders = {"venv": settings.venv(base), "harness": settings.harness_folder()}
     return {name: str(path) for name, path in folders.items() if path is not None}
 
 
@@ -235,6 +237,8 @@ def _build_environment(
         "AJET_EPISODE": workflow_task.episode_uuid,
         "PWD": str(folder.work),
     }
+    if "harness" in values:
+        environment["PATH"] = os.pathsep.join(filter(None, (values["harness"], environment.get("PATH"))))
     if settings.home:
         environment |= {"HOME": str(folder.home), "TMPDIR": str(folder.home)}
         environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"))
