@@ -222,8 +222,7 @@ class EpisodeFolder:
         self.home.mkdir(exist_ok=True)
         self.task_file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
         for name, text in files.items():
-            is_home = name.startswith(HOME)
-            path = self.home / name.removeprefix(HOME) if is_home else self._resolve_inside(name, "the file")
+            path = self._resolve_inside(name, "the file")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
@@ -272,9 +271,10 @@ class EpisodeFolder:
         return path
 
     def _resolve_inside(self, name: str, what: str) -> Path:
-        """Return the real path of `name`. Raises AgentFailure for a path outside the folder."""
-        path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
-        if not path.is_relative_to(work):
+        """Return the real path of `name`, below `home` after `~/`. Raises AgentFailure for a path outside."""
+        folder = self.home if name.startswith(HOME) else self.work
+        path = Path(os.path.realpath(folder / name.removeprefix(HOME)))
+        if not path.is_relative_to(os.path.realpath(folder)):
             raise AgentFailure(f"{what} {name} is outside the episode's folder")
         return path
 

@@ -144,7 +144,7 @@ class CommandSettings(BaseModel):
     home: bool = False
     """Give each episode a home directory."""
     stdin: Literal["none", "task"] = "none"
-    answer: str = "stdout"  # stdout, last_line or file:PATH
+    answer: str = "stdout"  # stdout, last_line, file:PATH, or file:PATH#KEY.KEY for a value of a JSON file
     metadata: list[str] = Field(default_factory=list)
     """Names of task metadata visible to the agent."""
     agent: str = "default"
@@ -186,7 +186,8 @@ class CommandSettings(BaseModel):
     def _check_together(self) -> CommandSettings:
         if self.verify is not None and self.score == "printed":
             raise ValueError("verify and score: printed both set the reward")
-        if not self.home and any(name.startswith(HOME) for name in self.files):
+        paths = (*self.files, self.answer.removeprefix("file:"))
+        if not self.home and any(path.startswith(HOME) for path in paths):
             raise ValueError("files below ~/ need home: true")
         return self
 

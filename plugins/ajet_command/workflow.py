@@ -130,9 +130,10 @@ class CommandWorkflow(Workflow):
                 await asyncio.shield(asyncio.to_thread(folder.remove))
 
     def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:
-        """Return the agent's answer: standard output, its last non-empty line, or a file."""
+        """Return the agent's answer: standard output, its last non-empty line, a file, or a value of a JSON file."""
         if settings.answer.startswith("file:"):
-            return folder.read_answer(settings.answer.removeprefix("file:"))
+            name, _, keys = settings.answer.removeprefix("file:").partition("#")
+            return _read_value(folder.read_answer(name), keys)
         if settings.answer == "last_line":
             lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
             return lines[-1] if lines else ""
@@ -196,6 +197,19 @@ class CommandWorkflow(Workflow):
             output=int(settings.limits.output_mb * (1 << 20)),
             input=question if settings.stdin == "task" else None,
         )
+
+
+def _read_value(text: str, keys: str) -> str:
+    """Return the value at `keys` (`info.answer`) of a JSON text, or the text without keys; "" without the value."""
+    if not keys:
+        return text
+    try:
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        return ""
+    for key in keys.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return "" if value is None else _format_value(value)
 
 
 def _list_window(config: Any) -> dict[str, str]:

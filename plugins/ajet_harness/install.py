@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def find_installed(name: str) -> Path | None:
 
 def _choose_folder(name: str) -> Path:
     preset = read_preset(name)
-    content = "\n".join([*preset.npm, *preset.requirements, *preset.links, preset.python])
+    content = "\n".join([*preset.npm, *preset.requirements, *preset.links, *preset.python])
     return find_cache_root() / "harness" / f"{name}-{compute_digest(content)}"
 
 
@@ -118,18 +119,18 @@ def _require_node(name: str, oldest: tuple[int, int]) -> None:
         )
 
 
-def _find_python(name: str, version: str) -> str:
-    """Return a Python of the version, or the version itself if uv can find or fetch it. Raises UserError."""
-    if not version or version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+def _find_python(name: str, versions: Sequence[str]) -> str:
+    """Return a Python of one of the versions, or the first version if uv may find or fetch it. Raises UserError."""
+    if not versions or f"{sys.version_info[0]}.{sys.version_info[1]}" in versions:
         return sys.executable
-    wanted = tuple(map(int, version.split(".")))
-    path = shutil.which(f"python{version}")
-    if path is not None and _read_version(path) == wanted:
-        return path
+    for version in versions:
+        path = shutil.which(f"python{version}")
+        if path is not None and _read_version(path) == tuple(map(int, version.split("."))):
+            return path
     if find_uv():
-        return version
+        return versions[0]
     raise UserError(
-        f"The harness {name} needs Python {version}, which is not installed.",
-        expected=f"python{version} on the PATH",
-        do=PYTHON_HINT.format(version),
+        f"The harness {name} needs Python {' or '.join(versions)}, which is not installed.",
+        expected=f"python{versions[0]} on the PATH",
+        do=PYTHON_HINT.format(versions[0]),
     )

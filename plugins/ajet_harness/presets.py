@@ -37,8 +37,8 @@ class Preset(BaseModel):
     """Further programs of these packages: name -> pattern of the path below `node_modules`."""
     requirements: list[str] = Field(default_factory=list)
     """Packages of PyPI, `name==version`."""
-    python: str = ""
-    """Python version (`3.12`) of these packages; empty for ajet's own."""
+    python: list[str] = Field(default_factory=list)
+    """Python versions that these packages run on, the best first; empty for any."""
     agent: dict[str, Any]
     """Keys of `command_agent`."""
 

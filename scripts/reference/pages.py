@@ -142,7 +142,9 @@ def harnesses_md() -> str:
     for name in list_harnesses():
         preset = read_preset(name)
         packages = ", ".join(f"`{each}`" for each in (*preset.npm, *preset.requirements))
-        needs = f"Node.js {'.'.join(map(str, preset.node))}" if preset.npm else f"Python {preset.python}".strip()
+        needs = (
+            f"Node.js {'.'.join(map(str, preset.node))}" if preset.npm else f"Python {', '.join(preset.python)}".strip()
+        )
         table.append(f"| `{name}` | {packages} | {needs} | {preset.license} |")
     return _with_table((ROOT / "docs" / "harnesses.md").read_text(encoding="utf-8"), HARNESSES, table)
 

@@ -22,7 +22,6 @@ from ajet_harness.install import install_harness
 from ajet_harness.presets import list_harnesses
 
 NODE_CLIENT = "openai@7.55.0"
-CODEX = "@openai/codex@0.169.0"
 MCP_EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
 
 
@@ -54,7 +53,7 @@ def fetch(requirement: str) -> None:
 def main(arguments: list[str]) -> int:
     """What could not be fetched is said; its tests are skipped then."""
     os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
-    for requirement in [NODE_CLIENT, *([CODEX, MCP_EVERYTHING] if "--slow" in arguments else [])]:
+    for requirement in [NODE_CLIENT, *([MCP_EVERYTHING] if "--slow" in arguments else [])]:
         try:
             fetch(requirement)
         except (OSError, subprocess.SubprocessError) as error:

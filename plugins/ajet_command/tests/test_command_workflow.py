@@ -170,11 +170,16 @@ def test_a_home_of_its_own(tmp_path):
         ("last_line", "the answer"),
         ("file:out/a.txt", "in a file\n"),
         ("file:no", ""),
+        ("file:out/a.json#info.text", "a value"),
+        ("file:out/a.json#info.none", ""),
+        ("file:out/a.txt#info", ""),
+        ("file:~/home.txt", "at home"),
     ],
 )
 def test_where_the_answer_is(how, said, tmp_path):
-    command = shell("mkdir out; echo in a file > out/a.txt; printf 'thinking\\n\\nthe answer\\n\\n'; echo noise >&2")
-    with agent(tmp_path, command=command, answer=how) as (_, run):
+    files = {"out/a.json": '{"info": {"text": "a value"}}', "~/home.txt": "at home"}
+    command = shell("mkdir -p out; echo in a file > out/a.txt; printf 'thinking\\n\\nthe answer\\n\\n'; echo noise >&2")
+    with agent(tmp_path, command=command, answer=how, files=files, home=True) as (_, run):
         output = run()
         assert answer(output) == said and output.metadata["command"]["stderr"] == "noise\n"
 

@@ -20,15 +20,34 @@ from ajet.workflow import CommandWorkflow, ModelTuner
 from ajet_command.settings import CommandSettings
 from ajet_harness.install import find_installed
 from ajet_harness.presets import list_harnesses, read_preset
-from tests.support.client_fixtures import FINAL, QUESTION, Cell, Plays, Stage, Told, play_and_prove
+from tests.support.client_fixtures import (
+    FINAL,
+    PATHS,
+    QUESTION,
+    Cell,
+    Plays,
+    Stage,
+    Told,
+    play_and_prove,
+    prove_again,
+    stage,
+)
 
 PLAYS = Plays()
 THOUGHT = "Let me see ✓."
 TOOLS = {
+    "codex": ("exec_command", '"cmd":  "expr 40 + 2"'),
+    "continue": ("Bash", '"command":  "expr 40 + 2"'),
+    "mini-swe-agent": ("bash", '"command":  "expr 40 + 2"'),
     "opencode": ("bash", '"command":  "expr 40 + 2", "description":"adds"'),
     "pi": ("bash", '"command":  "expr 40 + 2"'),
 }
 """The shell tool of each harness, and arguments in a spelling that no encoder would write."""
+FINALS = {
+    "mini-swe-agent": '<tool_call>\n{"name": "bash", "arguments": {"command": '
+    f"\"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{FINAL}'\"}}}}\n</tool_call>"
+}
+"""The last reply of a harness that does not end at a text."""
 
 
 def call_shell(harness: str) -> str:
@@ -50,9 +69,13 @@ def play(on: Stage, folder: Path, harness: str, **section: Any) -> Told:
     return Told(output.metadata["final_answer"].strip().removeprefix(THOUGHT).strip())  # some print each turn's text
 
 
+@PLAYS.cells("aider", "chat", "streaming")
+@PLAYS.cells("continue", "chat", "streaming")
+@PLAYS.cells("codex", "responses", "streaming")
+@PLAYS.cells("mini-swe-agent", "chat", "whole")
 @PLAYS.cells("opencode", "chat", "streaming")
 @PLAYS.cells("pi", "chat", "streaming")
-def chat(on: Stage, streaming: bool, folder: Path, harness: str) -> Told:
+def play_preset(on: Stage, streaming: bool, folder: Path, harness: str) -> Told:
     return play(on, folder, harness)
 
 
@@ -61,11 +84,16 @@ def chat(on: Stage, streaming: bool, folder: Path, harness: str) -> Told:
 def test_its_episode_is_proven(cell: Cell, tmp_path: Path) -> None:
     if find_installed(cell.client) is None:
         pytest.skip(f"{cell.client} is not installed: `python -m tests.contract.npm_packages --slow` does")
-    play_and_prove(
-        cell,
-        lambda on, streaming: PLAYS[cell](on, streaming, tmp_path, cell.client),
-        texts=(call_shell(cell.client), FINAL),
-    )
+    name = cell.client
+    if name in TOOLS:
+        texts = (call_shell(name), FINALS.get(name, FINAL))
+        play_and_prove(cell, lambda on, streaming: PLAYS[cell](on, streaming, tmp_path, name), texts=texts)
+        return
+    with stage(texts=(FINAL,)) as on:  # without tools, after replies that the harness invented
+        told = play(on, tmp_path, name)
+        capture = on.session.close()
+        prove_again(on, capture)
+        assert FINAL in told.answer and on.wire == [(PATHS[cell.dialect], cell.streaming)]
 
 
 def test_every_preset_plays() -> None:
