@@ -32,15 +32,21 @@ from tests.support.client_fixtures import (
     prove_again,
     stage,
 )
+from tests.support.rollouts import stage as rollout_stage
+from tests.support.sandbox_fixtures import require
 
 PLAYS = Plays()
 THOUGHT = "Let me see ✓."
 TOOLS = {
+    "cline": ("run_commands", '"commands":  ["expr 40 + 2"]'),
     "codex": ("exec_command", '"cmd":  "expr 40 + 2"'),
     "continue": ("Bash", '"command":  "expr 40 + 2"'),
     "mini-swe-agent": ("bash", '"command":  "expr 40 + 2"'),
     "opencode": ("bash", '"command":  "expr 40 + 2", "description":"adds"'),
+    "openhands": ("terminal", '"command":  "expr 40 + 2", "security_risk":"LOW"'),
     "pi": ("bash", '"command":  "expr 40 + 2"'),
+    "qwen": ("run_shell_command", '"command":  "expr 40 + 2", "is_background": false'),
+    "vibe": ("bash", '"command":  "expr 40 + 2"'),
 }
 """The shell tool of each harness, and arguments in a spelling that no encoder would write."""
 FINALS = {
@@ -66,15 +72,20 @@ def play(on: Stage, folder: Path, harness: str, **section: Any) -> Told:
     task = WorkflowTask(task=Task(main_query=QUESTION, task_id="sum"), task_id="sum", episode_uuid="0123456789abcdef")
     output = asyncio.run(CommandWorkflow().execute(task, ModelTuner(config, on.session)))
     assert on.endpoint.api_key not in str(output)
-    return Told(output.metadata["final_answer"].strip().removeprefix(THOUGHT).strip())  # some print each turn's text
+    answer = output.metadata["final_answer"].strip()
+    return Told(FINAL if FINAL in answer else answer)  # some print more than the last reply
 
 
 @PLAYS.cells("aider", "chat", "streaming")
+@PLAYS.cells("cline", "chat", "streaming")
 @PLAYS.cells("continue", "chat", "streaming")
 @PLAYS.cells("codex", "responses", "streaming")
 @PLAYS.cells("mini-swe-agent", "chat", "whole")
 @PLAYS.cells("opencode", "chat", "streaming")
+@PLAYS.cells("openhands", "chat", "whole")
 @PLAYS.cells("pi", "chat", "streaming")
+@PLAYS.cells("qwen", "chat", "streaming")
+@PLAYS.cells("vibe", "chat", "streaming")
 def play_preset(on: Stage, streaming: bool, folder: Path, harness: str) -> Told:
     return play(on, folder, harness)
 
@@ -93,7 +104,21 @@ def test_its_episode_is_proven(cell: Cell, tmp_path: Path) -> None:
         told = play(on, tmp_path, name)
         capture = on.session.close()
         prove_again(on, capture)
-        assert FINAL in told.answer and on.wire == [(PATHS[cell.dialect], cell.streaming)]
+        assert told.answer == FINAL and on.wire == [(PATHS[cell.dialect], cell.streaming)]
+
+
+@pytest.mark.extra_slow
+def test_a_node_program_plays_in_a_sandbox(tmp_path: Path) -> None:
+    require("bubblewrap")
+    if find_installed("pi") is None:
+        pytest.skip("pi is not installed: `python -m tests.contract.npm_packages --slow` does")
+    tmp_path.chmod(0o755)  # for the sandbox's own user
+    section = {"harness": "pi", "verify": {"command": ["true"]}}
+    options: dict[str, Any] = {"isolation": "sandbox", "user_workflow": "ajet.workflow->CommandWorkflow"}
+    with rollout_stage(CommandWorkflow, folder=tmp_path, sections={"command_agent": section}, **options) as played:
+        episodes = [episode for group in played.play(1) for episode in group.episodes]
+        assert [episode.reward for episode in episodes] == [1.0] * 2, [episode.failure for episode in episodes]
+        assert all(episode.metadata["final_answer"].strip() == "yes" for episode in episodes)
 
 
 def test_every_preset_plays() -> None:
