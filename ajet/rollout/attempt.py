@@ -29,6 +29,7 @@ from ajet.workflow.ambient import use_endpoints
 from ajet.workflow.function import is_of_function
 from ajet.workflow.resources import Deadline, Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
+from ajet.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -286,6 +287,8 @@ def perform_plain_attempt(attempt: AttemptBase) -> WorkflowOutput:
 
 def _make_workflow(attempt: AttemptBase) -> tuple[Any, Collection[str] | None]:
     workflow = attempt.workflow_class()
+    if isinstance(workflow, Workflow):
+        return workflow, workflow.choose_targets(attempt.config) or None
     return workflow, getattr(workflow, "trainable_targets", None) or None
 
 

@@ -29,7 +29,7 @@ class Limits:
     memory: int = 512 * 2**20
     """Bytes of all processes of the sandbox together, and of each process's address space."""
     processes: int = 64
-    files: int = 256
+    files: int = 1024  # Node.js opens several hundred to load a program
     """Number of open files per process."""
     disk: int = 256 * 2**20
     """Bytes in the working folder, and in /tmp."""

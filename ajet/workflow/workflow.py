@@ -114,6 +114,10 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
         """True if attempts never set a reward, so the run needs a judge."""
         return False
 
+    def choose_targets(self, config: Any) -> list[str] | None:
+        """Return the target tags to train; None: all. Called before `execute`, with the composed config."""
+        return self.trainable_targets
+
     @abstractmethod
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Play the task with an agent that calls `tuner`, and return the outcome.

@@ -14,6 +14,7 @@ PLUGIN = Plugin(
     failure_hints={
         "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
         "CommandTimedOut": "raise `command_agent.timeout`, or find the call that blocks",
+        "VerifierFailed": "run `verify.command` by hand; `command_agent.keep: failed` keeps the episode's folder",
         "CommandOverLimit": "raise the limit in `command_agent.limits`, or reduce the usage",
         "no_model_call of CommandWorkflow": (
             "give the program's client the base URL and key from OPENAI_BASE_URL and OPENAI_API_KEY, or from "

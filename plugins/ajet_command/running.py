@@ -6,10 +6,12 @@ stored. `stop` may be called from any thread at any time.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import selectors
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from typing import Any, Literal
 from ajet.record.remove_folder import remove_folder
 from ajet.schema.errors import AgentFailure
 from ajet.workflow import keeper
+from ajet_command.settings import HOME
 
 KEEPER = Path(keeper.__file__)
 LAST_WORDS = 5.0
@@ -172,6 +175,18 @@ class RunningCommand:
         return Ended(content.pop("code"), ended_by, stdout, stderr, **content)
 
 
+async def run_command(spec: CommandSpec) -> Ended:
+    """Run the command in a thread. A cancellation ends the command and is raised after its end. Raises OSError."""
+    running = RunningCommand(spec)
+    waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        running.stop()
+        await asyncio.wait([waiting])
+        raise
+
+
 def _decode_output(raw: bytearray) -> str:
     return raw.decode(errors="replace")
 
@@ -198,7 +213,7 @@ class EpisodeFolder:
 
         Args:
             template: folder to copy into `work`, or None.
-            files: contents by path below `work`.
+            files: contents by path below `work`, or below `home` after `~/`.
             task: the task as JSON values.
         """
         if template is not None:
@@ -226,10 +241,40 @@ class EpisodeFolder:
         finally:
             os.close(number)
 
+    def bring_in(self, template: Path | None, files: Mapping[str, str]) -> None:
+        """Write files over whatever the agent left at their paths; no link of the agent is followed. Raises OSError.
+
+        Args:
+            template: folder to copy over `work`, or None.
+            files: contents by path below `work`.
+        """
+        for folder, _, names in os.walk(template) if template is not None else ():
+            for name in names:
+                source = Path(folder, name)
+                shutil.copy2(source, self._clear_path(source.relative_to(template or folder)))
+        for name, text in files.items():
+            self._clear_path(Path(name)).write_text(text, encoding="utf-8")
+
+    def _clear_path(self, name: Path) -> Path:
+        """Return the path below `work` with real folders above and nothing at the end."""
+        path = self.root
+        for part in ("work", *name.parent.parts):
+            path = path / part
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+                path.mkdir()
+            path.chmod(path.stat().st_mode | stat.S_IRWXU)
+        path = path / name.name
+        if path.is_dir() and not path.is_symlink():
+            remove_folder(path)
+        path.unlink(missing_ok=True)
+        return path
+
     def _resolve_inside(self, name: str, what: str) -> Path:
-        """Return the real path of `name`. Raises AgentFailure for a path outside the folder."""
-        path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
-        if not path.is_relative_to(work):
+        """Return the real path of `name`, below `home` after `~/`. Raises AgentFailure for a path outside."""
+        folder = self.home if name.startswith(HOME) else self.work
+        path = Path(os.path.realpath(folder / name.removeprefix(HOME)))
+        if not path.is_relative_to(os.path.realpath(folder)):
             raise AgentFailure(f"{what} {name} is outside the episode's folder")
         return path
 

@@ -11,17 +11,24 @@ import shlex
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
 
 from loguru import logger
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ajet.schema.errors import ConfigError
 from ajet_environments.venvs import prepare_python
+from ajet_harness.install import install_harness
+from ajet_harness.presets import fill_section
 
 Settings = TypeVar("Settings", bound=BaseModel)
-PLACE = re.compile(r"\{(python|venv|base|folder|model|base_url|api_key|task|task_id|episode|metadata\.[\w.-]+)\}")
+PLACE = re.compile(
+    r"\{(python|venv|harness|base|folder|home|model|base_url|api_key|context_tokens|reply_tokens|task|task_id|episode"
+    r"|metadata\.[\w.-]+)\}"
+)
+HOME = "~/"
+"""Prefix of `files` that are written into the episode's home directory."""
 MEGABYTE = 1 << 20
 
 
@@ -81,50 +88,85 @@ def read_section(kind: type[Settings], config: Any, section: str, purpose: str, 
         ) from None
 
 
+def _split_command(value: Any) -> Any:
+    """Split a string into words. Raises ValueError for an empty command, and for a key among its words."""
+    words = shlex.split(value) if isinstance(value, str) else value
+    if isinstance(words, list):
+        if not words:
+            raise ValueError("an empty command")
+        if any(isinstance(word, str) and "{api_key}" in word for word in words):
+            raise ValueError("a key must not be an argument, because every user of the machine can read arguments")
+    return words
+
+
+Command = Annotated[list[str], BeforeValidator(_split_command)]
+"""The program and its arguments; a string is split into words without a shell."""
+
+
+class VerifySettings(BaseModel):
+    """A command that scores the agent's folder after the agent has ended."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    command: Command
+    files: dict[str, str] | str = Field(default_factory=dict)
+    """A folder to copy over the agent's, or files to write there: path -> content."""
+    timeout: float = Field(default=300, gt=0)  # seconds
+    reward: Literal["exit", "file"] = "exit"
+    """exit: 1 for exit code 0, else 0; file: the number in the file AJET_REWARD_FILE."""
+
+    @field_validator("files")
+    @classmethod
+    def _check_paths(cls, value: dict[str, str] | str) -> dict[str, str] | str:
+        for name in () if isinstance(value, str) else value:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ValueError(f"the file {name} is outside the episode's folder")
+        return value
+
+
 class CommandSettings(BaseModel):
     """The command of an agent, and the place of its answer."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    command: list[str]
-    """The program and its arguments; a string is split into words without a shell."""
+    command: Command
+    harness: str | None = None
+    """A coding agent with a preset (`ajet_harness`), which sets the other keys."""
     env: dict[str, str | None] = Field(default_factory=dict)
     """Additional variables; null removes a variable."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Files to write into the folder: path -> content."""
+    """Files to write into the folder, or below `~/` into the home directory: path -> content."""
     template: str | None = None
-    """A folder copied into each episode's folder."""
+    """A folder copied into each episode's folder; may contain placeholders."""
     folders: str | None = None
     """Parent of the episodes' folders; null is the system's temporary folder."""
     keep: Literal["never", "failed", "always"] = "never"  # selects the episodes whose folders are not deleted
     home: bool = False
     """Give each episode a home directory."""
     stdin: Literal["none", "task"] = "none"
-    answer: str = "stdout"  # stdout, last_line or file:PATH
+    answer: str = "stdout"  # stdout, last_line, file:PATH, or file:PATH#KEY.KEY for a value of a JSON file
     metadata: list[str] = Field(default_factory=list)
     """Names of task metadata visible to the agent."""
     agent: str = "default"
     """The agent's name in the record."""
+    trains: list[str] | None = None
+    """Names of the trained agents; null trains all. Calls of the others are recorded."""
     timeout: float | None = Field(default=None, gt=0)  # seconds; null uses rollout.episode_timeout
     on_timeout: Literal["fail", "judge"] = "fail"
     exit_codes: list[int] | Literal["any"] = [0]
     """Exit codes of a successful episode."""
     limits: CommandLimits = Field(default_factory=CommandLimits)
     score: Literal["judge", "printed"] = "judge"
-    """printed: the last line of output has the reward, or an error (`printed.py`)."""
+    """printed: the last line of output has the reward, or an error."""
+    verify: VerifySettings | None = None
+    """A command that sets the reward after the agent has ended."""
     requirements: str | None = None
     """A requirements file; its Python environment is created before the run and available as `{venv}`."""
 
-    @field_validator("command", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _split_command(cls, value: Any) -> Any:
-        words = shlex.split(value) if isinstance(value, str) else value
-        if isinstance(words, list):
-            if not words:
-                raise ValueError("an empty command")
-            if any(isinstance(word, str) and "{api_key}" in word for word in words):
-                raise ValueError("a key must not be an argument, because every user of the machine can read arguments")
-        return words
+    def _apply_harness(cls, value: Any) -> Any:
+        return fill_section(value) if isinstance(value, Mapping) and value.get("harness") else value
 
     @field_validator("env", mode="before")
     @classmethod
@@ -140,15 +182,31 @@ class CommandSettings(BaseModel):
             raise ValueError("expected stdout, last_line or file:PATH")
         return value
 
+    @model_validator(mode="after")
+    def _check_together(self) -> CommandSettings:
+        if self.verify is not None and self.score == "printed":
+            raise ValueError("verify and score: printed both set the reward")
+        paths = (*self.files, self.answer.removeprefix("file:"))
+        if not self.home and any(path.startswith(HOME) for path in paths):
+            raise ValueError("files below ~/ need home: true")
+        return self
+
     @classmethod
     def read(cls, config: Any, section: str) -> CommandSettings:
         """Return the settings of `section`. Raises ConfigError."""
         settings = read_section(
             cls, config, section, "the agent's command", "{command: [...]}", "docs/command_agents.md"
         )
-        if settings.template is not None:
-            settings.template_folder(get_base_folder(config))
+        for name, folder in settings.list_folders().items():
+            if not PLACE.search(folder):
+                find_folder(folder, get_base_folder(config), name)
         return settings
+
+    def list_folders(self) -> dict[str, str]:
+        """Return the folders that are copied into an episode's folder, by key."""
+        checks = self.verify.files if self.verify else None
+        folders = {"template": self.template, "verify.files": checks if isinstance(checks, str) else None}
+        return {name: folder for name, folder in folders.items() if folder is not None}
 
     def venv(self, base: Path) -> Path | None:
         """Return the Python of the `requirements` environment, created if missing; None without requirements. Raises
@@ -159,19 +217,20 @@ class CommandSettings(BaseModel):
         candidate = base / wanted
         return prepare_python(candidate if candidate.exists() else wanted, say=logger.info)
 
-    def template_folder(self, base: Path) -> Path | None:
-        """Return the template folder, next to the YAML or in the working directory. Raises ConfigError."""
-        if self.template is None:
-            return None
-        wanted = Path(self.template).expanduser()
-        found = next((place for place in (base / wanted, Path.cwd() / wanted) if place.is_dir()), None)
-        if found is None:
-            raise ConfigError(
-                f"The template {self.template} is not a folder.",
-                where="template",
-                expected=f"a folder in {base} or {Path.cwd()}",
-            )
-        return found
+    def harness_folder(self) -> Path | None:
+        """Return the folder of the harness's programs, installed if missing; None without harness. Raises UserError."""
+        return install_harness(self.harness) if self.harness else None
+
+
+def find_folder(name: str, base: Path, key: str) -> Path:
+    """Return a folder next to the YAML or in the working directory. Raises ConfigError."""
+    wanted = Path(name).expanduser()
+    found = next((place for place in (base / wanted, Path.cwd() / wanted) if place.is_dir()), None)
+    if found is None:
+        raise ConfigError(
+            f"The {key} {name} is not a folder.", where=key, expected=f"a folder in {base} or {Path.cwd()}"
+        )
+    return found
 
 
 def get_base_folder(config: Any) -> Path:

@@ -29,8 +29,15 @@ from ajet.schema.errors import (
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
 from ajet_command.environment import select_inherited
-from ajet_command.running import CommandSpec, Ended, EpisodeFolder, RunningCommand
-from ajet_command.settings import CommandSettings, fill_placeholders, get_base_folder, list_common_values
+from ajet_command.running import CommandSpec, Ended, EpisodeFolder, run_command
+from ajet_command.settings import (
+    CommandSettings,
+    fill_placeholders,
+    find_folder,
+    get_base_folder,
+    list_common_values,
+)
+from ajet_command.verify import Verifier
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
@@ -69,18 +76,25 @@ class CommandWorkflow(Workflow):
     @classmethod
     def check(cls, config: Any) -> None:
         """Check the section and create its environment. Raises UserError."""
-        cls.settings(config).venv(get_base_folder(config))
+        settings = cls.settings(config)
+        settings.venv(get_base_folder(config))
+        settings.harness_folder()
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
-        """True unless the command prints the score or a subclass computes the outcome."""
+        """True unless the command prints the score, a verifier or a subclass computes the outcome."""
         is_own = cls.execute is not CommandWorkflow.execute or cls.outcome is not CommandWorkflow.outcome
-        return not is_own and cls.settings(config).score != "printed"
+        settings = cls.settings(config)
+        return not is_own and settings.score != "printed" and settings.verify is None
 
     @classmethod
     def settings(cls, config: Any) -> CommandSettings:
         """Return the settings of the command. Raises ConfigError."""
         return CommandSettings.read(config, cls.section)
+
+    def choose_targets(self, config: Any) -> list[str] | None:
+        """Return the names of the trained agents, from `trains` or the class; None trains all."""
+        return self.settings(config).trains or self.trainable_targets
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Create the folder, run the command, read the answer, remove the folder."""
@@ -90,18 +104,25 @@ class CommandWorkflow(Workflow):
         folder = EpisodeFolder(settings.folders, workflow_task.episode_uuid or workflow_task.task_id or "episode")
         good = False
         try:
-            venv = await asyncio.to_thread(settings.venv, base)
-            values = self._list_values(workflow_task, endpoint, base, folder) | ({"venv": str(venv)} if venv else {})
+            values = self._list_values(workflow_task, endpoint, base, folder) | _list_window(tuner.config)
+            values |= await asyncio.to_thread(_list_installed, settings, base)
             files = {name: fill_placeholders(text, values) for name, text in settings.files.items()}
-            folder.fill(settings.template_folder(base), files, _describe_task(workflow_task, settings))
+            folder.fill(_find_template(settings.template, base, values), files, _describe_task(workflow_task, settings))
             order = self._build_spec(settings, workflow_task, endpoint, values, folder)
-            ended = await _run_command(order)
+            try:
+                ended = await run_command(order)
+            except OSError as error:
+                raise CommandFailed(f"no process could be started: {error}") from error
             _redact_secret(ended, endpoint.api_key)
             _raise_unless_good(ended, settings)
             answer = self.answer(settings, ended, folder).replace(endpoint.api_key, HIDDEN)
             output = self.outcome(workflow_task, ended, answer)
             if settings.score == "printed":
                 output = apply_score(output, ended.stdout)
+            if settings.verify is not None:
+                del values["api_key"]
+                verifier = Verifier(settings.verify, settings.limits, folder, values, endpoint.api_key)
+                await verifier.score(workflow_task.task, output)
             good = True
             return output
         finally:
@@ -109,9 +130,10 @@ class CommandWorkflow(Workflow):
                 await asyncio.shield(asyncio.to_thread(folder.remove))
 
     def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:
-        """Return the agent's answer: standard output, its last non-empty line, or a file."""
+        """Return the agent's answer: standard output, its last non-empty line, a file, or a value of a JSON file."""
         if settings.answer.startswith("file:"):
-            return folder.read_answer(settings.answer.removeprefix("file:"))
+            name, _, keys = settings.answer.removeprefix("file:").partition("#")
+            return _read_value(folder.read_answer(name), keys)
         if settings.answer == "last_line":
             lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
             return lines[-1] if lines else ""
@@ -142,6 +164,7 @@ class CommandWorkflow(Workflow):
         return {
             **list_common_values(base),
             "folder": str(folder.work),
+            "home": str(folder.home),
             "model": endpoint.model,
             "base_url": endpoint.base_url,
             "api_key": endpoint.api_key,
@@ -176,19 +199,34 @@ class CommandWorkflow(Workflow):
         )
 
 
-async def _run_command(order: CommandSpec) -> Ended:
-    """Run the command in a thread. A cancellation ends the command and is raised after its end."""
+def _read_value(text: str, keys: str) -> str:
+    """Return the value at `keys` (`info.answer`) of a JSON text, or the text without keys; "" without the value."""
+    if not keys:
+        return text
     try:
-        running = RunningCommand(order)
-    except OSError as error:
-        raise CommandFailed(f"no process could be started: {error}") from error
-    waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        running.stop()
-        await asyncio.wait([waiting])
-        raise
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        return ""
+    for key in keys.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return "" if value is None else _format_value(value)
+
+
+def _list_window(config: Any) -> dict[str, str]:
+    """Return the placeholders of the model's context window and longest reply."""
+    rollout = config["ajet"]["rollout"]
+    sizes = {"context_tokens": rollout["max_model_len"], "reply_tokens": rollout["max_response_length_in_one_turn"]}
+    return {name: str(size) for name, size in sizes.items()}
+
+
+def _list_installed(settings: CommandSettings, base: Path) -> dict[str, str]:
+    """Return the placeholders of what the section installs."""
+    folders = {"venv": settings.venv(base), "harness": settings.harness_folder()}
+    return {name: str(path) for name, path in folders.items() if path is not None}
+
+
+def _find_template(name: str | None, base: Path, values: Mapping[str, str]) -> Path | None:
+    return find_folder(fill_placeholders(name, values), base, "template") if name is not None else None
 
 
 def _build_environment(
@@ -215,6 +253,8 @@ def _build_environment(
         "AJET_EPISODE": workflow_task.episode_uuid,
         "PWD": str(folder.work),
     }
+    if "harness" in values:
+        environment["PATH"] = os.pathsep.join(filter(None, (values["harness"], environment.get("PATH"))))
     if settings.home:
         environment |= {"HOME": str(folder.home), "TMPDIR": str(folder.home)}
         environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"))

@@ -99,29 +99,46 @@ def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
     return []
 
 
-def make_venv(target: Path, requirements: Path, what: str) -> str:
+def find_uv() -> str | None:
+    """Return the path of uv, on the PATH or next to this Python; None without uv."""
+    return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+
+
+def make_venv(
+    target: Path, requirements: Path, what: str, *, python: str = sys.executable, limit: float | None = None
+) -> str:
     """Create a virtual environment and install the requirements by uv, or by pip if uv fails.
 
     Args:
         what: description of the content, for error messages.
+        python: path of its Python, or a version that uv finds or downloads.
+        limit: seconds for one step; None is LIMIT_S.
 
     Returns:
         "" or an error message.
     """
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    python = str(target / "bin" / "python")
-    why = run_command([sys.executable, "-m", "venv", "--without-pip", str(target)], "venv")
+    uv = find_uv()
+    create = [python, "-m", "venv", "--without-pip"]
+    if os.sep not in python:
+        create = [str(uv), "venv", "--allow-existing", "--python", python]
+    why = run_command([*create, str(target)], "venv")
     if why:
         return why
-    by_uv = [str(uv), "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "-r", str(requirements)]
-    if uv is not None and not run_command(by_uv, what):
+    inside = str(target / "bin" / "python")
+    by_uv = [str(uv), "pip", "install", "--quiet", "--compile-bytecode", "--python", inside, "-r", str(requirements)]
+    if uv is not None and not run_command(by_uv, what, limit=limit):
         return ""
-    by_pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "-r", str(requirements)]
-    return run_command(by_pip, what)  # pip reads its own settings: another index, say
+    by_pip = [sys.executable, "-m", "pip", "--python", inside, "install", "--quiet", "-r", str(requirements)]
+    return run_command(by_pip, what, limit=limit)  # pip reads its own settings: another index, say
 
 
-def run_command(command: Sequence[str], what: str) -> str:
-    """Run a command with a time limit and return "" or an error message. A timeout kills its process group."""
+def run_command(command: Sequence[str], what: str, *, limit: float | None = None) -> str:
+    """Run a command with a time limit and return "" or an error message. A timeout kills its process group.
+
+    Args:
+        limit: seconds; None is LIMIT_S.
+    """
+    limit = LIMIT_S if limit is None else limit
     try:
         process = subprocess.Popen(
             command,
@@ -137,12 +154,12 @@ def run_command(command: Sequence[str], what: str) -> str:
         return f"{what}: {error}"
     with process:
         try:
-            stdout, stderr = process.communicate(timeout=LIMIT_S)
+            stdout, stderr = process.communicate(timeout=limit)
         except BaseException as problem:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(problem, subprocess.TimeoutExpired):
-                return f"{what}: not finished within {LIMIT_S:.0f} s"
+                return f"{what}: not finished within {limit:.0f} s"
             raise
     last = (stderr or stdout).strip().splitlines()[-1:]
     return f"{what}: {' '.join(last) or f'exit code {process.returncode}'}" if process.returncode else ""

@@ -118,7 +118,7 @@ class SandboxLimits(Section):
     cpu: int = key(30, "CPU seconds of each process.", ge=1)
     memory: int = key(512, "MiB of all processes together, and of the address space of each.", ge=64)
     processes: int = key(64, "Number of processes and threads at the same time.", ge=4)
-    files: int = key(256, "Number of open files of each process.", ge=16)
+    files: int = key(1024, "Number of open files of each process.", ge=16)
     disk: int = key(256, "MiB in the working folder, and as many in /tmp.", ge=1)
     output: int = key(1 << 20, "Bytes of standard output and error together.", ge=1024)
 

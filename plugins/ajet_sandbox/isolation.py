@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ajet.config.locations import find_cache_root
 from ajet.config.plugins import list_package_roots
 from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import WorkerSetup
@@ -208,13 +209,20 @@ class WorkerSandbox:
         also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_home(each)]
         brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
         own = [each for each in also if each not in brought]
-        return ShownFolders.of([self._setup.base, *own], [*list_package_roots(), *brought])
+        return ShownFolders.of([self._setup.base, *own], [*list_package_roots(), *brought, *_list_installed()])
 
     def _build_environment(self) -> dict[str, str]:
         path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         paths = os.pathsep.join(filter(None, self._setup.paths))
+        cache = {"AJET_CACHE": str(find_cache_root().absolute())} if _list_installed() else {}
         return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box", "PYTHONPATH": paths,
-                "OMP_NUM_THREADS": "1"}  # fmt: skip
+                "OMP_NUM_THREADS": "1", **cache}  # fmt: skip
+
+
+def _list_installed() -> list[Path]:
+    """Return the folders of the cache with programs that agents run."""
+    folders = [find_cache_root().absolute() / name for name in ("harness", "python")]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 class GatewayDoor:

@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from ajet.record.metric_definitions import GROUPS, list_metric_definitions
+from ajet_harness.presets import list_harnesses, read_preset
 from scripts.docs_site import LIST, resolve_link
 from scripts.environments import ENVIRONMENTS, MOST_MEGABYTES
 from scripts.fresh_installs import INSTALLED, RESOLVED
@@ -25,6 +26,7 @@ VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `m
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "plugins/ajet_viewer/page/definitions.js"
 INSTALLS = "<!-- Generated from benchmarks/results/installs.jsonl by `make docs`. -->"
+HARNESSES = "<!-- Generated from plugins/ajet_harness/presets by `make docs`. -->"
 MEASURED = "<!-- Generated from benchmarks/results/measured.jsonl by `make docs`. -->"
 
 
@@ -132,6 +134,19 @@ def performance_md() -> str:
             cells = (shown["what"], shown["against"], shown["goal"], shown["measured"], met, script)
             table.append(f"| {' | '.join(cells)} |")
     return _with_table((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), MEASURED, table)
+
+
+def harnesses_md() -> str:
+    """Return the page with its table: the presets of coding agents."""
+    table = ["| Harness | Packages | Needs | License |", "|---|---|---|---|"]
+    for name in list_harnesses():
+        preset = read_preset(name)
+        packages = ", ".join(f"`{each}`" for each in (*preset.npm, *preset.requirements))
+        needs = (
+            f"Node.js {'.'.join(map(str, preset.node))}" if preset.npm else f"Python {', '.join(preset.python)}".strip()
+        )
+        table.append(f"| `{name}` | {packages} | {needs} | {preset.license} |")
+    return _with_table((ROOT / "docs" / "harnesses.md").read_text(encoding="utf-8"), HARNESSES, table)
 
 
 def install_md() -> str:

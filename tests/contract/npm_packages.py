@@ -1,8 +1,8 @@
 """Packages from npm for tests, by pinned version, in the environment's own folder of what tests have fetched.
 
 Invariant: a test fetches nothing: `make setup` does (`python -m tests.contract.npm_packages`; `make test-slow` adds
-those of its own with `--slow`). Where npm is absent or could not reach its registry, the test is skipped with that as
-its reason.
+those of its own with `--slow`, and the harnesses, which have 3.5 GB). Where npm is absent or could not reach its
+registry, the test is skipped with that as its reason.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import pytest
 
 from ajet.config.locations import find_cache_root
 from ajet.engine.model_cache import open_entry
+from ajet.schema.errors import UserError
+from ajet_harness.install import install_harness
+from ajet_harness.presets import list_harnesses
 
 NODE_CLIENT = "openai@7.55.0"
-CODEX = "@openai/codex@0.169.0"
 GEMINI_CLI = "@google/gemini-cli@0.61.0"
 MCP_EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
 
@@ -52,11 +54,16 @@ def fetch(requirement: str) -> None:
 def main(arguments: list[str]) -> int:
     """What could not be fetched is said; its tests are skipped then."""
     os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
-    for requirement in [NODE_CLIENT, *([CODEX, GEMINI_CLI, MCP_EVERYTHING] if "--slow" in arguments else [])]:
+    for requirement in [NODE_CLIENT, *([GEMINI_CLI, MCP_EVERYTHING] if "--slow" in arguments else [])]:
         try:
             fetch(requirement)
         except (OSError, subprocess.SubprocessError) as error:
             print(f"{requirement} could not be fetched, its tests are skipped: {error}", file=sys.stderr)
+    for name in list_harnesses() if "--slow" in arguments else ():
+        try:
+            install_harness(name)
+        except UserError as error:
+            print(f"the tests of the harness {name} are skipped: {error}", file=sys.stderr)
     return 0
 
 

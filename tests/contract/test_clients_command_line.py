@@ -1,4 +1,7 @@
-"""Coding agents that are command lines, unmodified: mini-swe-agent, from PyPI, in a process of its own."""
+"""Coding agents that are command lines, unmodified: mini-swe-agent, from PyPI, in a process of its own.
+
+Over Chat Completions it plays with the other harnesses (`plugins/ajet_harness/tests/test_presets.py`).
+"""
 
 import json
 import os
@@ -44,11 +47,6 @@ def mini(on: Stage, folder: Path, *arguments: str) -> Told:
     info = json.loads((folder / "out.json").read_text())["info"]
     assert info["exit_status"] == "Submitted" and info["model_stats"]["api_calls"] == 2
     return Told(info["submission"].strip())
-
-
-@PLAYS.cells("mini-swe-agent", "chat", "whole")
-def chat(on: Stage, streaming: bool, folder: Path) -> Told:
-    return mini(on, folder, "-m", "openai/gpt-4o")
 
 
 @PLAYS.cells("mini-swe-agent", "anthropic", "whole")

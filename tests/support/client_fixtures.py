@@ -127,17 +127,18 @@ def _parsed(cell: Cell) -> bool:
 
 
 def all_plays() -> Plays:
-    """The whole table: the plays of every tests/contract/test_clients_*.py that has any."""
+    """The whole table: the plays of every tests/contract/test_clients_*.py that has any, and of the harnesses."""
     found = Plays()
-    for path in sorted((Path(__file__).parents[1] / "contract").glob("test_clients_*.py")):
-        module = importlib.import_module(f"tests.contract.{path.stem}")
+    paths = sorted((Path(__file__).parents[1] / "contract").glob("test_clients_*.py"))
+    for name in (*(f"tests.contract.{path.stem}" for path in paths), "ajet_harness.tests.test_presets"):
+        module = importlib.import_module(name)
         if not hasattr(module, "PLAYS"):
             continue
         (mark,) = [mark for mark in module.test_its_episode_is_proven.pytestmark if mark.name == "parametrize"]
         played = [getattr(case, "values", (case,)) for case in mark.args[1]]  # some are marked
         played = [case[0] if len(case) == 1 else case for case in played]
-        assert played in (list(module.PLAYS), cases(module.PLAYS)), f"{path.name} plays what it lists"
-        assert found.keys().isdisjoint(module.PLAYS), f"{path.name} repeats a cell"
+        assert played in (list(module.PLAYS), cases(module.PLAYS)), f"{name} plays what it lists"
+        assert found.keys().isdisjoint(module.PLAYS), f"{name} repeats a cell"
         found.update(module.PLAYS)
     return found
 

@@ -171,11 +171,16 @@ def test_a_home_of_its_own(tmp_path):
         ("last_line", "the answer"),
         ("file:out/a.txt", "in a file\n"),
         ("file:no", ""),
+        ("file:out/a.json#info.text", "a value"),
+        ("file:out/a.json#info.none", ""),
+        ("file:out/a.txt#info", ""),
+        ("file:~/home.txt", "at home"),
     ],
 )
 def test_where_the_answer_is(how, said, tmp_path):
-    command = shell("mkdir out; echo in a file > out/a.txt; printf 'thinking\\n\\nthe answer\\n\\n'; echo noise >&2")
-    with agent(tmp_path, command=command, answer=how) as (_, run):
+    files = {"out/a.json": '{"info": {"text": "a value"}}', "~/home.txt": "at home"}
+    command = shell("mkdir -p out; echo in a file > out/a.txt; printf 'thinking\\n\\nthe answer\\n\\n'; echo noise >&2")
+    with agent(tmp_path, command=command, answer=how, files=files, home=True) as (_, run):
         output = run()
         assert answer(output) == said and output.metadata["command"]["stderr"] == "noise\n"
 
@@ -293,6 +298,19 @@ def test_a_rollout_plays_commands(isolation, tmp_path):
         episodes = [episode for group in groups for episode in group.episodes]
         assert [episode.reward for episode in episodes] == [1.0] * 6, [episode.failure for episode in episodes]
         assert all(len(episode.timelines) == 1 and "command" in episode.metadata for episode in episodes)
+
+
+def test_calls_of_other_agents_are_recorded_and_not_trained(tmp_path):
+    ask = "os.environ['OPENAI_MODEL'] += '@side'; ask('a title'); print('yes')"
+    program(tmp_path / "agent.py", "ask(os.environ['AJET_TASK'])", ask)
+    section = {"command": ["{python}", "{base}/agent.py"], "trains": ["default"], "verify": {"command": ["true"]}}
+    options: dict[str, Any] = {"isolation": "thread", "user_workflow": "ajet.workflow->CommandWorkflow"}
+    with stage(CommandWorkflow, folder=tmp_path, sections={"command_agent": section}, **options) as played:
+        for group in played.play(1):
+            for episode in group.episodes:
+                assert episode.reward == 1.0, episode.failure
+                assert {call.agent: call.trained for call in episode.calls} == {"default": True, "side": False}
+                assert len(episode.timelines) == 1
 
 
 LOOK = '<tool_call>\n{"name": "bash", "arguments": {"command": "expr 40 + 2"}}\n</tool_call>'

@@ -1,0 +1,1 @@
+"""ajet_harness: presets of coding agents for `command_agent.harness`, and their installation."""
