@@ -1,0 +1,109 @@
+"""`ajet compare`: groups of recorded runs side by side, with intervals over seeds and over tasks."""
+
+import csv
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.files import append_lines
+from ajet.schema.episode import Verdict
+from ajet.schema.task import Task
+from ajet_viewer.comparison.differences import compare_groups, welch_error
+from ajet_viewer.comparison.groups import read_comparison
+from tests.support.ajet_process import ajet
+from tests.support.viewer_fixtures import played
+
+TASKS = 8
+
+
+def record_run(folder: Path, seed: int, solved: int, *, question: str = "What is", judge: str = "j") -> Path:
+    """Record two steps and two validations; in the last one the first `solved` tasks are solved."""
+    folder.mkdir(parents=True)
+    (folder / "resolved.yaml").write_text(f"ajet:\n  seed: {seed}\n")
+    times = {"seconds/step": 30.0, "seconds/processor": 40.0, "judge": judge}
+    for step, right in ((1, 0), (2, solved)):
+        row = {"step": step, "time": time.time(), "train/reward": right / TASKS, **times}
+        measured = {"step": step, "validation/tasks": TASKS, "validation/success_rate": right / TASKS}
+        measured |= {"validation/reward": right / TASKS, "seconds/validation": 30.0, "judge": judge}
+        append_lines(folder / "metrics.jsonl", [json.dumps(row), json.dumps(measured)])
+        episodes = [
+            replace(
+                played(step, task, 0, "4"), uuid=f"v{step}{task}", split="validation",
+                task=Task(task_id=f"t{task}", main_query=f"{question} {task}?"),
+                verdict=Verdict(float(task < right), task < right, "counted"),
+            )
+            for task in range(TASKS)
+        ]  # fmt: skip
+        EpisodeFiles(folder / "episodes").write(step, "validation", episodes)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three seeds of a weak and of a strong algorithm."""
+    for seed, (weak, strong) in enumerate([(1, 7), (2, 8), (3, 8)], 1):
+        record_run(tmp_path / f"weak-{seed}", seed, weak)
+        record_run(tmp_path / f"strong-{seed}", seed, strong)
+    return tmp_path
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_tables_fit_the_terminal(root: Path, columns: int) -> None:
+    done = ajet(
+        "compare", "weak=weak-*", "strong=strong-1,strong-2,strong-3", "--target", "0.9", "--exp-dir", str(root),
+        cwd=root, COLUMNS=str(columns),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    tables, _, sentence = done.stdout.partition("strong compared with weak: ")
+    assert max(map(len, tables.splitlines())) <= columns, done.stdout
+    rows = [line.split() for line in tables.splitlines()]
+    assert ["weak", "3", "2", "0.146", "±", "0.18", "25.0%", "±", "31.1%", "3", "runs", "2.0", "80"] in rows
+    assert ["strong", "2", "of", "3", "2", "2.0", "80"] in rows and ["weak", "0", "of", "3", "–", "–", "–"] in rows
+    assert "success +70.8% ± 31% over 8 tasks, p = 0.031 (exact permutation test); over 3 and 3 runs" in sentence
+    assert "may be chance" not in sentence
+
+
+def test_files_hold_every_recorded_step(root: Path) -> None:
+    command = ["compare", "weak-1", "strong-1", "--json", "--csv", "out.csv", "--png", "out.png"]
+    done = ajet(*command, "--exp-dir", str(root), cwd=root)
+    assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout)
+    assert [group["held_out"] for group in found["groups"]] == [1 / 8, 7 / 8] and found["quantity"] == "success"
+    assert found["groups"][0]["interval_over"] == "8 tasks" and not found["differences"][0]["real"]
+    with (root / "out.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["group"] == "strong-1"]
+    assert [(row["step"], row["minutes"], row["processor_seconds"]) for row in rows] == [
+        ("1", "0.5", "40.0"), ("1", "1.0", "40.0"), ("2", "1.5", "80.0"), ("2", "2.0", "80.0"),
+    ]  # fmt: skip
+    assert [row["held_out_success"] for row in rows] == ["", "0.0", "", "0.875"]
+    assert (root / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_unknown_runs_are_one_screen(root: Path) -> None:
+    for named, message in (("weak-7", "There is no run named weak-7"), ("x=nothing-*", "No run matches nothing-*")):
+        done = ajet("compare", "weak-1", named, "--exp-dir", str(root), cwd=root)
+        assert done.returncode == 2 and message in done.stdout and "Traceback" not in done.stdout, done.stdout
+
+
+def test_one_seed_proves_nothing_about_others(root: Path) -> None:
+    (difference,) = compare_groups(read_comparison(["weak-1", "strong-1"], root))
+    assert difference.by_task is not None and difference.by_task.is_beyond_noise and not difference.is_real
+    assert "other seeds: unknown" in difference.describe()
+
+
+def test_other_tasks_are_not_paired(root: Path) -> None:
+    for seed in (1, 2):
+        record_run(root / f"other-{seed}", seed, 6 + seed, question="How much is")
+    (difference,) = compare_groups(read_comparison(["weak-*", "other-*"], root))
+    assert difference.by_task is None and difference.difference == pytest.approx(7.5 / 8 - 2 / 8)
+    assert difference.describe().startswith("other-* compared with weak-*: different tasks; over 3 and 2 runs")
+
+
+def test_interval_over_runs_is_by_welch() -> None:
+    # shares of variance 1/3 and 4/3: 25/9 / (1/18 + 16/18) = 2.94 degrees, rounded down to 2; t = 4.303
+    assert welch_error([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx(4.303 * (5 / 3) ** 0.5)
+    assert welch_error([1.0], [2.0, 4.0]) is None and welch_error([1.0, 1.0], [2.0, 2.0]) is None
