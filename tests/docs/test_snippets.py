@@ -40,6 +40,7 @@ PARSED_ONLY = {
     "episodes",
     "export",
     "eval",
+    "compare",
     "report",
     "env",
     "judge",

@@ -63,7 +63,7 @@ def test_tables_fit_the_terminal(root: Path, columns: int) -> None:
     rows = [line.split() for line in tables.splitlines()]
     assert ["weak", "3", "2", "0.146", "±", "0.18", "25.0%", "±", "31.1%", "3", "runs", "2.0", "80"] in rows
     assert ["strong", "2", "of", "3", "2", "2.0", "80"] in rows and ["weak", "0", "of", "3", "–", "–", "–"] in rows
-    assert "success +70.8% ± 31% over 8 tasks, p = 0.031 (exact permutation test); over 3 and 3 runs" in sentence
+    assert "success +70.8% ± 31% over 8 tasks, p = 0.016 (exact permutation test); over 3 and 3 runs" in sentence
     assert "may be chance" not in sentence
 
 
