@@ -41,6 +41,7 @@ PARSED_ONLY = {
     "export",
     "eval",
     "compare",
+    "optimize-prompt",
     "report",
     "env",
     "judge",
