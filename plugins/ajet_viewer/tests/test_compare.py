@@ -2,52 +2,22 @@
 
 import csv
 import json
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ajet.record.episodes import EpisodeFiles
-from ajet.record.files import append_lines
-from ajet.schema.episode import Verdict
-from ajet.schema.task import Task
 from ajet_viewer.comparison.differences import compare_groups, welch_error
 from ajet_viewer.comparison.groups import read_comparison
 from tests.support.ajet_process import ajet
-from tests.support.viewer_fixtures import played
-
-TASKS = 8
-
-
-def record_run(folder: Path, seed: int, solved: int, *, question: str = "What is", judge: str = "j") -> Path:
-    """Record two steps and two validations; in the last one the first `solved` tasks are solved."""
-    folder.mkdir(parents=True)
-    (folder / "resolved.yaml").write_text(f"ajet:\n  seed: {seed}\n")
-    times = {"seconds/step": 30.0, "seconds/processor": 40.0, "judge": judge}
-    for step, right in ((1, 0), (2, solved)):
-        row = {"step": step, "time": time.time(), "train/reward": right / TASKS, **times}
-        measured = {"step": step, "validation/tasks": TASKS, "validation/success_rate": right / TASKS}
-        measured |= {"validation/reward": right / TASKS, "seconds/validation": 30.0, "judge": judge}
-        append_lines(folder / "metrics.jsonl", [json.dumps(row), json.dumps(measured)])
-        episodes = [
-            replace(
-                played(step, task, 0, "4"), uuid=f"v{step}{task}", split="validation",
-                task=Task(task_id=f"t{task}", main_query=f"{question} {task}?"),
-                verdict=Verdict(float(task < right), task < right, "counted"),
-            )
-            for task in range(TASKS)
-        ]  # fmt: skip
-        EpisodeFiles(folder / "episodes").write(step, "validation", episodes)
-    return folder
+from tests.support.viewer_fixtures import write_seed_run
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Three seeds of a weak and of a strong algorithm."""
     for seed, (weak, strong) in enumerate([(1, 7), (2, 8), (3, 8)], 1):
-        record_run(tmp_path / f"weak-{seed}", seed, weak)
-        record_run(tmp_path / f"strong-{seed}", seed, strong)
+        write_seed_run(tmp_path / f"weak-{seed}", seed, weak)
+        write_seed_run(tmp_path / f"strong-{seed}", seed, strong)
     return tmp_path
 
 
@@ -97,7 +67,7 @@ def test_one_seed_proves_nothing_about_others(root: Path) -> None:
 
 def test_other_tasks_are_not_paired(root: Path) -> None:
     for seed in (1, 2):
-        record_run(root / f"other-{seed}", seed, 6 + seed, question="How much is")
+        write_seed_run(root / f"other-{seed}", seed, 6 + seed, question="How much is")
     (difference,) = compare_groups(read_comparison(["weak-*", "other-*"], root))
     assert difference.by_task is None and difference.difference == pytest.approx(7.5 / 8 - 2 / 8)
     assert difference.describe().startswith("other-* compared with weak-*: different tasks; over 3 and 2 runs")
