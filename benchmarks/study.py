@@ -65,6 +65,13 @@ class StudyTask:
 
 TASKS: Mapping[str, StudyTask] = {
     "tool": StudyTask("tool use", ROOT / "ajet/cli/templates/tool/tool.yaml", 16, 8),
+    "extraction": StudyTask(
+        "JSON extraction",
+        ROOT / "benchmarks/extraction/extraction.yaml",
+        16,
+        8,
+        ROOT / "benchmarks/extraction/extraction.py",
+    ),
     "search": StudyTask(
         "multi-turn search",
         TUTORIAL / "example_deep_research/deep_research.yaml",
