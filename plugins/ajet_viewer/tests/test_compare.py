@@ -21,6 +21,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_tables_fit_the_terminal(root: Path, columns: int) -> None:
     done = ajet(
@@ -37,6 +38,7 @@ def test_tables_fit_the_terminal(root: Path, columns: int) -> None:
     assert "may be chance" not in sentence
 
 
+@pytest.mark.slow
 def test_files_hold_every_recorded_step(root: Path) -> None:
     command = ["compare", "weak-1", "strong-1", "--json", "--csv", "out.csv", "--png", "out.png"]
     done = ajet(*command, "--exp-dir", str(root), cwd=root)
@@ -53,6 +55,7 @@ def test_files_hold_every_recorded_step(root: Path) -> None:
     assert (root / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_unknown_runs_are_one_screen(root: Path) -> None:
     for named, message in (("weak-7", "There is no run named weak-7"), ("x=nothing-*", "No run matches nothing-*")):
         done = ajet("compare", "weak-1", named, "--exp-dir", str(root), cwd=root)
