@@ -23,8 +23,10 @@ from ajet_viewer.comparison.groups import ComparedRun, RunComparison, RunGroup, 
 
 CELL = 7
 """Columns of a number in a table of curves, with the spaces around it."""
-WIDEST_LABEL = 20
-"""Columns of a label that is not wrapped."""
+WIDEST_LABEL = 24
+"""Columns of a label that is not wrapped, if there is room."""
+NUMBERS = 64
+"""Columns that the numbers of the first table need."""
 COLUMNS = (
     "group", "run", "seed", "step", "minutes", "processor_seconds", "train_reward", "train_success",
     "held_out_reward", "held_out_success", "held_out_success_low", "held_out_success_high",
@@ -219,7 +221,8 @@ def _make_table(comparison: RunComparison) -> Table:
 
 
 def _measure_labels(comparison: RunComparison) -> int:
-    return max(len("group"), min(WIDEST_LABEL, max(len(group.label) for group in comparison.groups)))
+    room = max(len("group"), min(WIDEST_LABEL, console.width - NUMBERS))
+    return min(room, max(len("group"), *(len(group.label) for group in comparison.groups)))
 
 
 def _group_to_json(comparison: RunComparison, group: RunGroup, target: float | None) -> dict[str, Any]:
