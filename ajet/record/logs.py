@@ -22,7 +22,7 @@ from ajet.config.record_file import has_record_file, list_record_folder, open_re
 from ajet.record.console import console, replace_control_characters
 from ajet.record.secrets import Redactor
 
-LEADING = ("trainer", "serve", "debug", "eval")
+LEADING = ("trainer", "serve", "debug", "eval", "prompt")
 """Roles of processes started by a person."""
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
 

@@ -353,6 +353,11 @@ _TIME = MetricGroup(
         _define_metric("seconds/train", "seconds", "the backbone's part of the update"),
         _define_metric("seconds/step", "seconds", "rollout and update together"),
         _define_metric("seconds/validation", "seconds", "one validation"),
+        _define_metric(
+            "seconds/processor",
+            "seconds",
+            "processor time of the run's processes since the last step's row, validations included; missing on verl",
+        ),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Number of usable processors: CPU affinity and control group quotas.
+"""Number of usable processors (CPU affinity and control group quotas), and the processor time used.
 
 Invariant: all thread and worker pools use the same count. A container limited to two of 64 processors has a quota
 (`cpu.max`, or `cpu.cfs_quota_us` in version 1) and the affinity of all 64.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -22,6 +23,17 @@ def usable_cpus() -> int | None:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota()
     return allowed if quota is None else min(allowed or quota, quota)
+
+
+def used_processor_seconds() -> float:
+    """Return the processor seconds of this process and of its child processes, living and ended ones."""
+    own = psutil.Process()
+    total = 0.0
+    for each in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it ended since it was listed
+            times = each.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def cpu_quota() -> int | None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 CONFIG = "resolved.yaml"
 ORIGINS = "origins.json"
 """File with the source of each set key."""
-Kind = Literal["train", "debug", "eval", "serve"]
+Kind = Literal["train", "debug", "eval", "prompt", "serve"]
 
 
 class RunDirectory:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 START_FILES = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
 """Files of a start before anything is loaded; a folder with only these files holds no run data."""
-OTHER_RUN_FOLDERS = {"debug", "eval", "serve"}
+OTHER_RUN_FOLDERS = {"debug", "eval", "prompt", "serve"}
 """Folders of untrained runs of the same name."""
 
 
@@ -72,7 +72,7 @@ class RunPlace:
 
     @classmethod
     def create_folder(cls, root: Path, name: str, kind: str) -> RunPlace:
-        """Create a folder below EXPERIMENT/debug, eval or serve, named by the time."""
+        """Create a folder below EXPERIMENT/debug, eval, prompt or serve, named by the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         number = 1
         while True:

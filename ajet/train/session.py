@@ -18,6 +18,7 @@ from ajet.algorithm import Algorithm, assign_credit, build_discarded_outcomes, o
 from ajet.backbone.contract import score_samples
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
+from ajet.record.processors import used_processor_seconds
 from ajet.rollout.components import make_renderer
 from ajet.schema.episode import Group, Outcome, collect_advantages, list_episodes
 from ajet.store import Store, is_shared
@@ -76,6 +77,8 @@ class TrainingSession:
     run: RunDirectory = field(init=False)
     algorithm: Algorithm = field(init=False)
     _given_up: DeadLetterLog = field(init=False)
+    _processor_before: float = field(init=False)
+    """Processor seconds used before the present step."""
 
     def __post_init__(self) -> None:
         """Start from scratch, or from the resumed checkpoint. `store` was opened at the same checkpoint."""
@@ -95,6 +98,7 @@ class TrainingSession:
                 self.store.begun(), self.leftover_orders, dead=[each.order for each in list_dead_letters(self.store)]
             )
             logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
+        self._processor_before = used_processor_seconds()
         run.take_up()
 
     @property
@@ -208,7 +212,7 @@ class TrainingSession:
             taken.groups,
             outcomes,
             batch.trained_by_episode,
-            {**update.metrics, **taken.measure_seconds()},
+            {**update.metrics, **taken.measure_seconds(), "seconds/processor": self._measure_processor()},
             tasks=[group.order for group in taken.groups if group.order not in taken.reuse.before],
             retrained=[group.order for group in taken.groups if group.order in taken.reuse.before],
             unused=unused,
@@ -224,6 +228,11 @@ class TrainingSession:
         self.sink.commit_held_out(taken.held_out, step)
         self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0
         self.step, self.is_step_partial = step, False
+
+    def _measure_processor(self) -> float:
+        """Return the processor seconds used since the last step was recorded."""
+        before, self._processor_before = self._processor_before, used_processor_seconds()
+        return self._processor_before - before
 
     def show_depths(self, **more: int) -> None:
         """Show the number of unfinished groups in `ajet status`.

@@ -32,7 +32,7 @@ from ajet_viewer.notes import read_notes
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
 """File names of which a run folder has at least one."""
-WITHIN = ("debug", "eval")
+WITHIN = ("debug", "eval", "prompt")
 """Subfolders of a run with further runs."""
 REWARDS = ("train/reward", "debug/reward")
 GIVEN = ("train/rows", "loss"), ("validation/loss",)

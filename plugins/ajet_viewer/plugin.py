@@ -15,6 +15,11 @@ PLUGIN = Plugin(
         "episodes": Command(
             "ajet_viewer.cli.runs:episodes", "Print the conversations of a run's worst episodes.", panel=RECORDS_PANEL
         ),
+        "compare": Command(
+            "ajet_viewer.cli.compare:compare",
+            "Compare runs, or groups of runs that differ in their seed: curves, held-out results, steps, time.",
+            panel=RECORDS_PANEL,
+        ),
         "report": Command(
             "ajet_viewer.cli.report:report",
             "Collect what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",

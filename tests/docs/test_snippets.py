@@ -40,6 +40,8 @@ PARSED_ONLY = {
     "episodes",
     "export",
     "eval",
+    "compare",
+    "optimize-prompt",
     "report",
     "env",
     "judge",

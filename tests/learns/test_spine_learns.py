@@ -33,6 +33,10 @@ def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
         path.name for path in run.iterdir()
     }
 
+    assert all(row["seconds/processor"] > 0 for row in rows if "tasks" in row)
+    compared = json.loads(ajet("compare", run.name, "--json", cwd=tmp_path).stdout)["groups"][0]
+    assert compared["held_out"] == held_out[-1] and compared["runs"][0]["processor"] > 1
+
     answer = ajet("chat", run.name, "--prompt", "What does the eel cost?", cwd=tmp_path)
     assert answer.returncode == 0 and "model:" in answer.stdout, answer.stdout
 

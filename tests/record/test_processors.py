@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -10,7 +12,7 @@ import pytest
 
 from ajet.commands.doctor_checks import check_machine as checked
 from ajet.record import processors
-from ajet.record.processors import count_cores
+from ajet.record.processors import count_cores, used_processor_seconds
 from ajet.rollout.isolation.loops import count_worker_processes
 from ajet_environments.hosting.trial import measure_machine as planned
 
@@ -75,3 +77,9 @@ def test_an_affinity_that_is_less_than_the_quota_is_the_count(made: Path, monkey
 
 def _said(folder: Path) -> str:
     return next(found.text for found in checked(folder) if found.topic == "cores").split()[0]
+
+
+def test_processor_seconds_include_ended_children() -> None:
+    before = used_processor_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert 0.3 <= used_processor_seconds() - before < 30

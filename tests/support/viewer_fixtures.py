@@ -24,6 +24,10 @@ HOSTILE = (
 )
 
 
+HELD_OUT = 8
+"""Held-out tasks of `write_seed_run`."""
+
+
 def write_run(folder: Path, *, steps: int = 3, outcome: str | None = "finished", said: str = "4 = 2 + 2") -> Path:
     """A run of `steps` steps with two groups of two episodes each, and a failed one."""
     folder.mkdir(parents=True)
@@ -46,6 +50,28 @@ def add_step(folder: Path, step: int, *, said: str = "4 = 2 + 2") -> None:
     episodes = [played(step, task, repeat, said) for task in range(2) for repeat in range(2)]
     outcomes = {each.uuid: Outcome(step, (each.reward or 0.0) - 0.5) for each in episodes}
     EpisodeFiles(folder / "episodes").write(step, "train", [*episodes, lost(step)], outcomes)
+
+
+def write_seed_run(folder: Path, seed: int, solved: int, *, question: str = "What is", judge: str = "j") -> Path:
+    """Record two steps and two validations; in the last one the first `solved` tasks are solved."""
+    folder.mkdir(parents=True)
+    (folder / "resolved.yaml").write_text(f"ajet:\n  seed: {seed}\n")
+    times = {"seconds/step": 30.0, "seconds/processor": 40.0, "judge": judge}
+    for step, right in ((1, 0), (2, solved)):
+        row = {"step": step, "time": time.time(), "train/reward": right / HELD_OUT, **times}
+        measured = {"step": step, "validation/tasks": HELD_OUT, "validation/success_rate": right / HELD_OUT}
+        measured |= {"validation/reward": right / HELD_OUT, "seconds/validation": 30.0, "judge": judge}
+        append_lines(folder / "metrics.jsonl", [json.dumps(row), json.dumps(measured)])
+        episodes = [
+            replace(
+                played(step, task, 0, "4"), uuid=f"v{step}{task}", split="validation",
+                task=Task(task_id=f"t{task}", main_query=f"{question} {task}?"),
+                verdict=Verdict(float(task < right), task < right, "counted"),
+            )
+            for task in range(HELD_OUT)
+        ]  # fmt: skip
+        EpisodeFiles(folder / "episodes").write(step, "validation", episodes)
+    return folder
 
 
 def busy(folder: Path) -> None:

@@ -97,6 +97,7 @@ const DEFINITIONS = [
 ["seconds/train", "seconds", "the backbone's part of the update"],
 ["seconds/step", "seconds", "rollout and update together"],
 ["seconds/validation", "seconds", "one validation"],
+["seconds/processor", "seconds", "processor time of the run's processes since the last step's row, validations included; missing on verl"],
 ["(?:train|validation|debug)/failed/.+", "count", "failed episodes by the component that caused the failure: engine, agent, tool, environment, judge, ajet"],
 ["(?:train|validation|debug)/untrained/.+", "tokens", "sampled tokens that were not trained; together with trained_tokens they equal sampled_tokens"],
 ["(?:train|validation|debug)/quarantined/.+", "groups", "the part of train/given_up that are groups with invalid episodes, in total and by kind"],

@@ -1,0 +1,161 @@
+"""Plays GEPA's candidates on ajet's rollout, and describes the attempts to the reflecting model.
+
+Invariants: a candidate is scored by the experiment's own workflow and judge. An attempt that ajet itself failed has no
+score: its task is played again, and never counts as 0. Every attempt is recorded, in one step for each evaluation:
+those that select a prompt as validation, those that a reflection sees as training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from gepa.core.adapter import EvaluationBatch, GEPAAdapter
+
+from ajet.record import RunDirectory
+from ajet.record.console import counted, print_line
+from ajet.record.files import append_lines
+from ajet.record.plain_json import dumps
+from ajet.rollout import Rollout
+from ajet.schema.episode import Episode, Group, Split, list_episodes
+from ajet.schema.errors import UserError
+from ajet.schema.task import Task, extract_text
+from ajet.train.accounting import episode_metrics, validation_metrics
+from ajet.train.parts import RunParts, pins_of
+from ajet_gepa.prompt_key import PromptKey
+
+COMPONENT = "prompt"
+"""GEPA's name of the optimized text."""
+LONGEST_PART = 2000
+"""Characters of a message, or of a task's metadata, that the reflecting model gets."""
+CANDIDATES = "candidates.jsonl"
+
+PlacedTask = tuple[int, Task]
+"""Position in the training order, and the task."""
+ReflectedAttempt = dict[str, str]
+"""What the reflecting model gets of an attempt."""
+
+
+class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
+    """GEPA's view of an experiment: its tasks, its agent with a candidate prompt, its judge."""
+
+    propose_new_texts = None
+
+    def __init__(self, parts: RunParts, run: RunDirectory, key: PromptKey, selection: Sequence[PlacedTask]) -> None:
+        self._parts, self._run, self._key = parts, run, key
+        self._selection = {order for order, _ in selection}
+        self._repeats = parts.experiment.ajet.validation_repeats
+        self._step = self._attempts = 0
+        self._lowest = 0.0
+        self._names: dict[str, int] = {}
+
+    def evaluate(
+        self, batch: list[PlacedTask], candidate: dict[str, str], capture_traces: bool = False
+    ) -> EvaluationBatch[ReflectedAttempt, float]:
+        """Play a candidate on tasks. Raises UserError if a task cannot be scored."""
+        text = candidate[COMPONENT]
+        experiment = self._key.set_text(self._parts.experiment, text)
+        with closing(
+            Rollout(
+                experiment, self._parts.gateway, self._parts.workflow, self._parts.judge, run_id=self._run.run_id,
+                pins=pins_of(self._run),
+            )
+        ) as rollout:  # fmt: skip
+            by_order = self._play_tasks(rollout, batch)
+        groups = [by_order[order] for order, _ in batch]
+        scores = [self._score_group(group) for group in groups]
+        self._record_evaluation(text, groups, scores)
+        # described here, because GEPA goes on after an error in make_reflective_dataset
+        worst = [describe_attempt(min(group.episodes, key=self._score_episode)) for group in groups]
+        calls = len(batch) * self._repeats
+        return EvaluationBatch(scores, scores, worst if capture_traces else None, num_metric_calls=calls)
+
+    def make_reflective_dataset(
+        self,
+        candidate: dict[str, str],
+        eval_batch: EvaluationBatch[ReflectedAttempt, float],
+        components_to_update: list[str],
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Return what the reflecting model gets of each task: the question, the worst attempt, and its judgement."""
+        assert eval_batch.trajectories is not None, "reflection follows an evaluation with traces"
+        return {COMPONENT: eval_batch.trajectories}
+
+    def _play_tasks(self, rollout: Rollout, batch: Sequence[PlacedTask]) -> dict[int, Group]:
+        """Return a group per task, each with at least one attempt that counts."""
+        found: dict[int, Group] = {}
+        missing = list(dict(batch).items())
+        for _ in range(2):
+            for group in rollout.play(missing, step=self._step, split="validation", repeats=self._repeats):
+                group.episodes = [episode for episode in group.episodes if not episode.left_out]
+                if group.episodes:
+                    found[group.order] = group
+            self._step += 1
+            missing = [(order, task) for order, task in missing if order not in found]
+            if not missing:
+                return found
+        order, task = missing[0]
+        raise UserError(
+            f"No attempt at {counted(len(missing), 'task')} could be scored, because a server, the judge or the "
+            "environment failed.",
+            where=f"training task {order} ({task.task_id})",
+            do=f"the log says what failed: {self._run.log_file.path}",
+        )
+
+    def _score_episode(self, episode: Episode) -> float:
+        """Return the reward; a failure or a missing score counts as the lowest reward so far, at most 0."""
+        return episode.reward if episode.scored and episode.reward is not None else self._lowest
+
+    def _score_group(self, group: Group) -> float:
+        rewards = [each.reward for each in group.episodes if each.scored and each.reward is not None]
+        self._lowest = min([self._lowest, *rewards])
+        return fmean(self._score_episode(episode) for episode in group.episodes)
+
+    def _record_evaluation(self, text: str, groups: Sequence[Group], scores: Sequence[float]) -> None:
+        step, selects = self._step - 1, groups[0].order in self._selection
+        split: Split = "validation" if selects else "train"
+        episodes = [replace(each, split=split, step=step) for each in list_episodes(groups)]
+        self._run.episodes.write(step, split, episodes)
+        self._run.metrics.log(step, validation_metrics(groups) if selects else episode_metrics(episodes, "train"))
+        self._run.status.set(phase="validation", step=step)
+        self._attempts += len(episodes)
+        number = self._names.setdefault(text, len(self._names))
+        line = {"step": step, "candidate": number, "selects": selects, "scores": list(scores), "prompt": text}
+        append_lines(self._run.path / CANDIDATES, [self._run.redact(dumps(line))])
+        kind = "selection" if selects else "reflection"
+        print_line(
+            f"prompt {number}: reward {fmean(scores):.3g} over {counted(len(scores), f'{kind} task')} "
+            f"({counted(self._attempts, 'attempt')} so far)",
+            style=None if selects else "dim",
+        )
+
+
+def describe_attempt(episode: Episode) -> ReflectedAttempt:
+    """Return an attempt as a record of GEPA's reflective data set, without its system message."""
+    shown = [message for message in episode.messages if message.get("role") != "system"]
+    verdict, failure = episode.verdict, episode.failure
+    lines = [f"Reward: {episode.reward if episode.reward is not None else 'none'}."]
+    if verdict is not None and verdict.success is not None:
+        lines.append("The task was solved." if verdict.success else "The task was not solved.")
+    if verdict is not None and verdict.reason:
+        lines.append(f"Judgement: {verdict.reason}")
+    if failure is not None:
+        lines.append(f"The attempt failed: {failure.boundary}: {failure.kind}: {failure.message}")
+    if episode.task.metadata:
+        known = json.dumps(episode.task.metadata, ensure_ascii=False, default=str)
+        lines.append(f"What the judge knows of the task, and the assistant does not: {known[:LONGEST_PART]}")
+    return {
+        "Inputs": episode.task.main_query[:LONGEST_PART],
+        "Generated Outputs": "\n".join(_format_message(message) for message in shown),
+        "Feedback": "\n".join(lines),
+    }
+
+
+def _format_message(message: Mapping[str, Any]) -> str:
+    calls = "".join(
+        f" → {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
+    )
+    return f"{message.get('role')}: {extract_text(message)[:LONGEST_PART]}{calls[:LONGEST_PART]}"
