@@ -109,7 +109,7 @@ class GeminiDialect:
 
 
 class GeminiStreamDialect(GeminiDialect):
-    """The same requests, answered by server-sent events."""
+    """Takes the requests of generateContent and answers with server-sent events."""
 
     path = "/v1beta/models/{model}:streamGenerateContent"
 
@@ -123,7 +123,7 @@ class GeminiStreamDialect(GeminiDialect):
 
 
 class GeminiCountDialect(GeminiDialect):
-    """Takes the same requests and answers with the number of prompt tokens only."""
+    """Takes the requests of generateContent and answers with the number of prompt tokens only."""
 
     path = "/v1beta/models/{model}:countTokens"
 
