@@ -142,9 +142,9 @@ def measured(folder: Path, only: Sequence[str] | None, repeat: int, device: str 
 def compared(before: Results, now: Results) -> Iterator[str]:
     """Lines: what moved beyond noise, what did not, what only one of them has."""
     yield f"{now.commit} of {now.date[:10]} against {before.commit} of {before.date[:10]}"
-    for key in sorted({*before.machine, *now.machine} - {"load"}):
-        if before.machine.get(key) != now.machine.get(key):
-            yield f"another machine: {key} {before.machine.get(key)} then, {now.machine.get(key)} now"
+    for fact in sorted({*before.machine, *now.machine} - {"load"}):
+        if before.machine.get(fact) != now.machine.get(fact):
+            yield f"another machine: {fact} {before.machine.get(fact)} then, {now.machine.get(fact)} now"
     earlier, later = before.by_name(), now.by_name()
     still = 0
     for key in sorted(earlier.keys() & later.keys()):
