@@ -39,8 +39,8 @@ def open_backbone(experiment: Experiment) -> Backbone:
             expected=" or ".join(each.name for each in list_shipped_backbones().values() if "serves" in each.can),
             do="use the same YAML with --backbone local",
         )
-    opened: Backbone = load_code(backbone.opens)(experiment)
-    return opened
+    instance: Backbone = load_code(backbone.opens)(experiment)
+    return instance
 
 
 def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScorer:
@@ -52,8 +52,8 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScor
     Raises:
         UserError: the weights cannot be loaded.
     """
-    opened: RecordedScorer = _load_scorer_class(experiment)(experiment, checkpoint)
-    return opened
+    scorer: RecordedScorer = _load_scorer_class(experiment)(experiment, checkpoint)
+    return scorer
 
 
 def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:

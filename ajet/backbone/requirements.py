@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
     """Return texts on unmet requirements and texts on met ones, a few words about one package each."""
-    wrong, have = [], []
+    unmet, have = [], []
     for each in requirements:
         name, specifier, version = each.name, each.specifier, find_installed_version(each.name)
         if not version:
-            wrong.append(f"{name} is not installed")
+            unmet.append(f"{name} is not installed")
             continue
         if specifier.contains(version, prereleases=True):
             have.append(f"{name} {version}")
         else:
-            wrong.append(f"{name} {version} is installed, but {specifier} is required")
-    return wrong, have
+            unmet.append(f"{name} {version} is installed, but {specifier} is required")
+    return unmet, have
 
 
 def find_installed_version(name: str) -> str:

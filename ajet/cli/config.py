@@ -79,8 +79,8 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     if tasks is not None and "train" in tasks and experiment.ajet.sft.objective is None:
         remarks += review_tasks(experiment, train=tasks["train"], validates=bool(tasks.get("validation")))
     *others, last = unchecked
-    listed = f"{', '.join(others)} and {last}" if others else last
-    valid = f"{conf} is valid. Not checked: {listed}; --dry-run checks them."
+    unchecked_list = f"{', '.join(others)} and {last}" if others else last
+    valid = f"{conf} is valid. Not checked: {unchecked_list}; --dry-run checks them."
     for text in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
         if text:
             console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -81,8 +81,10 @@ def export(
     from ajet.commands.export_check import check_export, print_check
 
     show_logs("WARNING")
-    of = find_training_run(run, root)
-    taken = select_checkpoint(checkpoints_of(of), step).step
-    found = check_export(folder, of, taken, at_most=at_most, tolerance=tolerance, engine=engine.value)
-    print_check(found)
-    return 1 if found.problems else 0
+    training_run = find_training_run(run, root)
+    exported_step = select_checkpoint(checkpoints_of(training_run), step).step
+    exported = check_export(
+        folder, training_run, exported_step, at_most=at_most, tolerance=tolerance, engine=engine.value
+    )
+    print_check(exported)
+    return 1 if exported.problems else 0

@@ -43,29 +43,33 @@ def gc(
     from ajet.commands.gc import collect_removable_files
     from ajet.record.console import console, format_bytes
 
-    found = collect_removable_files(
+    removable = collect_removable_files(
         run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes
     )
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1))
+        typer.echo(json.dumps(removable.to_json(), indent=1))
         return 0
-    bounds = {"episodes": found.bounds.episodes, "arrays": found.bounds.arrays, "checkpoints": found.checkpoints}
+    bounds = {
+        "episodes": removable.bounds.episodes,
+        "arrays": removable.bounds.arrays,
+        "checkpoints": removable.checkpoints,
+    }
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("kind", "kept", "goes", "bytes"):
         table.add_column(name, justify="left" if name == "kind" else "right")
-    for kind, (count, size) in found.sizes.items():
+    for kind, (count, size) in removable.sizes.items():
         bound = bounds.get(kind)
         bound_text = "none" if kind in ("leftovers", "store") else "all" if bound is None else f"{bound} newest"
         table.add_row(kind, bound_text, str(count), f"{size:,}")
     console.print(table)
-    total = sum(size for _, size in found.sizes.values())
-    if found.store_problem:
-        console.print(f"The store was not checked: {found.store_problem}", markup=False)
-    if not found.is_nonempty:
+    total = sum(size for _, size in removable.sizes.values())
+    if removable.store_problem:
+        console.print(f"The store was not checked: {removable.store_problem}", markup=False)
+    if not removable.is_nonempty:
         console.print("There is nothing to remove.")
     else:
         bytes_shown = format_bytes(total)
         console.print(
-            f"{bytes_shown} freed." if found.done else f"{bytes_shown} would be freed; --yes deletes the files."
+            f"{bytes_shown} freed." if removable.done else f"{bytes_shown} would be freed; --yes deletes the files."
         )
     return 0

@@ -50,10 +50,10 @@ def init(
 ) -> None:
     """Create a small project: a commented YAML, the agent, and settings for VS Code and coding agents."""
     files = dict(_list_files(template.value, directory))
-    taken = [directory / name for name in files if (directory / name).exists()]
-    if taken:
+    existing = [directory / name for name in files if (directory / name).exists()]
+    if existing:
         raise UserError(
-            f"The file {taken[0]} exists already.", where=str(directory.absolute()), do="choose another folder"
+            f"The file {existing[0]} exists already.", where=str(directory.absolute()), do="choose another folder"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -96,8 +96,10 @@ def _make_write_error(path: Path, error: OSError) -> UserError:
 
 def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     """Yield a template's files by name, in the order of the printed list, with the content."""
-    own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")]
-    for path in own:
+    template_files = [
+        path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")
+    ]
+    for path in template_files:
         yield path.name, path.read_bytes().decode()
     shared = TEMPLATES / "shared"
     if template not in OWN_TASKS:
@@ -119,14 +121,14 @@ def _find_interpreter(directory: Path) -> str:
     """Return the interpreter of ajet, relative to the project's folder if below the folder."""
     import sys
 
-    place, folder = Path(sys.executable), directory.absolute()
-    inside = place.is_relative_to(folder)
-    return f"${{workspaceFolder}}/{place.relative_to(folder)}" if inside else str(place)
+    interpreter, folder = Path(sys.executable), directory.absolute()
+    inside = interpreter.is_relative_to(folder)
+    return f"${{workspaceFolder}}/{interpreter.relative_to(folder)}" if inside else str(interpreter)
 
 
 def _call_from_project(called: str, directory: Path) -> str:
     """Return the call of a program from the project's folder."""
-    here = Path(called.split()[0])
-    if here.is_absolute() or "/" not in called:
+    program = Path(called.split()[0])
+    if program.is_absolute() or "/" not in called:
         return called
-    return called.replace(str(here), str(here.absolute()), 1)
+    return called.replace(str(program), str(program.absolute()), 1)

@@ -136,15 +136,15 @@ def launch(
             do="add --backbone local, or another backbone that trains",
         )
     experiment.require_ready()
-    known = find_launch_flags()
-    chosen = [name for name in known if flags.get(_spell_parameter(name))]
-    for name in chosen:
-        if known[name].needs and known[name].needs not in experiment.backbone.can:
+    launch_flags = find_launch_flags()
+    set_flags = [name for name in launch_flags if flags.get(_spell_parameter(name))]
+    for name in set_flags:
+        if launch_flags[name].needs and launch_flags[name].needs not in experiment.backbone.can:
             warn(f"--with-{name} has no effect: the backbone {experiment.backbone.name} runs in this process")
     options = LaunchOptions(
         fresh=fresh,
         resume=resume,
-        flags=tuple(chosen),
+        flags=tuple(set_flags),
         debug_tags=debug,
         services=tuple(with_service or ()),
         prefix=prefix,
@@ -165,8 +165,8 @@ _OWN = inspect.signature(launch, eval_str=True).parameters
 
 def add_flags(*, shipped: bool) -> None:
     """Give `launch` an option for each plug-in flag. `shipped`: only flags that ship with ajet."""
-    own = [each for each in _OWN.values() if each.kind is not each.VAR_KEYWORD]
-    at = next(index for index, each in enumerate(own) if each.name == "skip_check_avail_gpu")
+    own_parameters = [each for each in _OWN.values() if each.kind is not each.VAR_KEYWORD]
+    insert_index = next(index for index, each in enumerate(own_parameters) if each.name == "skip_check_avail_gpu")
     added = [
         inspect.Parameter(
             _spell_parameter(name),
@@ -176,7 +176,7 @@ def add_flags(*, shipped: bool) -> None:
         )
         for name, flag in find_launch_flags(shipped=shipped).items()
     ]
-    launch.__signature__ = inspect.Signature([*own[:at], *added, *own[at:]])  # type: ignore[attr-defined]
+    launch.__signature__ = inspect.Signature([*own_parameters[:insert_index], *added, *own_parameters[insert_index:]])  # type: ignore[attr-defined]
 
 
 def _spell_parameter(flag: str) -> str:

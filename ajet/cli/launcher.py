@@ -37,20 +37,20 @@ LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
 
 def build_typer_command(name: str) -> Any:
     """Return a command as built by typer."""
-    listed = None if name == LAUNCH else find_all_commands()[name]
-    found = load_code(LAUNCH_CODE if listed is None else listed.code)
+    entry = None if name == LAUNCH else find_all_commands()[name]
+    command_code = load_code(LAUNCH_CODE if entry is None else entry.code)
     holder = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name)
-    elif listed is None:
+    if isinstance(command_code, typer.Typer):
+        holder.add_typer(command_code, name=name)
+    elif entry is None:
         from ajet.cli.launch import LaunchCommand
 
-        holder.command(name, cls=LaunchCommand, hidden=True)(found)
+        holder.command(name, cls=LaunchCommand, hidden=True)(command_code)
     else:
-        holder.command(name)(found)
+        holder.command(name)(command_code)
     command = _unwrap_help(typer.main.get_group(holder).commands[name])
-    if listed is not None:
-        command.rich_help_panel = listed.panel
+    if entry is not None:
+        command.rich_help_panel = entry.panel
     return command
 
 
@@ -115,8 +115,8 @@ class RootGroup(ExitGroup):
         if self._lists:
             if cmd_name == LAUNCH:
                 return TyperCommand(cmd_name, hidden=True)
-            listed = find_all_commands()[cmd_name]
-            return TyperCommand(cmd_name, help=listed.help, rich_help_panel=listed.panel)
+            entry = find_all_commands()[cmd_name]
+            return TyperCommand(cmd_name, help=entry.help, rich_help_panel=entry.panel)
         return super().get_command(ctx, cmd_name)
 
 
@@ -156,8 +156,8 @@ def root(
 def _take_options(*, shipped: bool) -> None:
     """Give the root the options of a launch for help and completion. `main` passes parsing to the command."""
     add_flags(shipped=shipped)
-    given = inspect.signature(launch, eval_str=True).parameters
-    options = [each for name, each in given.items() if name != "overrides"]
+    parameters = inspect.signature(launch, eval_str=True).parameters
+    options = [each for name, each in parameters.items() if name != "overrides"]
     options.append(_VERSION)
     root.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     root.__annotations__ = {each.name: each.annotation for each in options}
@@ -202,8 +202,8 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
                 do=brought,
             )
         if name.startswith("--") and "." in name:
-            shown = following if following and "=" not in following and not following.startswith("-") else "VALUE"
-            setting = f"{name[2:]}={value if equals else shown}"
+            example = following if following and "=" not in following and not following.startswith("-") else "VALUE"
+            setting = f"{name[2:]}={value if equals else example}"
             raise UserError(
                 f"There is no option {name}: write settings without dashes.",
                 where="command line",
@@ -221,32 +221,32 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     _prepare_environment()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    show_traceback = "--traceback" in given
-    given = [argument for argument in given if argument != "--traceback"]
-    if not given:
-        given = ["--help"]
-    elif given[0].startswith("-") and not any(argument in _NOT_A_LAUNCH for argument in given):
-        given = ["launch", *given]
-    elif given[0].endswith((".yaml", ".yml")):
-        given = ["launch", "--conf", *given]
-    elif given[0] in CONFIG_COMMANDS:
-        given = ["config", *given]
-    elif given[0] == TRAIN:
-        given = ["launch", *(["--conf"] if len(given) > 1 and given[1].endswith((".yaml", ".yml")) else []), *given[1:]]
-    if given[0].endswith(".py"):
-        show_user_error(_make_python_file_error(given[0]))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    show_traceback = "--traceback" in words
+    words = [argument for argument in words if argument != "--traceback"]
+    if not words:
+        words = ["--help"]
+    elif words[0].startswith("-") and not any(argument in _NOT_A_LAUNCH for argument in words):
+        words = ["launch", *words]
+    elif words[0].endswith((".yaml", ".yml")):
+        words = ["launch", "--conf", *words]
+    elif words[0] in CONFIG_COMMANDS:
+        words = ["config", *words]
+    elif words[0] == TRAIN:
+        words = ["launch", *(["--conf"] if len(words) > 1 and words[1].endswith((".yaml", ".yml")) else []), *words[1:]]
+    if words[0].endswith(".py"):
+        show_user_error(_make_python_file_error(words[0]))
         sys.exit(USER)
-    if given[0] in YAML_COMMANDS:
-        at = 1 + (given[0] == "config")
-        if len(given) > at and given[at].endswith((".yaml", ".yml")):
-            given.insert(at, "--conf")
-    if given[0] == "launch":
-        given = _translate_arguments(given)
-    if given[0] in ("launch", "--help", "-h"):
+    if words[0] in YAML_COMMANDS:
+        position = 1 + (words[0] == "config")
+        if len(words) > position and words[position].endswith((".yaml", ".yml")):
+            words.insert(position, "--conf")
+    if words[0] == "launch":
+        words = _translate_arguments(words)
+    if words[0] in ("launch", "--help", "-h"):
         _take_options(shipped=False)
     try:
-        app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _find_record(given)})
+        app(args=words, prog_name="ajet", obj={"traceback": show_traceback, "record": _find_record(words)})
     finally:
         atexit.unregister(_ignore_interrupts)
         atexit.register(_ignore_interrupts)  # registered last and therefore called first
@@ -276,8 +276,8 @@ def _prepare_environment() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        gone = "The working directory does not exist any more: it was moved or deleted."
-        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="change to an existing folder (cd)"))
+        problem = "The working directory does not exist any more: it was moved or deleted."
+        show_user_error(UserError(problem, where=os.environ.get("PWD", ""), do="change to an existing folder (cd)"))
         sys.exit(USER)
 
 
@@ -306,9 +306,9 @@ def _make_python_file_error(file: str) -> UserError:
 def _find_record(given: Sequence[str]) -> Path | None:
     """Return the folder of --exp-dir, or None without the option."""
     for argument, value in zip(given, [*given[1:], ""], strict=True):
-        name, equals, own = argument.partition("=")
-        if name == "--exp-dir" and (named := own if equals else value):
-            return Path(named).expanduser()
+        name, equals, inline_value = argument.partition("=")
+        if name == "--exp-dir" and (folder := inline_value if equals else value):
+            return Path(folder).expanduser()
     return None
 
 

@@ -71,8 +71,8 @@ class Client:
         }  # fmt: skip
         if task is not None:
             body["task"] = task if isinstance(task, str) else dict(task)
-        given = self._sender.ask("POST", "/episodes", body)
-        return Episode(given["episode"], **{name: given[name] for name in _GIVEN}, _sender=self._sender)
+        response = self._sender.ask("POST", "/episodes", body)
+        return Episode(response["episode"], **{name: response[name] for name in _GIVEN}, _sender=self._sender)
 
     @contextmanager
     def episode(self, task: Task | None = None, **more: Any) -> Iterator[Episode]:
@@ -182,8 +182,8 @@ class _EpisodePlayer:
     def run(self) -> None:
         """Play until no task is left."""
         try:
-            while (found := self._next_task()) is not None:
-                status = self._play_episode(*found)
+            while (next_task := self._next_task()) is not None:
+                status = self._play_episode(*next_task)
                 with self._lock:
                     self.counts[status] += 1
         except Exception as problem:  # noqa: BLE001 - the thread's error is raised by `play`

@@ -20,11 +20,11 @@ def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
     set_here = {name.lower() for name, value in environment.items() if value}
     if not set_here & {f"{scheme}_proxy" for scheme in _SCHEMES}:
         return {}
-    listed = environment.get("no_proxy", environment.get("NO_PROXY", ""))
-    if listed.strip() == "*":  # Python's own clients know it alone only
+    no_proxy = environment.get("no_proxy", environment.get("NO_PROXY", ""))
+    if no_proxy.strip() == "*":  # Python's own clients know it alone only
         return {}
-    known = [each.strip() for each in listed.split(",") if each.strip()]
-    value = ",".join(dict.fromkeys([*known, *LOOPBACK, *filter(None, hosts)]))
+    entries = [each.strip() for each in no_proxy.split(",") if each.strip()]
+    value = ",".join(dict.fromkeys([*entries, *LOOPBACK, *filter(None, hosts)]))
     return {"NO_PROXY": value, "no_proxy": value}
 
 

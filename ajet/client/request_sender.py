@@ -42,7 +42,7 @@ class RequestSender:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer. Raises Refused and Unreachable."""
-        until, pause, silent = time.monotonic() + self.patience, 0.1, True
+        deadline, pause, silent = time.monotonic() + self.patience, 0.1, True
         while True:
             problem: Exception
             try:
@@ -56,10 +56,10 @@ class RequestSender:
                 problem = _refusal_error(reply)
                 if reply.status_code not in _RETRYABLE:
                     raise problem
-                wanted = reply.headers.get("Retry-After", "")
-                pause = max(pause, float(wanted) if wanted.isdecimal() else 0.0)
+                retry_after = reply.headers.get("Retry-After", "")
+                pause = max(pause, float(retry_after) if retry_after.isdecimal() else 0.0)
             pause = min(LONGEST_PAUSE, pause) * random.uniform(0.8, 1.2)
-            if time.monotonic() + pause > until:
+            if time.monotonic() + pause > deadline:
                 raise problem
             if silent and isinstance(problem, Unreachable):
                 silent = False

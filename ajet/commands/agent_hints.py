@@ -59,10 +59,10 @@ def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]
         if task.init_messages
         else f"the row's columns are in `task.metadata` ({', '.join(task.metadata) or 'none'})"
     )
-    place = _find_field_use(workflow)
-    read = f" (read at {place})" if place else ""
+    location = _find_field_use(workflow)
+    read_at = f" (read at {location})" if location else ""
     count = f"{len(unasked)} of {counted(len(episodes), 'episode')}"
-    return f"{count} did not send the task's question: `task.{_FIELD}` is empty{read}; {cure}"
+    return f"{count} did not send the task's question: `task.{_FIELD}` is empty{read_at}; {cure}"
 
 
 def hint_on_printed_task(episodes: Sequence[Episode]) -> str:
@@ -115,8 +115,8 @@ def _find_field_use(workflow: type[object]) -> str:
     if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = next((number for number, line in enumerate(lines, 1) if f".{_FIELD}" in line), None)
-    return "" if found is None else OwnFrame(str(file), found, "", "").place
+    line_number = next((number for number, line in enumerate(lines, 1) if f".{_FIELD}" in line), None)
+    return "" if line_number is None else OwnFrame(str(file), line_number, "", "").place
 
 
 MIN_QUESTION_CHARS = 8
@@ -146,8 +146,8 @@ def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] 
 def _has_foreign_question(episode: Episode, questions: set[str]) -> bool:
     if not episode.calls:
         return False
-    sent, own = _first_request(episode), episode.task.main_query.strip()
-    if len(own) >= MIN_QUESTION_CHARS and sent.count(own) > 1:
+    sent, own_question = _first_request(episode), episode.task.main_query.strip()
+    if len(own_question) >= MIN_QUESTION_CHARS and sent.count(own_question) > 1:
         return True
     return any(question in sent and question not in episode.task.model_dump_json() for question in questions)
 
@@ -158,9 +158,9 @@ def _first_request(episode: Episode) -> list[str]:
 
 def _remove_question(episode: Episode) -> list[str]:
     """Return the texts of the first request, with one occurrence of the task's question removed."""
-    sent, own = _first_request(episode), episode.task.main_query.strip()
-    if own in sent:
-        sent.remove(own)
+    sent, own_question = _first_request(episode), episode.task.main_query.strip()
+    if own_question in sent:
+        sent.remove(own_question)
     return sent
 
 
@@ -189,17 +189,17 @@ def hint_on_comparisons(experiment: Experiment, episode: Episode) -> list[str]:
 
     For example, a number is compared with text. The types follow from the code and the episode's values.
     """
-    named = (
+    references = (
         (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
         (experiment.ajet.rollout.user_workflow, "execute", ("task", "tuner")),
     )
     hints: list[str] = []
-    for reference, method, roles in named:
+    for reference, method, roles in references:
         if isinstance(reference, str) and is_reference(reference):
-            found = resolve_reference(reference, base=experiment.base)
-            function = getattr(found, method, None) if isinstance(found, type) else found
+            target = resolve_reference(reference, base=experiment.base)
+            function = getattr(target, method, None) if isinstance(target, type) else target
             if callable(function):
-                hints += _find_comparison_hints(function, isinstance(found, type), roles, episode)
+                hints += _find_comparison_hints(function, isinstance(target, type), roles, episode)
     return hints
 
 
@@ -220,15 +220,15 @@ def _find_comparison_hints(
     sides = _KindFinder(dict(zip(parameters, roles, strict=False)), _find_assignments(body), values)
     hints = []
     for left, right, line in _find_comparisons(body):
-        one, other = sides.find_kind(left), sides.find_kind(right)
-        if one is not None and other is not None and one.kind != other.kind:
+        left_kind, right_kind = sides.find_kind(left), sides.find_kind(right)
+        if left_kind is not None and right_kind is not None and left_kind.kind != right_kind.kind:
             cure = "Convert one of them, as in str(…) or float(…)"
-            if "\\boxed" in f"{one} {other}":
+            if "\\boxed" in f"{left_kind} {right_kind}":
                 cure = "Extract the number from \\boxed{…} first, then convert it, as in float(…)"
-            place = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
+            location = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
             hints.append(
-                f"{place} compares `{ast.unparse(left)}` ({one}) with `{ast.unparse(right)}` ({other}): they are never "
-                f"equal. {cure}"
+                f"{location} compares `{ast.unparse(left)}` ({left_kind}) with `{ast.unparse(right)}` ({right_kind}): "
+                f"they are never equal. {cure}"
             )
     return hints
 

@@ -98,8 +98,8 @@ class DebugSession:
         passed = f"{time.monotonic() - self._began:.0f} s"
         if not self._expected:
             rollout = self._experiment.ajet.rollout
-            what = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
-            return [f"loading {what} · {passed}"]
+            model = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
+            return [f"loading {model} · {passed}"]
         first = [f"running: {len(self.episodes)} of {counted(self._expected, 'episode')} ended"]
         if failed := sum(episode.failure is not None for episode in self.episodes):
             first.append(f"{failed} failed")
@@ -149,7 +149,7 @@ class DebugSession:
                     f"{len(same) - 1} more",
                     markup=False,
                 )
-        left = self._expected - len(self.episodes)
+        unfinished = self._expected - len(self.episodes)
         scored = int(metrics["debug/scored"])
         reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
         console.print(
@@ -157,7 +157,7 @@ class DebugSession:
                 f"{counted(len(self.episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} "
                 f"failed, {counted(int(metrics['debug/forks']), 'call')} tokenized anew"
             )
-            + (f"; {left} had not ended" if left > 0 else ""),
+            + (f"; {unfinished} had not ended" if unfinished > 0 else ""),
             soft_wrap=True,
         )
         print_line(f"Record: {self._run.path}")
@@ -196,13 +196,13 @@ class DebugSession:
                 f"All {count} failed, for {len(self._failures)} reasons.",
                 do=f"correct the code that the hints above name{then}",
             )
-        own = parse_traceback(failure.traceback).own
+        own_frames = parse_traceback(failure.traceback).own
         text = printable(failure.message.partition("\n")[0])
         kind = "" if is_message_enough(failure) else f"{failure.kind}: "
         raise UserError(
             f"All {count} failed, for one reason ({failure.boundary}): {kind}"
             f"{text[:SHOWN_REASON]}{'…' if len(text) > SHOWN_REASON else ''}",
-            where=f"{printable(own[-1].place)} {printable(own[-1].code)}".rstrip() if own else "",
+            where=f"{printable(own_frames[-1].place)} {printable(own_frames[-1].code)}".rstrip() if own_frames else "",
             do=f"{find_hint(failure, self._workflow)}{then}",
         )
 
@@ -219,8 +219,8 @@ class DebugSession:
         console.print(Text.assemble(("Verdict: ", "bold"), (verdict, f"bold {colour}")))
         for line in describe_tasks(groups, learns):
             print_line(printable(line))
-        if cut := describe_cut_replies(self.episodes):
-            print_line(f"{printable(cut)}.", style="yellow")
+        if cut_text := describe_cut_replies(self.episodes):
+            print_line(f"{printable(cut_text)}.", style="yellow")
         if settings.rollout.engine == "endpoint":
             console.print(
                 "Replies of an endpoint cannot be trained on, because it returns no token ids: to train, set "
@@ -252,9 +252,9 @@ class DebugSession:
 def _sign_failure(episode: Episode) -> Signature:
     failure = episode.failure
     assert failure is not None
-    own = parse_traceback(failure.traceback).own
-    place = f"{own[-1].file}:{own[-1].line}" if own else ""
-    return failure.boundary, failure.kind, place, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", failure.message)
+    own_frames = parse_traceback(failure.traceback).own
+    location = f"{own_frames[-1].file}:{own_frames[-1].line}" if own_frames else ""
+    return failure.boundary, failure.kind, location, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", failure.message)
 
 
 def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
@@ -264,10 +264,10 @@ def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> 
         learns: True if a group has a learning signal.
     """
     first = groups[:SHOWN_TASKS]
-    shown = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
+    lines = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
     if len(groups) > SHOWN_TASKS:
-        shown.append(f"  … and {counted(len(groups) - SHOWN_TASKS, 'more task')}")
-    return shown
+        lines.append(f"  … and {counted(len(groups) - SHOWN_TASKS, 'more task')}")
+    return lines
 
 
 def _describe_rewards(group: Group, teaches: bool) -> str:
@@ -299,8 +299,8 @@ def describe_cut_replies(episodes: Sequence[Episode]) -> str:
     if not limits:
         return ""
     names = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
-    cut = f"{limits.total()} of {counted(replies, 'reply')} cut short ({names})"
-    return f"{cut}: raise that limit, or prompt for shorter replies"
+    count_text = f"{limits.total()} of {counted(replies, 'reply')} cut short ({names})"
+    return f"{count_text}: raise that limit, or prompt for shorter replies"
 
 
 def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:

@@ -34,11 +34,11 @@ class Checkup:
     @property
     def healthy(self) -> bool:
         """True if no finding is a problem."""
-        return all(each.state != "problem" for found in self.sections.values() for each in found)
+        return all(each.state != "problem" for findings in self.sections.values() for each in findings)
 
     def plain(self) -> dict[str, Any]:
         """Return the checkup as JSON values."""
-        sections = {title: [asdict(each) for each in found] for title, found in self.sections.items()}
+        sections = {title: [asdict(each) for each in findings] for title, findings in self.sections.items()}
         return {"healthy": self.healthy, "seconds": round(self.seconds, 2), "sections": sections}
 
 
@@ -54,17 +54,17 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     if experiment is not None:
         extras = [experiment.backbone.extra, _EXTRA_OF_ENGINE.get(experiment.ajet.rollout.engine)]
     sections = {"machine": check_machine(folder), "packages": check_packages([extra for extra in extras if extra])}
-    chosen = experiment.backbone if experiment is not None else None
+    own_backbone = experiment.backbone if experiment is not None else None
     for backbone in dict.fromkeys(
-        each.name for each in (*list_shipped_backbones().values(), *([chosen] if chosen else []))
+        each.name for each in (*list_shipped_backbones().values(), *([own_backbone] if own_backbone else []))
     ):
         each = find_backbone(backbone)
-        if found := load_runner(each).checkup(config, needed=each is chosen):
-            sections[backbone] = found
+        if findings := load_runner(each).checkup(config, needed=each is own_backbone):
+            sections[backbone] = findings
     sections["network"] = check_network(config)
     for title, check in find_doctor_checks().items():
-        if found := _run_check(title, check, experiment, model):
-            sections[title] = found
+        if findings := _run_check(title, check, experiment, model):
+            sections[title] = findings
     if experiment is not None:
         sections["experiment"] = [_check_experiment(experiment)]
     if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":
@@ -87,8 +87,8 @@ def _run_check(title: str, check: str, experiment: Experiment | None, model: str
     function, problem = try_load(check)
     if problem:
         return [Finding(title, "warning", f"{check} cannot be loaded: {problem}")]
-    found: list[Finding] = function(experiment, model)
-    return found
+    findings: list[Finding] = function(experiment, model)
+    return findings
 
 
 def _check_experiment(experiment: Experiment) -> Finding:
@@ -107,19 +107,19 @@ def table(checkup: Checkup) -> RenderableType:
 
     marks = {"ok": ("ok", "green"), "note": ("note", "cyan"), "warning": ("warn", "yellow"), "problem": ("FAIL", "red")}
     parts: list[RenderableType] = []
-    for title, found in checkup.sections.items():
+    for title, findings in checkup.sections.items():
         rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         rows.add_column(no_wrap=True)
         rows.add_column(no_wrap=True)
         rows.add_column(overflow="fold")
-        for each in found:
+        for each in findings:
             word, style = marks[each.state]
             text = Text(each.text)
             if each.do:
                 text.append(f"{'; ' if each.state == 'note' else chr(10)}{each.do}", style="dim")
             rows.add_row(Text(word, style), Text(each.topic), text)
         parts += [Text(title, "bold"), rows, Text()]
-    states = [each.state for found in checkup.sections.values() for each in found]
+    states = [each.state for findings in checkup.sections.values() for each in findings]
     problems, warnings = states.count("problem"), states.count("warning")
     verdict = "No problem" if not problems else f"{problems} problem{'s' * (problems > 1)}"
     summary = f"{verdict}, {warnings} warning{'s' * (warnings != 1)} ({checkup.seconds:.1f} s)"

@@ -83,25 +83,25 @@ def _check_gpus() -> list[Finding]:
     if done.returncode != 0:
         text = f"nvidia-smi fails: {(done.stdout or done.stderr).strip()[:200]}"
         return [Finding("gpu", "warning", text, "check the NVIDIA driver")]
-    found = [Finding("gpu", "ok", f"{line.strip()} free") for line in done.stdout.splitlines() if line.strip()]
+    findings = [Finding("gpu", "ok", f"{line.strip()} free") for line in done.stdout.splitlines() if line.strip()]
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return found
-    if found and torch.endswith("+cpu"):
+        return findings
+    if findings and torch.endswith("+cpu"):
         text = f"torch {torch} supports CPUs only, so it cannot use the GPU"
-        found.append(Finding("gpu", "warning", text, "install torch for CUDA (`make setup` on this machine does)"))
-    return found
+        findings.append(Finding("gpu", "warning", text, "install torch for CUDA (`make setup` on this machine does)"))
+    return findings
 
 
 def _check_disk(folder: Path) -> Finding:
-    place = folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     text = f"{free / _GIB:.1f} GiB free for {folder}"
-    if not os.access(place, os.W_OK):
-        return Finding("disk", "problem", f"ajet cannot write to {place}", "choose another folder with --exp-dir")
+    if not os.access(existing, os.W_OK):
+        return Finding("disk", "problem", f"ajet cannot write to {existing}", "choose another folder with --exp-dir")
     if free < NO_GIB * _GIB:
         return Finding("disk", "problem", text, "free disk space, or record in another folder (--exp-dir)")
     if free < LITTLE_GIB * _GIB:
@@ -142,26 +142,29 @@ def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
         for extra in extras:
             if each.marker.evaluate({"extra": extra}):
                 requirements.setdefault(extra, []).append(each)
-    own = _check_requirements(requirements.pop(""))
+    base_finding = _check_requirements(requirements.pop(""))
     other = {name if not has_nvidia() else f"{name}-cpu" for name in _FOR_CPU}
-    shown = sorted(set(extras) - _NOT_FOR_USERS - other)
+    listed_extras = sorted(set(extras) - _NOT_FOR_USERS - other)
     return [
-        own,
-        *(_check_extra(each, requirements.get(each, []), each.removesuffix("-cpu") in needed) for each in shown),
+        base_finding,
+        *(
+            _check_extra(each, requirements.get(each, []), each.removesuffix("-cpu") in needed)
+            for each in listed_extras
+        ),
     ]
 
 
 def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
-    wrong, have = check_requirements(requirements)
+    unmet, have = check_requirements(requirements)
     version = metadata.version("ajet")
-    if wrong:
-        return Finding("ajet", "problem", f"version {version}, but {'; '.join(wrong)}", format_own_install())
-    shown = {"torch", "transformers", "openai", "pydantic"}
-    return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in shown))
+    if unmet:
+        return Finding("ajet", "problem", f"version {version}, but {'; '.join(unmet)}", format_own_install())
+    main_packages = {"torch", "transformers", "openai", "pydantic"}
+    return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in main_packages))
 
 
 def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
-    wrong, have = check_requirements(requirements)
+    unmet, have = check_requirements(requirements)
     topic = f"[{extra}]"
     agentscope, mcp = find_installed_version("agentscope"), find_installed_version("mcp")
     if extra == "agentscope" and agentscope.startswith("1.") and int(mcp.partition(".")[0] or 0) >= 2:
@@ -171,17 +174,17 @@ def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) 
         return Finding(
             topic, "problem" if needed else "note", bound, "an environment with an older Python, for this extra"
         )
-    if not wrong:
+    if not unmet:
         return Finding(topic, "ok", ", ".join(have))
     do = format_extra_install(extra)
     if needed:
-        return Finding(topic, "problem", f"the experiment needs it, but {'; '.join(wrong)}", do)
+        return Finding(topic, "problem", f"the experiment needs it, but {'; '.join(unmet)}", do)
     if extra == "vllm" and find_installed_version("verl"):
-        text = f"{'; '.join(wrong)}: verl requires another version"
+        text = f"{'; '.join(unmet)}: verl requires another version"
         return Finding(topic, "note", text, "create a separate environment for `rollout.engine: vllm` without verl")
-    missing = all("not installed" in each for each in wrong)
+    missing = all("not installed" in each for each in unmet)
     state: State = "note" if missing else "warning"
-    return Finding(topic, state, "; ".join(wrong), do)
+    return Finding(topic, state, "; ".join(unmet), do)
 
 
 _RAY_ADDRESS_FILE = Path("/tmp/ray/ray_current_cluster")
@@ -202,13 +205,15 @@ def _check_port(config: AjetConfig | None) -> Finding:
     port = config.gateway.port if config else 0
     try:
         with socket.create_server((host, port)) as listening:
-            given = listening.getsockname()[1]
+            free_port = listening.getsockname()[1]
     except OSError as error:
-        where = f"{host}:{port}" if port else host
+        endpoint = f"{host}:{port}" if port else host
         do = "set another gateway.port, or 0: then the system chooses a free one" if port else "mend gateway.host"
-        return Finding("ports", "problem", f"the gateway cannot listen on {where}: {error}", do)
+        return Finding("ports", "problem", f"the gateway cannot listen on {endpoint}: {error}", do)
     return Finding(
-        "ports", "ok", f"{host}:{port} is free" if port else f"the system chooses a free port on {host} (now {given})"
+        "ports",
+        "ok",
+        f"{host}:{port} is free" if port else f"the system chooses a free port on {host} (now {free_port})",
     )
 
 
@@ -274,8 +279,8 @@ def _check_ray() -> Finding:
             )
     try:
         parts = urlsplit(address if "//" in address else f"//{address}")
-        where = (parts.hostname or address, parts.port or 6379)
-        with socket.create_connection(where, timeout=_RAY_SECONDS):
+        endpoint = (parts.hostname or address, parts.port or 6379)
+        with socket.create_connection(endpoint, timeout=_RAY_SECONDS):
             return Finding("ray", "ok", f"version {version}; a Ray cluster answers at {address}")
     except (OSError, ValueError) as error:
         if "RAY_ADDRESS" in os.environ:
@@ -313,13 +318,13 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     except UserError as error:
         return [Finding("model", "problem", error.what, error.do or error.expected)]
     config_json = _read_json(folder / "config.json")
-    found = [
+    findings = [
         Finding("model", "ok", f"{path} ({', '.join(config_json.get('architectures') or ['unknown architecture'])})")
     ]
-    found += sizes(tokenizer, config_json, read_embedding_shapes(folder))
-    found += _check_context(config_json, config)
-    found += _check_other_ends(renderer, _read_json(folder / "generation_config.json"))
-    return [*found, *examine(renderer)]
+    findings += sizes(tokenizer, config_json, read_embedding_shapes(folder))
+    findings += _check_context(config_json, config)
+    findings += _check_other_ends(renderer, _read_json(folder / "generation_config.json"))
+    return [*findings, *examine(renderer)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -334,10 +339,10 @@ def _check_context(config_json: dict[str, Any], config: AjetConfig | None) -> li
     longest = (config_json.get("text_config") or config_json).get("max_position_embeddings")
     if not isinstance(longest, int):
         return []
-    wanted = config.rollout.max_model_len if config else 0
-    if wanted > longest:
+    requested = config.rollout.max_model_len if config else 0
+    if requested > longest:
         text = (
-            f"The model was trained for {longest} tokens, but rollout.max_model_len is {wanted}: ajet will use "
+            f"The model was trained for {longest} tokens, but rollout.max_model_len is {requested}: ajet will use "
             f"{longest}."
         )
         return [Finding("context", "note", text)]
@@ -346,9 +351,9 @@ def _check_context(config_json: dict[str, Any], config: AjetConfig | None) -> li
 
 def _check_other_ends(renderer: Renderer, generation_json: dict[str, Any]) -> list[Finding]:
     """Return a note on stop tokens of generation_config.json at which ajet would not stop."""
-    named = generation_json.get("eos_token_id")
-    listed = named if isinstance(named, list) else [named] if isinstance(named, int) else []
-    missing = [token for token in listed if token not in renderer.end_ids]
+    configured = generation_json.get("eos_token_id")
+    end_tokens = configured if isinstance(configured, list) else [configured] if isinstance(configured, int) else []
+    missing = [token for token in end_tokens if token not in renderer.end_ids]
     if not missing:
         return []
     text = f"generation_config.json also ends replies at {', '.join(renderer.decode([token]) for token in missing)}."

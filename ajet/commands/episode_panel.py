@@ -84,14 +84,14 @@ def show_episode(episode: Episode) -> None:
         lines.append(_describe_tool_use(use), style="red" if use.error else "magenta")
     if answer := _describe_answer(episode):
         lines.append(f"{answer}\n", style="bold")
-    outcome, why = _describe_outcome(episode)
+    outcome, reason = _describe_outcome(episode)
     if episode.failure:
         _append_failure(lines, episode.failure)
-    elif len(why) > MAX_TITLE_REASON:
-        lines.append(f"{outcome}: {printable(why)}\n", style=_outcome_colour(episode))
+    elif len(reason) > MAX_TITLE_REASON:
+        lines.append(f"{outcome}: {printable(reason)}\n", style=_outcome_colour(episode))
     lines.rstrip()
     title = f"{label(episode.task.task_id)} · attempt {episode.repeat} · "
-    outcome += f" ({printable(why)})" if 0 < len(why) <= MAX_TITLE_REASON else ""
+    outcome += f" ({printable(reason)})" if 0 < len(reason) <= MAX_TITLE_REASON else ""
     heading = Text.assemble(printable(title), (outcome, _outcome_colour(episode)))
     console.print(Panel(lines, title=heading, subtitle=Text(_describe_footer(episode)), title_align="left"))
 
@@ -113,21 +113,21 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
         return "find out why that line does not end; only if the judge needs more time, raise `rollout.episode_timeout`"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
         return f"the workflow returned no metadata['final_answer'] for the judge: {find_failure_hint('wrong_type')}"
-    own = parse_traceback(failure.traceback).own
-    if failure.boundary == "judge" and own:
-        return f"correct {printable(own[-1].place)}, where the judge raised the error"
+    own_frames = parse_traceback(failure.traceback).own
+    if failure.boundary == "judge" and own_frames:
+        return f"correct {printable(own_frames[-1].place)}, where the judge raised the error"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", find_program())
     if failure.kind == "wrong_type" and "returned a tuple" in failure.message:
         return PAIR_ADVICE
-    if known := find_failure_hint(failure.kind, workflow):
-        return known
-    if not own:
+    if known_hint := find_failure_hint(failure.kind, workflow):
+        return known_hint
+    if not own_frames:
         return (
             "the workflow raised an error, and none of its own lines is in the traceback: read the complete "
             "traceback in the record"
         )
-    raised = f"correct {printable(own[-1].place)}; "
+    raised = f"correct {printable(own_frames[-1].place)}; "
     return raised + KIND_ADVICE.get(failure.kind, "set a breakpoint there: breakpoints work with --backbone debug")
 
 
@@ -167,16 +167,16 @@ def _outcome_colour(episode: Episode) -> str:
 
 def _list_tools(episode: Episode) -> list[str]:
     """Return each list of tools that the agent sent, as names with arguments, in order of use."""
-    used = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
-    return [", ".join(_tool_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
+    tool_indices = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
+    return [", ".join(_tool_signature(tool) for tool in episode.tools[index]) or "none" for index in tool_indices]
 
 
 def _describe_tool_use(use: ToolUse) -> str:
     """Return a line on a use of a tool, with seconds and error."""
     arguments = printable(strict_json(use.arguments))
     arguments = arguments if len(arguments) <= MAX_ARGUMENT_CHARS else f"{arguments[:MAX_ARGUMENT_CHARS]}…"
-    named = printable(f"{use.server}: {use.name}" if use.server else use.name)
-    return f"⚒ {named}({arguments}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
+    tool_name = printable(f"{use.server}: {use.name}" if use.server else use.name)
+    return f"⚒ {tool_name}({arguments}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
 
 
 def _tool_signature(tool: dict[str, Any]) -> str:
@@ -230,8 +230,8 @@ def _describe_footer(episode: Episode) -> str:
         f"{trained} to train",
     ]
     parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
-    if cut := sum(call.is_cut for call in episode.calls):
-        parts.append(f"{cut} cut")
+    if cut_count := sum(call.is_cut for call in episode.calls):
+        parts.append(f"{cut_count} cut")
     parts += [f"check: {check}" for check in episode.checks]
     return " · ".join(parts + [f"{episode.ended - episode.started:.1f} s"])
 
@@ -249,14 +249,14 @@ def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
     Shown are the messages that no earlier call has, then the reply. The agent is "" if it is that of the call before.
     """
     several = len({call.agent for call in episode.calls}) > 1
-    shown: set[int] = set()
+    printed: set[int] = set()
     ordered: list[tuple[str, list[int], Call]] = []
     before = ""
     for call in episode.calls:
-        new = list(dict.fromkeys(index for index in call.messages if index not in shown))
+        new = list(dict.fromkeys(index for index in call.messages if index not in printed))
         if call.reply is not None:
             new.append(call.reply)  # even if another call had an equal reply
-        shown.update(new)
+        printed.update(new)
         ordered.append((call.agent if several and call.agent != before else "", new, call))
         before = call.agent
     return ordered
@@ -317,8 +317,8 @@ class OwnFrame:
     def place(self) -> str:
         """file:line as editors open it, relative if the file lies below the working directory."""
         path = Path(self.file)
-        here = Path.cwd()
-        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
+        working_directory = Path.cwd()
+        return f"{path.relative_to(working_directory) if path.is_relative_to(working_directory) else path}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,24 +333,24 @@ class TracebackFrames:
 
 def parse_traceback(traceback: str) -> TracebackFrames:
     """Return the frames of all exceptions of a chain."""
-    own: dict[tuple[str, int], OwnFrame] = {}
+    own_frames: dict[tuple[str, int], OwnFrame] = {}
     others = Counter[str]()
     for frame in _parse_frames(traceback.splitlines()):
         package = _find_package(frame.file)
         if package:
             others[package] += 1
         else:
-            own[frame.file, frame.line] = frame
-    return TracebackFrames(tuple(own.values()), others)
+            own_frames[frame.file, frame.line] = frame
+    return TracebackFrames(tuple(own_frames.values()), others)
 
 
 def _parse_frames(lines: list[str]) -> Iterator[OwnFrame]:
-    for at, line in enumerate(lines):
-        if (found := _FRAME.match(line)) is not None:
-            code = lines[at + 1].strip(" |") if at + 1 < len(lines) else ""
-            if _FRAME.match(lines[at + 1] if at + 1 < len(lines) else "") or not line.startswith(" "):
+    for index, line in enumerate(lines):
+        if (match := _FRAME.match(line)) is not None:
+            code = lines[index + 1].strip(" |") if index + 1 < len(lines) else ""
+            if _FRAME.match(lines[index + 1] if index + 1 < len(lines) else "") or not line.startswith(" "):
                 code = ""
-            yield OwnFrame(found["file"], int(found["line"]), found["function"] or "", code)
+            yield OwnFrame(match["file"], int(match["line"]), match["function"] or "", code)
 
 
 def _find_package(file: str) -> str:

@@ -103,29 +103,29 @@ def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     """Return the checkpoint of `step`, or the last. Raises UserError if the checkpoint is missing or incomplete."""
-    known = checkpoints.all()
+    complete = checkpoints.all()
     if step is None:
-        checkpoints.require_whole(above=known[-1].step if known else -1)
-    if not known and step is None:
+        checkpoints.require_whole(above=complete[-1].step if complete else -1)
+    if not complete and step is None:
         raise UserError(
             "The run has no complete checkpoint.",
             where=str(checkpoints.folder),
             expected="a run that has saved a step (every trainer_common.save_freq steps, and at its end)",
         )
-    for each in reversed(known):
+    for each in reversed(complete):
         if step is None or each.step == step:
             return each
-    place = checkpoints.folder / f"step-{step}"
-    if place.exists():
-        raise damaged_checkpoint_error(place, str(inspect_checkpoint(place)))
-    steps = ", ".join(str(each.step) for each in known) or "none"
+    folder = checkpoints.folder / f"step-{step}"
+    if folder.exists():
+        raise damaged_checkpoint_error(folder, str(inspect_checkpoint(folder)))
+    steps = ", ".join(str(each.step) for each in complete) or "none"
     unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(
         f"The checkpoint of step {step} is incomplete." if unfinished else f"There is no checkpoint of step {step}.",
         where=str(checkpoints.folder),
         expected=f"one of the complete checkpoints: {steps}",
         do="trainer_common.max_checkpoints_to_keep sets how many checkpoints a run keeps"
-        if known and not unfinished
+        if complete and not unfinished
         else "",
     )
 

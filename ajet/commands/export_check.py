@@ -66,21 +66,23 @@ class ExportCheck:
     def problems(self) -> list[str]:
         """Return the reasons for a failed check, or an empty list if the folder equals the run's model."""
         allowed = MEAN_TOLERANCE[self.dtype]
-        found = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
+        problems = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
         for engine, gaps in (("transformers", self.gaps), (self.engine, self.engine_gaps)):
             if gaps and max(gaps) > self.tolerance:
-                found.append(
+                problems.append(
                     f"{engine}: the log-probability of a token differs by {max(gaps):.2g} nats, the limit is "
                     f"{self.tolerance:g}"
                 )
             if gaps and np.mean(gaps) > allowed:
-                found.append(
+                problems.append(
                     f"{engine}: log-probabilities differ by {np.mean(gaps):.2g} nats on average, the limit is "
                     f"{allowed:g}"
                 )
         if self.endless:
-            found.append(f"{counted(self.endless, 'reply')} ended at a token that generation_config.json does not list")
-        return found
+            problems.append(
+                f"{counted(self.endless, 'reply')} ended at a token that generation_config.json does not list"
+            )
+        return problems
 
 
 def check_export(
@@ -111,14 +113,14 @@ def check_export(
     else:
         sampled_in = "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)  # verl's servers' own
     coarse = "float32" if (fresh.dtype, sampled_in) == ("float32", "float32") else "bfloat16"
-    found = ExportCheck(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
+    check = ExportCheck(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
     with Progress() as bars, bars.bar("check", len(calls), "calls") as bar:
         for episode, call in calls:
-            _compare_call(found, fresh, episode, call, settings.model.chat_template_kwargs)
+            _compare_call(check, fresh, episode, call, settings.model.chat_template_kwargs)
             bar.advance()
     if engine == "vllm":
-        _check_vllm(found, fresh, exported, settings, calls)
-    return found
+        _check_vllm(check, fresh, exported, settings, calls)
+    return check
 
 
 def print_check(found: ExportCheck) -> None:
@@ -162,15 +164,19 @@ def _find_recorded_calls(
     checkpoint.
     """
     step, files = checkpoint.step, EpisodeFiles(run / "episodes")
-    for played, split in ((step, "validation"), (step + 1, "train")):
-        calls = list(islice(_first_calls(files.read(played, split), step), at_most))
+    for play_step, split in ((step, "validation"), (step + 1, "train")):
+        calls = list(islice(_first_calls(files.read(play_step, split), step), at_most))
         if calls:
-            what = f"the validation after step {played}" if split == "validation" else f"the attempts of step {played}"
-            return what, run, calls
+            source = (
+                f"the validation after step {play_step}"
+                if split == "validation"
+                else f"the attempts of step {play_step}"
+            )
+            return source, run, calls
     for record in reversed(evaluations_of(run, checkpoint, exported)):
         files_there = EpisodeFiles(record.folder / "episodes")
-        for played in (step, 0):  # 0 if the model was named by its folder
-            calls = list(islice(_first_calls(files_there.read(played, "validation"), None), at_most))
+        for play_step in (step, 0):  # 0 if the model was named by its folder
+            calls = list(islice(_first_calls(files_there.read(play_step, "validation"), None), at_most))
             if calls:
                 return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
@@ -185,9 +191,9 @@ def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[t
     """Yield each episode's first call without images by the policy of a version. None: of any version."""
     for episode in episodes:
         for call in episode.calls:
-            own = version is None or all(part.low == part.high == version for part in call.versions)
+            is_of_version = version is None or all(part.low == part.high == version for part in call.versions)
             plain = not any(isinstance(m.get("content"), list) for m in episode.messages)
-            if own and plain and call.trained and call.parent is None and len(call.response_ids):
+            if is_of_version and plain and call.trained and call.parent is None and len(call.response_ids):
                 yield episode, call
                 break
 
@@ -200,35 +206,37 @@ def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call:
     found.calls += 1
     if call.terms.raw_prompt is None:
         found.prompts += 1
-        own = fresh.prompt(messages, tools, options, episode.day)
-        if not np.array_equal(own, prompt):
-            at = _first_difference(own, prompt)
-            was, now = (fresh.tokenizer.decode(ids[at : at + 12].tolist()) for ids in (prompt, own))
+        rendered = fresh.prompt(messages, tools, options, episode.day)
+        if not np.array_equal(rendered, prompt):
+            first_other = _first_difference(rendered, prompt)
+            was, now = (
+                fresh.tokenizer.decode(ids[first_other : first_other + 12].tolist()) for ids in (prompt, rendered)
+            )
             found.other_prompts.append(
-                f"{name}: the folder's chat template differs at token {at}: {now!r} instead of {was!r}"
+                f"{name}: the folder's chat template differs at token {first_other}: {now!r} instead of {was!r}"
                 + (
                     " (ajet describes tools in the prompt of a model whose template does not support tools)"
                     if tools
                     else ""
                 )
             )
-    read = fresh.read(prompt, reply, call.terms.adapter)
-    found.gaps += np.abs(read.logprobs - call.logprobs_unit).tolist()
+    reading = fresh.read(prompt, reply, call.terms.adapter)
+    found.gaps += np.abs(reading.logprobs - call.logprobs_unit).tolist()
     if call.finish == "stop" and int(reply[-1]) not in fresh.ends:
         found.endless += 1
     if call.temperature == 0:
         found.replies += 1
-        if (other := _find_other_token(read.greedy, read.margins, reply, found.tolerance, fresh)) is not None:
+        if (other := _find_other_token(reading.greedy, reading.margins, reply, found.tolerance, fresh)) is not None:
             found.other_replies.append(f"{name}: {other}")
 
 
 def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: StockModel) -> str | None:
     """Return where the model prefers another token than the reply's by more than rounding, or None."""
-    for at in np.flatnonzero(greedy != reply):
-        if margins[at] > tolerance:
-            now, was = (fresh.tokenizer.decode([int(ids[at])]) for ids in (greedy, reply))
+    for index in np.flatnonzero(greedy != reply):
+        if margins[index] > tolerance:
+            now, was = (fresh.tokenizer.decode([int(ids[index])]) for ids in (greedy, reply))
             return (
-                f"the greedy reply differs at token {at}: {now!r} instead of {was!r}, which is {margins[at]:.2g} "
+                f"the greedy reply differs at token {index}: {now!r} instead of {was!r}, which is {margins[index]:.2g} "
                 "nats likelier"
             )
     return None
@@ -268,10 +276,10 @@ def _check_vllm(
 
     try:
         for (episode, call), (prompt, ids, logprobs) in zip(calls, asyncio.run(replies()), strict=True):
-            read = fresh.read(prompt, ids, call.terms.adapter)
-            found.engine_gaps += np.abs(read.logprobs - logprobs).tolist()
+            reading = fresh.read(prompt, ids, call.terms.adapter)
+            found.engine_gaps += np.abs(reading.logprobs - logprobs).tolist()
             found.engine_replies += 1
-            if (other := _find_other_token(read.greedy, read.margins, ids, found.tolerance, fresh)) is not None:
+            if (other := _find_other_token(reading.greedy, reading.margins, ids, found.tolerance, fresh)) is not None:
                 found.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {other}")
     finally:
         engine.close()

@@ -83,9 +83,9 @@ def collect_removable_files(
             "keep_arrays itself",
         )
     try:
-        found = find_files_to_remove(folder, saved, bounds, by_hand=True)
-        sizes = {kind: (len(found.paths[kind]), found.size(kind)) for kind in KINDS}
-        if yes and found:
+        removable = find_files_to_remove(folder, saved, bounds, by_hand=True)
+        sizes = {kind: (len(removable.paths[kind]), removable.size(kind)) for kind in KINDS}
+        if yes and removable:
             chain = Chain(folder, key=chain_key())
             if not chain.has_links:
                 raise UserError(
@@ -94,9 +94,11 @@ def collect_removable_files(
                     do="resume the run once with this version of ajet, which creates the file",
                 )
             latest = saved.latest()
-            remove_files(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")
-        left = find_store_leftovers(folder, remove=yes)
+            remove_files(folder, chain, removable, step=latest.step if latest else 0, why="ajet gc")
+        leftovers = find_store_leftovers(folder, remove=yes)
     finally:
         lock.release()
-    sizes[STORE] = left.count, left.size
-    return RemovableFiles(folder, found, bounds, keep, sizes, yes and bool(found or left.count), left.why_not)
+    sizes[STORE] = leftovers.count, leftovers.size
+    return RemovableFiles(
+        folder, removable, bounds, keep, sizes, yes and bool(removable or leftovers.count), leftovers.why_not
+    )

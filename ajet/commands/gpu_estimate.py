@@ -152,10 +152,10 @@ def estimate_seconds(
 
     split = rollout.tensor_model_parallel_size
     rows = math.ceil(episodes * split / count_gpus(settings))
-    held = estimate_memory(size, settings, gpu).cache_tokens // longest
-    at_once = max(1, min(rows, rollout.max_num_seqs, held or rows))
-    read = 2.0 * size.parameters + estimate_cache(size, width=2) * at_once * (prompt + reply / 2)
-    token = max(read / moved, 2.0 * size.parameters * at_once / flops) / split
+    cached_rows = estimate_memory(size, settings, gpu).cache_tokens // longest
+    at_once = max(1, min(rows, rollout.max_num_seqs, cached_rows or rows))
+    bytes_read = 2.0 * size.parameters + estimate_cache(size, width=2) * at_once * (prompt + reply / 2)
+    token = max(bytes_read / moved, 2.0 * size.parameters * at_once / flops) / split
     prefill = 2.0 * size.parameters * at_once * prompt / (split * flops)
     return math.ceil(rows / at_once) * (prefill + reply * token), update
 
@@ -163,36 +163,38 @@ def estimate_seconds(
 def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> Iterator[tuple[str, str]]:
     """Yield the rows of a plan: memory and time."""
     gpu = GPUS[name]
-    held = estimate_memory(size, settings, gpu)
+    memory = estimate_memory(size, settings, gpu)
     parts = {
-        "weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer,
-        "reference model": held.reference, "gathered layers": held.gathered, "activations": held.activations,
-        "logits": held.logits,
+        "weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer,
+        "reference model": memory.reference, "gathered layers": memory.gathered, "activations": memory.activations,
+        "logits": memory.logits,
     }  # fmt: skip
-    shown = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
-    known = "" if size.layers else "; without activations and cache, because the model's name does not give their sizes"
-    tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
-    where = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
-    most = max(held.update, held.sampling)
+    part_list = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
+    caveat = (
+        "" if size.layers else "; without activations and cache, because the model's name does not give their sizes"
+    )
+    tokens = f" ({memory.cache_tokens:,} tokens)" if memory.cache_tokens else ""
+    hardware = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
+    peak = max(memory.update, memory.sampling)
     fits = (
         ""
-        if most <= gpu.memory
-        else f"; it does not fit: {format_bytes(most)} are needed, {format_bytes(gpu.memory)} are there"
+        if peak <= gpu.memory
+        else f"; it does not fit: {format_bytes(peak)} are needed, {format_bytes(gpu.memory)} are there"
     )
-    if not held.cache:
+    if not memory.cache:
         fits += "; rollout.gpu_memory_utilization leaves no memory for the cache after vLLM's weights"
     yield (
         "memory",
-        f"estimated, not measured, on {where}: an update {format_bytes(held.update)} ({shown}); sampling "
-        f"{format_bytes(held.sampling)} (vLLM's weights {format_bytes(held.engine_weights)}, cache "
-        f"{format_bytes(held.cache)}{tokens}){known}{fits}",
+        f"estimated, not measured, on {hardware}: an update {format_bytes(memory.update)} ({part_list}); sampling "
+        f"{format_bytes(memory.sampling)} (vLLM's weights {format_bytes(memory.engine_weights)}, cache "
+        f"{format_bytes(memory.cache)}{tokens}){caveat}{fits}",
     )
     best, worst = (
         estimate_seconds(size, settings, gpu, compute=compute, bandwidth=bandwidth)
         for compute, bandwidth in zip(reversed(COMPUTE_USE), reversed(BANDWIDTH_USE), strict=True)
     )
-    used = f"{COMPUTE_USE[0]:.0%} to {COMPUTE_USE[1]:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s"
-    read = f"{BANDWIDTH_USE[0]:.0%} to {BANDWIDTH_USE[1]:.0%} of {gpu.bandwidth / 1e12:.2f} TB/s"
+    compute_use = f"{COMPUTE_USE[0]:.0%} to {COMPUTE_USE[1]:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s"
+    bandwidth_use = f"{BANDWIDTH_USE[0]:.0%} to {BANDWIDTH_USE[1]:.0%} of {gpu.bandwidth / 1e12:.2f} TB/s"
     a_step, sampling, update = (
         f"{format_seconds(low)} to {format_seconds(high)}"
         for low, high in ((sum(best), sum(worst)), (best[0], worst[0]), (best[1], worst[1]))
@@ -201,7 +203,7 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
         "time",
         (
             f"estimated, not measured: {a_step} per step with replies of full length (sampling {sampling}, update "
-            f"{update}), at {used} and {read}; formulas: docs/sizes.md"
+            f"{update}), at {compute_use} and {bandwidth_use}; formulas: docs/sizes.md"
         ),
     )
 

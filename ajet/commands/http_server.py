@@ -71,8 +71,8 @@ def serve_until_ended(
     except Preempted:
         logger.info("the server stops: open requests have {:g} s to end", grace)
     try:
-        until = time.monotonic() + grace
-        while not is_idle() and time.monotonic() < until:
+        deadline = time.monotonic() + grace
+        while not is_idle() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     except Preempted:
         logger.info("the server stops at once, because of a second signal")

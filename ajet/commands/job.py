@@ -81,18 +81,18 @@ class AgentJetJob:
         swarm_mode: bool | None = None,
         swarm_mode_sample_collection_method: str | None = None,
     ) -> None:
-        given = collect_settings(locals())
+        settings = collect_settings(locals())
         if algorithm is not None:
-            given[KEYS["algorithm"]] = make_reference(algorithm)
+            settings[KEYS["algorithm"]] = make_reference(algorithm)
         self._base = Path.cwd()
         self._under: Document | None = None
         self._own: dict[str, Any] = {}
         self._tree: dict[str, Any] = {}
         if base_yaml_config is None:
-            given = {**DEFAULTS, **given}
+            settings = {**DEFAULTS, **settings}
         else:
             self._load_yaml(Path(base_yaml_config))
-        self._set_keys(given)
+        self._set_keys(settings)
         if ensure_new_experiment:
             self._set_keys({"experiment_name": f"{self.experiment_name}_{time.strftime('%Y%m%d-%H%M%S')}"})
 
@@ -101,11 +101,11 @@ class AgentJetJob:
         from ajet.config import load_experiment
         from ajet.config.document import read_document
 
-        found = load_experiment(path)  # checks the file
-        self._under = read_document(found.yaml_path)
+        experiment = load_experiment(path)  # checks the file
+        self._under = read_document(experiment.yaml_path)
         self._own = deepcopy(self._under.tree)
         self._tree = self._own.pop("ajet", None) or {}
-        self._tree |= {"experiment_name": found.name, "base_dir": str(found.base)}
+        self._tree |= {"experiment_name": experiment.name, "base_dir": str(experiment.base)}
 
     def __getattr__(self, name: str) -> Any:
         """Return the present value of a setting, by argument name. Raises ConfigError."""
@@ -302,13 +302,13 @@ class AgentJetJob:
         Raises:
             UserError: The user can correct the cause.
         """
-        given = {
+        settings = {
             "sft.objective": objective,
             "sft.train_files": list_paths(data),
             "sft.val_files": list_paths(validation),
             "sft.from_run": None if from_run is None else str(from_run),
         }
-        values = {key: value for key, value in given.items() if value is not None}
+        values = {key: value for key, value in settings.items() if value is not None}
         values["experiment_name"] = name or f"{self.experiment_name}_sft"
         if "trains" not in self.experiment().backbone.can:
             values["backbone"] = "local"
@@ -358,6 +358,8 @@ class Tuned:
         from ajet.record.files import read_rows
 
         checkpoints = checkpoints_of(folder)
-        found = checkpoints.best() or checkpoints.latest()
+        checkpoint = checkpoints.best() or checkpoints.latest()
         rows = [row["train/reward"] for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
-        return cls(folder, find_model_folder(folder, found) if found else None, [r for r in rows if r is not None])
+        return cls(
+            folder, find_model_folder(folder, checkpoint) if checkpoint else None, [r for r in rows if r is not None]
+        )

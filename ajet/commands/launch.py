@@ -34,8 +34,8 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     if options.dry_run:
         from ajet.commands.plan import dry_run
 
-        known = find_launch_flags()
-        on_cluster = any(known[name].remote for name in options.flags)
+        launch_flags = find_launch_flags()
+        on_cluster = any(launch_flags[name].remote for name in options.flags)
         dry_run(experiment, options.services, options.from_store, on_cluster=on_cluster)
     else:
         run_experiment(experiment, options)
@@ -132,11 +132,11 @@ def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None
     Raises:
         UserError: A flag's code cannot be loaded.
     """
-    known = find_launch_flags()
+    launch_flags = find_launch_flags()
     with ExitStack() as around:
         for name in flags:
-            if known[name].around:
-                hook, problem = try_load(known[name].around)
+            if launch_flags[name].around:
+                hook, problem = try_load(launch_flags[name].around)
                 if problem:
                     raise UserError(
                         f"--with-{name} cannot be used: {problem}.",
@@ -157,10 +157,10 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
     from ajet.config.locations import explain_unwritable_cache
 
     is_sft = experiment.ajet.sft.objective is not None
-    place = "in ajet serve" if serving else "in ajet sft" if is_sft else f"on the backbone {experiment.ajet.backbone}"
+    scope = "in ajet serve" if serving else "in ajet sft" if is_sft else f"on the backbone {experiment.ajet.backbone}"
     if unwritable := explain_unwritable_cache():
         logger.warning("{}", unwritable)
-    if idle := format_idle_keys(experiment.list_idle_keys(serving=serving), place):
+    if idle := format_idle_keys(experiment.list_idle_keys(serving=serving), scope):
         logger.info("{}", idle)
     if not serving:
         warn_of_unconfined(experiment)

@@ -86,8 +86,8 @@ def require_teacher(experiment: Experiment) -> None:
 
 def _is_shipped(workflow: str) -> bool:
     """True for a reference to code shipped with ajet, except by a name exported by `ajet` or `ajet.workflow`."""
-    place = parse_reference(workflow).place if is_reference(workflow) else ""
-    return place.partition(".")[0] in list_packages() and place not in _EXPORTING
+    module = parse_reference(workflow).place if is_reference(workflow) else ""
+    return module.partition(".")[0] in list_packages() and module not in _EXPORTING
 
 
 def require_rewards(experiment: Experiment) -> None:
@@ -109,9 +109,9 @@ def require_rewards(experiment: Experiment) -> None:
         return
     if not load_workflow(experiment).needs_judge(experiment.config):
         return
-    opened = open_judge(experiment, reader_judge=open_reader(experiment).judge)
-    opened.let_go()
-    if opened.judges:
+    opened_judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
+    opened_judge.let_go()
+    if opened_judge.judges:
         return
     reward = next((each for each in find_unread_keys(list_user_layers(experiment.layers)) if each.ours == JUDGE), None)
     raise ConfigError(

@@ -41,9 +41,9 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
         UserError: the record cannot be read.
         OSError: the card cannot be written.
     """
-    place = (target or folder) / CARD_FILE
-    write_atomically(place, SHAPES_ONLY(make_card(folder, checkpoint)))
-    return place
+    card = (target or folder) / CARD_FILE
+    write_atomically(card, SHAPES_ONLY(make_card(folder, checkpoint)))
+    return card
 
 
 def make_card(folder: Path, checkpoint: Checkpoint) -> str:
@@ -74,21 +74,21 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
 
 def _describe_training(settings: AjetConfig) -> str:
     trainer = settings.trainer_common
-    what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
+    method = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; the adapter itself is in `adapter/`)" if rank else ", all weights"
     if several := [
         f"{flatten_text(name)} (rank {trainer.lora.resolve_adapter(name).rank})" for name in trainer.lora.adapters
     ]:
         adapters = f", adapters {', '.join(several)}, each in `adapters/`; the weights are the base model's"
-    return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
+    return f"{method}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
 
 def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
     if settings.sft.objective is not None:
-        given = settings.sft.train_files or f"the run {settings.sft.from_run}"
-        named = ", ".join(map(flatten_text, given if isinstance(given, list) else [given]))
-        return f"Given replies: {named}."
+        source = settings.sft.train_files or f"the run {settings.sft.from_run}"
+        source_list = ", ".join(map(flatten_text, source if isinstance(source, list) else [source]))
+        return f"Given replies: {source_list}."
     reader = settings.task_reader
     section = getattr(reader, str(reader.type), None)
     values = section.model_dump(mode="json", exclude_none=True) if section is not None else {}
@@ -102,10 +102,10 @@ def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> s
 def _describe_rewards(settings: AjetConfig) -> str:
     if settings.sft.objective is not None:
         return "None: the run trained on given replies."
-    named = [
+    judges = [
         f"- {flatten_text(path[-1])}: `{flatten_text(value)}`" for path, value in settings.task_judge.list_judges()
     ]
-    return "\n".join(named) or "The workflow's own reward, or the task reader's judge."
+    return "\n".join(judges) or "The workflow's own reward, or the task reader's judge."
 
 
 def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -116,15 +116,15 @@ def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
 def _curve_table(course: MetricCurve) -> str:
     points = course.points
     values = [value for _, value in points]
-    shown = (
-        sorted({round(at * (len(points) - 1) / (SHOWN_POINTS - 1)) for at in range(SHOWN_POINTS)})
+    indices = (
+        sorted({round(index * (len(points) - 1) / (SHOWN_POINTS - 1)) for index in range(SHOWN_POINTS)})
         if len(points) > 1
         else [0]
     )
-    first, last, most, least = values[0], values[-1], max(values), min(values)
-    summary = f"First {first:.4g}, last {last:.4g}, highest {most:.4g}, lowest {least:.4g}"
+    first, last, highest, lowest = values[0], values[-1], max(values), min(values)
+    summary = f"First {first:.4g}, last {last:.4g}, highest {highest:.4g}, lowest {lowest:.4g}"
     summary += f", of {len(points)} measurements."
-    body = "\n".join(f"| {points[at][0]:g} | {points[at][1]:.4g} |" for at in shown)
+    body = "\n".join(f"| {points[index][0]:g} | {points[index][1]:.4g} |" for index in indices)
     return f"{summary}\n\n| step | {course.label} |\n|---|---|\n{body}"
 
 
@@ -159,13 +159,13 @@ _EVALUATION_METRICS = ("validation/success_rate", "validation/reward", "validati
 
 def _list_versions(folder: Path) -> str:
     try:
-        found = read_json(folder / "environment.json") or {}
+        environment = read_json(folder / "environment.json") or {}
     except (OSError, ValueError) as problem:
         return f"Not recorded ({type(problem).__name__})."
-    packages, gpus = found.get("packages"), found.get("gpus")
-    known = packages if isinstance(packages, dict) else {}
-    lines = [f"- {name} {flatten_text(known[name])}" for name in PACKAGES if name in known]
-    lines.append(f"- Python {flatten_text(found.get('python', '')).split(' ')[0]}")
+    packages, gpus = environment.get("packages"), environment.get("gpus")
+    versions = packages if isinstance(packages, dict) else {}
+    lines = [f"- {name} {flatten_text(versions[name])}" for name in PACKAGES if name in versions]
+    lines.append(f"- Python {flatten_text(environment.get('python', '')).split(' ')[0]}")
     lines += [f"- {flatten_text(each)}" for each in (gpus if isinstance(gpus, list) else ())]
     return "\n".join(lines)
 

@@ -63,8 +63,8 @@ def read_pace(experiment: Experiment) -> EpisodePace | None:
 
 def read_step_seconds(experiment: Experiment) -> float | None:
     """Return the measured seconds per step of the run that would be resumed, or None without a step."""
-    found = [row.get("seconds/step") for row in _read_metrics(experiment.root / experiment.name)]
-    last = [seconds for seconds in found if isinstance(seconds, int | float)][-STEPS:]
+    step_seconds = [row.get("seconds/step") for row in _read_metrics(experiment.root / experiment.name)]
+    last = [seconds for seconds in step_seconds if isinstance(seconds, int | float)][-STEPS:]
     return median(last) if last else None
 
 

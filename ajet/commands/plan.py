@@ -205,8 +205,8 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
         return {"model": f"{path}\nno prompt is rendered or measured, because {no_tokenizer}"}
     if tokenizer is None:
         return {"model": f"{endpoint.model} at {endpoint.base_url}"}
-    if (found := render_with_tools(experiment, task, tokenizer, start=False)) is not None:
-        prompt, tools = found[0], f", {found[1]}"
+    if (rendered := render_with_tools(experiment, task, tokenizer, start=False)) is not None:
+        prompt, tools = rendered[0], f", {rendered[1]}"
     else:
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
         prompt = make_renderer(experiment.ajet, tokenizer).render(messages)
@@ -254,11 +254,11 @@ def _describe_length(settings: AjetConfig, epoch: int) -> str:
         epoch: number of tasks in an epoch.
     """
     trainer, steps = settings.trainer_common, settings.count_steps(epoch)
-    played = steps * settings.data.train_batch_size
+    task_count = steps * settings.data.train_batch_size
     if trainer.total_training_steps:
-        return f"{steps}, which is {played / epoch:.1f} epochs of {counted(epoch, 'task')}"
+        return f"{steps}, which is {task_count / epoch:.1f} epochs of {counted(epoch, 'task')}"
     text = f"{steps}, for {counted(trainer.total_epochs, 'epoch')} of {counted(epoch, 'task')}"
-    if further := played - trainer.total_epochs * epoch:
+    if further := task_count - trainer.total_epochs * epoch:
         text += f"; no task is left out: a step continues into the next epoch, the last one by {further}"
     return text
 
@@ -322,9 +322,9 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     estimated = rows.pop("time", "")
     if size is not None:
         checkpoint = needs.checkpoint if needs else estimate_checkpoint(size, settings, wide=False)
-        most = f", at most {needs.checkpoints} at once" if needs else ""
+        at_most = f", at most {needs.checkpoints} at once" if needs else ""
         free = format_bytes(find_disks(experiment)[-1].free)
-        rows["disk"] = f"about {format_bytes(checkpoint)} per checkpoint{most}; {free} are free"
+        rows["disk"] = f"about {format_bytes(checkpoint)} per checkpoint{at_most}; {free} are free"
     if (seconds := read_step_seconds(experiment)) is not None:
         rows["time"] = f"about {format_seconds(seconds)} per step, as in the last steps of the recorded run"
     elif (pace := read_pace(experiment)) is not None:

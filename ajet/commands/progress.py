@@ -151,15 +151,15 @@ def format_step(step: int, total: int, metrics: dict[str, float]) -> str:
     if "validation/rows" in metrics or "validation/tasks" in metrics:
         return f"{parts[0]}  held out: {_describe_validation(metrics)}"
     if "train/rows" in metrics:
-        given = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
-        parts.append(f"loss {metrics['loss']:.4f} over {given}")
+        row_count = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
+        parts.append(f"loss {metrics['loss']:.4f} over {row_count}")
     elif "train/reward" in metrics:
         parts.append(f"reward {metrics['train/reward']:.3f} {format_scored_count(metrics, 'train')}".rstrip())
     else:
         parts.append("no episode was scored")
         if metrics.get("train/failed"):
-            lost = format_unscored(metrics, "train")
-            parts.append(f"{int(metrics['train/failed'])} failed{f' ({lost})' if lost else ''}")
+            unscored = format_unscored(metrics, "train")
+            parts.append(f"{int(metrics['train/failed'])} failed{f' ({unscored})' if unscored else ''}")
     if metrics.get("train/cut_replies"):
         parts.append(f"{int(metrics['train/cut_replies'])} replies cut short")
     if "loss" in metrics:

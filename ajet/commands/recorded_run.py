@@ -64,35 +64,35 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
     from ajet.config.schema.choices import is_reference
 
     reader = experiment.ajet.task_reader
-    named = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
-    why = [] if _is_own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
+    references = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
+    reasons = [] if _is_own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
     if is_reference(experiment.ajet.rollout.isolation):
-        named["ajet.rollout.isolation"] = experiment.ajet.rollout.isolation
+        references["ajet.rollout.isolation"] = experiment.ajet.rollout.isolation
     if is_reference(reader.type):
-        named["ajet.task_reader.type"] = reader.type
+        references["ajet.task_reader.type"] = reader.type
     elif reader.type == "huggingface_dat_repo":
-        place = reader.huggingface_dat_repo.dataset_path or ""
-        if not any((root / place).exists() for root in (experiment.base, Path.cwd())):
-            why.append(f"its tasks, {place!r}, are not on this machine")
+        dataset = reader.huggingface_dat_repo.dataset_path or ""
+        if not any((root / dataset).exists() for root in (experiment.base, Path.cwd())):
+            reasons.append(f"its tasks, {dataset!r}, are not on this machine")
     for path, judge in experiment.ajet.task_judge.list_judges() if judged else []:
         if is_reference(judge) or path[-1] == "judge_protocol":
-            named[f"ajet.{'.'.join(map(str, path))}"] = judge
+            references[f"ajet.{'.'.join(map(str, path))}"] = judge
     if experiment.ajet.environment.use is not None:
-        why.append(f"ajet.environment.use is {experiment.ajet.environment.use!r}")
-    for key, reference in named.items():
+        reasons.append(f"ajet.environment.use is {experiment.ajet.environment.use!r}")
+    for key, reference in references.items():
         file = find_code_file(reference, experiment.base) if is_reference(reference) else None
         if file is None and (find_part("workflow", reference) or reference.partition(".")[0] in list_packages()):
             continue
         if file is None or not _is_own(file, folder):
-            why.append(f"{key} is {reference!r}")
+            reasons.append(f"{key} is {reference!r}")
         else:
             print_line(f"{key} is the recorded file {str(file)!r}", style="dim")
     unknown = list_unknown_values(experiment)
     if unknown:
-        why.append(f"the values of {', '.join(unknown[:5])} came from environment variables")
-    if why:
+        reasons.append(f"the values of {', '.join(unknown[:5])} came from environment variables")
+    if reasons:
         raise UserError(
-            f"The record is not enough to start this agent: {'; '.join(why)}.",
+            f"The record is not enough to start this agent: {'; '.join(reasons)}.",
             where=str(folder / "resolved.yaml"),
             expected=f"code in {Path.cwd()} or below; a record may come from anywhere, so ajet does not run code from "
             "other places",
@@ -122,13 +122,13 @@ def find_recorded_model(
     Raises:
         UserError: The model is not on this machine and may not be fetched.
     """
-    found = find_local_model(path, base=base, weights=weights)
-    if found is not None:
-        return found
-    how = describe_download(path, base=base)
-    if not fetch and not _ask_to_fetch(path, how):
+    local = find_local_model(path, base=base, weights=weights)
+    if local is not None:
+        return local
+    download = describe_download(path, base=base)
+    if not fetch and not _ask_to_fetch(path, download):
         raise UserError(
-            f"The record names the model {path!r}, which is not on this machine: {how}.",
+            f"The record names the model {path!r}, which is not on this machine: {download}.",
             where=str(record),
             expected="a model on this machine, or your permission to download it",
             do="--fetch downloads it, if you trust the source of the record" + (f"; {otherwise}" if otherwise else ""),

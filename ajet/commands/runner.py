@@ -106,8 +106,8 @@ class LocalRunner(InProcessRunner):
 
 def load_runner(backbone: Descriptor) -> Runner:
     """Return the runner named by the backbone."""
-    found: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
-    return found
+    runner: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
+    return runner
 
 
 def apply_sections(experiment: Experiment, from_store: Address | None = None) -> tuple[Experiment, str]:
@@ -144,8 +144,8 @@ def format_start_command(experiment: Experiment, backbone: str) -> str:
     if not experiment.yaml_path.is_file():
         return ""
     words = ["--conf", _shorten_path(experiment.yaml_path), "--backbone", backbone]
-    named = experiment.ajet.experiment_dir
-    if experiment.root != Path(DEFAULT_ROOT if named == "auto" else named).expanduser().absolute():
+    experiment_dir = experiment.ajet.experiment_dir
+    if experiment.root != Path(DEFAULT_ROOT if experiment_dir == "auto" else experiment_dir).expanduser().absolute():
         words += ["--exp-dir", _shorten_path(experiment.root)]
     if "spreads" in find_backbone(backbone).can:
         words.append("--with-ray-cluster" if os.environ.get("RAY_ADDRESS") else "--with-ray")
@@ -160,5 +160,5 @@ def _has_effect(override: str, backbone: str) -> bool:
 
 def _shorten_path(path: Path) -> str:
     """Return the path relative to the working directory, if the path lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    working_directory = Path.cwd()
+    return str(path.relative_to(working_directory) if path.is_relative_to(working_directory) else path)

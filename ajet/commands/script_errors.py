@@ -69,8 +69,8 @@ def _find_call_place(trace: TracebackType | None) -> str:
     from ajet.config.references import is_library_file
 
     frames = [frame for frame in traceback.extract_tb(trace) if not is_library_file(frame.filename)]
-    own = [frame for frame in frames if Path(frame.filename).is_file()]
-    return f"\n  called at: {own[-1].filename}:{own[-1].lineno}" if own else ""
+    user_frames = [frame for frame in frames if Path(frame.filename).is_file()]
+    return f"\n  called at: {user_frames[-1].filename}:{user_frames[-1].lineno}" if user_frames else ""
 
 
 def _choose_exit_code(error: BaseException) -> int:

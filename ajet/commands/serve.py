@@ -148,18 +148,18 @@ def assemble_server(
         reader = open_reader(experiment) if experiment.has_tasks else None
         prepare_judge(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
-        known = reader.json_tasks("train") if reader else None
+        task_list = reader.json_tasks("train") if reader else None
         backbone = open_backbone(experiment)
         if judge.ranks is not None:
-            how = (
+            timing = (
                 "ranks the attempts at a task once all of them have ended"
                 if backbone.trains
                 else "scores each attempt alone, without ranking"
             )
-            logger.info("Clients end their attempts one by one, so the judge {} {}.", judge.ranks, how)
+            logger.info("Clients end their attempts one by one, so the judge {} {}.", judge.ranks, timing)
         tasks = None
-        if reader is not None and known:
-            fitting = drop_overlong(known, settings.data, backbone.tokenizer)
+        if reader is not None and task_list:
+            fitting = drop_overlong(task_list, settings.data, backbone.tokenizer)
             tasks = TaskOrder(fitting, seed=settings.seed, shuffle=settings.data.shuffle)
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(

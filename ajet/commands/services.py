@@ -30,13 +30,15 @@ REQUEST_TIMEOUT_S = 8.0
 
 def list_services(experiment: Experiment) -> list[RequiredService]:
     """Return all services of the experiment, each once."""
-    found: list[RequiredService] = []
+    services: list[RequiredService] = []
     for source in list_references("services"):
-        named: Callable[[Experiment], Iterable[RequiredService]] = load_code(source)
-        found += [
-            each for each in named(experiment) if (each.name, each.address) not in {(f.name, f.address) for f in found}
+        list_of_plugin: Callable[[Experiment], Iterable[RequiredService]] = load_code(source)
+        services += [
+            each
+            for each in list_of_plugin(experiment)
+            if (each.name, each.address) not in {(f.name, f.address) for f in services}
         ]
-    return found
+    return services
 
 
 def require_services(experiment: Experiment) -> list[RequiredService]:
@@ -46,9 +48,9 @@ def require_services(experiment: Experiment) -> list[RequiredService]:
 
 def require_answers(services: list[RequiredService]) -> list[RequiredService]:
     """Check the given services, and return the services. Raises UserError if a service is down."""
-    wrong = [(service, why) for service, why in check_services(services) if why]
-    if wrong:
-        raise _explain_down(wrong)
+    failed = [(service, problem) for service, problem in check_services(services) if problem]
+    if failed:
+        raise _explain_down(failed)
     return services
 
 
@@ -60,8 +62,8 @@ def check_services(services: list[RequiredService], within: float = WITHIN_S) ->
         try:
             answers[index] = service.find_problem(min(REQUEST_TIMEOUT_S, within))
         except Exception as problem:  # noqa: BLE001 - an exception is the result of its own check only
-            why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
-            answers[index] = f"the request failed: {why}"
+            reason = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
+            answers[index] = f"the request failed: {reason}"
 
     threads = [
         threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)
@@ -69,22 +71,22 @@ def check_services(services: list[RequiredService], within: float = WITHIN_S) ->
     ]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + within
+    deadline = time.monotonic() + within
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     late = f"no answer within {within:g} s"
     return [(service, late if answer is None else answer) for service, answer in zip(services, answers, strict=True)]
 
 
 def _explain_down(wrong: list[tuple[RequiredService, str]]) -> UserError:
-    (first, why), *others = wrong
+    (first, reason), *others = wrong
     if not others:
-        what = f"The {first.name} at {first.address} cannot be reached: {why}"
-        return UserError(what, where=first.key, expected=first.expected, do=first.do)
+        message = f"The {first.name} at {first.address} cannot be reached: {reason}"
+        return UserError(message, where=first.key, expected=first.expected, do=first.do)
     rows = [
-        f"the {each.name} at {each.address}: {why}\n      where    {each.key}\n      expected {each.expected}\n"
+        f"the {each.name} at {each.address}: {reason}\n      where    {each.key}\n      expected {each.expected}\n"
         f"      do       {each.do}"
-        for each, why in wrong
+        for each, reason in wrong
     ]
     return UserError(
         f"{len(wrong)} services cannot be reached:\n    " + "\n    ".join(rows), do="start them, or correct these keys"

@@ -26,15 +26,15 @@ BAR = 24
 def show_status(folder: Path, console: Console, *, once: bool) -> None:
     """Print the status. On a terminal without `once`, redraw every second. Raises UserError."""
     checkpoints = checkpoints_of(folder)
-    found = read_live_status(folder, checkpoints)
-    if once or not console.is_terminal or found.state != "running":
-        console.print(_render_status(found), soft_wrap=True)
+    live_status = read_live_status(folder, checkpoints)
+    if once or not console.is_terminal or live_status.state != "running":
+        console.print(_render_status(live_status), soft_wrap=True)
         return
-    with live_screen(wrap_between_words(_render_status(found), console.width), console) as live:
-        while found.state == "running":
+    with live_screen(wrap_between_words(_render_status(live_status), console.width), console) as live:
+        while live_status.state == "running":
             time.sleep(EVERY_S)
-            found = read_live_status(folder, checkpoints)
-            live.update(wrap_between_words(_render_status(found), console.width), refresh=True)
+            live_status = read_live_status(folder, checkpoints)
+            live.update(wrap_between_words(_render_status(live_status), console.width), refresh=True)
 
 
 def _render_status(found: LiveStatus) -> Text:
@@ -43,13 +43,15 @@ def _render_status(found: LiveStatus) -> Text:
 
 def list_lines(found: LiveStatus) -> Iterator[str]:
     """Yield the lines of the screen."""
-    of = f" of {found.steps}" if found.steps else ""
-    over = found.state == found.phase
-    phase = f" {_format_age(found.phase_age)} ago" if over else f", {found.phase} for {_format_age(found.phase_age)}"
-    yield f"{found.run}: {found.state}{phase}, step {found.step}{of}"
+    step_limit = f" of {found.steps}" if found.steps else ""
+    is_ended = found.state == found.phase
+    phase = (
+        f" {_format_age(found.phase_age)} ago" if is_ended else f", {found.phase} for {_format_age(found.phase_age)}"
+    )
+    yield f"{found.run}: {found.state}{phase}, step {found.step}{step_limit}"
     if found.problem:
         yield f"problem  {found.problem.splitlines()[0]}"
-    if found.updated_age is not None and not over:
+    if found.updated_age is not None and not is_ended:
         processes = f"{found.processes} process{'' if found.processes == 1 else 'es'}"
         yield f"updated  {_format_age(found.updated_age)} ago, {processes}"
     if found.depths:
@@ -62,7 +64,7 @@ def list_lines(found: LiveStatus) -> Iterator[str]:
         yield f"sampler  {_describe_sampler(each)}"
     if found.rates:
         yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in found.rates.items())
-    if found.waits and not over:
+    if found.waits and not is_ended:
         yield f"waits    {found.waits}"
     if found.reward is not None:
         yield f"reward   {found.reward:.3f} in the last step"
@@ -70,9 +72,9 @@ def list_lines(found: LiveStatus) -> Iterator[str]:
         yield f"saved    step {found.checkpoint}, {counted(found.behind or 0, 'step')} ago"
     if any(found.staleness):
         yield "episodes trained in the last step, by the age of their oldest call in steps:"
-        most = max(found.staleness.values())
+        largest = max(found.staleness.values())
         for steps, count in found.staleness.items():
-            yield f"{steps:>12} {'█' * max(1, BAR * count // most)} {count}"
+            yield f"{steps:>12} {'█' * max(1, BAR * count // largest)} {count}"
 
 
 def _describe_sampler(each: dict[str, Any]) -> str:

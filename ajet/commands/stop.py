@@ -59,15 +59,15 @@ def kill(names: str | None, root: Path) -> int:
     Raises:
         UserError: A run cannot be ended from this machine. Raised after ending the others.
     """
-    wanted = {name for name in (names or "").split("|") if name}
+    requested = {name for name in (names or "").split("|") if name}
     folders = [path.parent for each in RUN_PATTERNS for path in sorted(root.glob(each))]
-    found = {folder.relative_to(root).as_posix(): folder for folder in folders}
-    for name in sorted(wanted - found.keys()):
+    runs = {folder.relative_to(root).as_posix(): folder for folder in folders}
+    for name in sorted(requested - runs.keys()):
         print_line(f"The folder {root} contains no run named {name}.")
     problems = []
-    for name, folder in found.items():
+    for name, folder in runs.items():
         try:
-            if name in wanted or (not wanted and list_processes(folder)):
+            if name in requested or (not requested and list_processes(folder)):
                 stop(str(folder), root, patience_s=5.0)
         except UserError as problem:
             problems.append(problem)
@@ -85,20 +85,21 @@ def refuse_remote(folder: Path) -> None:
         return
     for process, role in recorded_processes(status):
         if role == "run" and process.place == "elsewhere":
-            here = socket.gethostname()
+            hostname = socket.gethostname()
             raise UserError(
                 f"The run {folder.name} does not run on this machine or in this container: it is {process}.",
                 where=str(folder / "status.json"),
-                expected=f"a run on {here}" + (", outside of separate containers" if process.host == here else ""),
+                expected=f"a run on {hostname}"
+                + (", outside of separate containers" if process.host == hostname else ""),
                 do=f"run `ajet stop {folder.name}` on that machine",
             )
 
 
 def list_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
     """Return the living processes of a run, or of one role. Raises UserError if the status is damaged."""
-    named = recorded_processes(read_status(folder) or {})
-    found = [identity.process() for identity, its in named if role is None or its == role]
-    return [process for process in found if process is not None]
+    recorded = recorded_processes(read_status(folder) or {})
+    processes = [identity.process() for identity, its in recorded if role is None or its == role]
+    return [process for process in processes if process is not None]
 
 
 def _find_patience(folder: Path) -> float:

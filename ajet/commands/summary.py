@@ -58,7 +58,7 @@ class RunTally:
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]]) -> RunTally:
         """Count the rows of `metrics.jsonl`."""
-        seen = Counter[int]()
+        trained = Counter[int]()
         unused: set[int] = set()
         ahead: set[int] = set()
         dead: dict[int, tuple[str, ...]] = {}
@@ -66,21 +66,21 @@ class RunTally:
         unit = "task"
         for row in rows:
             unit = "row" if "train/rows" in row else unit
-            seen.update(row.get("tasks", ()))
+            trained.update(row.get("tasks", ()))
             unused.update(row.get("discarded", ()))
             if "tasks" in row:
                 ahead = set(row.get("waiting", ()))  # only the newest step's waiting tasks count
-                dead |= {int(order): tuple(why) for order, why in row.get("given_up", {}).items()}
+                dead |= {int(order): tuple(reasons) for order, reasons in row.get("given_up", {}).items()}
             failed += int(row.get("train/failed", 0)) - int(row.get("train/retrained_failed", 0))
             forked += int(row.get("train/forks", 0)) - int(row.get("train/retrained_forks", 0))
             held_out += int(row.get("validation/failed", 0))
-        expected = max({*seen, *unused}, default=-1) + 1
+        expected = max({*trained, *unused}, default=-1) + 1
         # An order used later was revived.
-        dead = {order: why for order, why in dead.items() if order not in {*seen, *unused, *ahead}}
+        dead = {order: reasons for order, reasons in dead.items() if order not in {*trained, *unused, *ahead}}
         return cls(
-            trained=len(seen),
-            skipped=len({*range(expected)} - {*seen, *unused, *ahead, *dead}),
-            doubled=sum(count - 1 for count in seen.values()),
+            trained=len(trained),
+            skipped=len({*range(expected)} - {*trained, *unused, *ahead, *dead}),
+            doubled=sum(count - 1 for count in trained.values()),
             failed=failed,
             forked=forked,
             held_out_failed=held_out,
@@ -116,12 +116,12 @@ def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | Non
     compared = compare(Scores(first, lowest), Scores(last, lowest))
     if compared is None:
         return None
-    what = "solved" if compared.quantity == "success" else "better"
+    quality = "solved" if compared.quantity == "success" else "better"
     if compared.tasks < FEWEST_TASKS:
-        changed = f"{len(compared.gained)} newly {what}, {len(compared.lost)} no longer"
+        changed = f"{len(compared.gained)} newly {quality}, {len(compared.lost)} no longer"
         return f"{changed}: {counted(compared.tasks, 'held-out task')} are too few for a conclusion"
     return (
-        f"{counted(len(compared.gained), 'held-out task')} newly {what}, {len(compared.lost)} no longer; "
+        f"{counted(len(compared.gained), 'held-out task')} newly {quality}, {len(compared.lost)} no longer; "
         f"{compared.describe_difference()}"
     )
 
@@ -170,32 +170,34 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
             console.print(flipped, soft_wrap=True)
     tally = RunTally.from_rows(rows)
     console.print(tally.describe_counts())
-    if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
+    if cut_count := sum(int(row.get("train/cut_replies", 0)) for row in rows):
         calls = sum(int(row.get("train/calls", 0)) for row in rows)
-        where = format_command("episodes", format_run_name(run.path, run.name))
-        print_line(f"{cut} of {calls} replies cut short by a token limit: see {where}")
+        location = format_command("episodes", format_run_name(run.path, run.name))
+        print_line(f"{cut_count} of {calls} replies cut short by a token limit: see {location}")
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
-        listed = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
-        print_line(f"Given up: the task at position {order} of the training order ({listed})")
+        reason_counts = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
+        print_line(f"Given up: the task at position {order} of the training order ({reason_counts})")
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
         console.print(f"and {counted(more, 'further task')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
-    where = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
-    print_line(where)
-    named = format_run_name(run.path, run.name)
+    location = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
+    print_line(location)
+    run_name = format_run_name(run.path, run.name)
     if alarm := run.status.get(GAMED):
         console.print("[bold yellow]Does the agent game the rewards of this run?[/]")
-        print_line("\n".join(describe_alarm(alarm, named)))
+        print_line("\n".join(describe_alarm(alarm, run_name)))
     reason, idle = why_nothing(rows), idle_steps(rows)
-    ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
+    is_stopped_early = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
     advice = f"Before the next run: {advise_given_answers(run.experiment.ajet)}." if is_never_right(rows) else ""
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
-        console.print("See the episodes:    ", format_command("episodes", named), sep="", markup=False, soft_wrap=True)
+        console.print(
+            "See the episodes:    ", format_command("episodes", run_name), sep="", markup=False, soft_wrap=True
+        )
         if advice:
             print_line(advice)
-        if ended:
+        if is_stopped_early:
             raise UserError(
                 f"The run was stopped, because it had no training signal in {idle} steps.",
                 where="ajet.trainer_common.stop_after_idle_steps",
@@ -204,14 +206,18 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
                 "the run never stops for this reason",
             )
         return
-    if ended:
-        why = why_nothing([row for row in rows if "tasks" in row][-idle:])
-        console.print(f"The run stopped early: its last {idle} steps had no training signal ({why}).", soft_wrap=True)
+    if is_stopped_early:
+        no_signal = why_nothing([row for row in rows if "tasks" in row][-idle:])
+        console.print(
+            f"The run stopped early: its last {idle} steps had no training signal ({no_signal}).", soft_wrap=True
+        )
         if advice:
             print_line(advice)
-    console.print(Text.assemble("Try the trained model: ", (format_command("chat", named), "bold")), soft_wrap=True)
-    console.print(Text.assemble("Serve the model:       ", (format_command("deploy", named), "bold")), soft_wrap=True)
+    console.print(Text.assemble("Try the trained model: ", (format_command("chat", run_name), "bold")), soft_wrap=True)
+    console.print(
+        Text.assemble("Serve the model:       ", (format_command("deploy", run_name), "bold")), soft_wrap=True
+    )
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"
-        eval_command = format_command("eval", named, "--model", "base", "--model", measured)
+        eval_command = format_command("eval", run_name, "--model", "base", "--model", measured)
         console.print(Text.assemble("Evaluate the model:    ", (eval_command, "bold")), soft_wrap=True)

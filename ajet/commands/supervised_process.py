@@ -109,14 +109,14 @@ class SupervisedProcess:
             user: user id of the program; None for the current user.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        report, theirs = os.pipe()
+        report, keeper_end = os.pipe()
         try:
             if anew:
                 self._log.write_bytes(b"")
             with self._log.open("ab") as log:  # append: a truncated log then has no hole
                 self.keeper = subprocess.Popen(
-                    [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
-                    stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs, *descriptors),
+                    [sys.executable, "-I", "-S", keeper.__file__, str(keeper_end)],
+                    stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(keeper_end, *descriptors),
                     start_new_session=True, env=variables, user=user, group=user,
                     extra_groups=None if user is None else [],
                 )  # fmt: skip
@@ -124,7 +124,7 @@ class SupervisedProcess:
             os.close(report)
             raise
         finally:
-            os.close(theirs)
+            os.close(keeper_end)
         os.set_blocking(report, False)
         self.report = report
         order: dict[str, Any] = {
@@ -165,10 +165,10 @@ class SupervisedProcess:
 
     def _make_error(self, what: str, expected: str = "") -> UserError:
         lines = self.last_lines()[-SHOWN_LINES:]
-        shown = "".join(f"\n    {line[:300]}" for line in lines)
+        log_lines = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
             what,
-            where=f"ajet.services.{self.name}{shown}",
+            where=f"ajet.services.{self.name}{log_lines}",
             expected=expected,
             do="run the command by hand in its folder, and read its output",
         )

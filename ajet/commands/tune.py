@@ -71,11 +71,18 @@ def tune(
         KeyboardInterrupt: At Ctrl-C and at SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
     job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(make_live_reference(agent))
+    if isinstance(reward, list | tuple):
+        raise UserError(
+            f"The argument `reward` is a list of {len(reward)} entries.",
+            expected="one function (task, output), one judge class, or one reference",
+            do="write one function that returns the weighted sum, or pass the functions as "
+            'settings={"task_judge.scorers": [{"name": "rewards.py->first", "weight": 1.0}, …]}',
+        )
     if reward is not None:
         job.set_judge(make_live_reference(reward))
-    given = {} if steps is None else {"trainer_common.total_training_steps": steps}
-    given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
-    experiment = _set_settings(job, given).experiment()
+    own_settings = {} if steps is None else {"trainer_common.total_training_steps": steps}
+    own_settings |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
+    experiment = _set_settings(job, own_settings).experiment()
     root = experiment.root
     names_split = isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
     as_rows = validation is not None and not names_split
@@ -87,8 +94,11 @@ def tune(
     job.set(**{f"task_reader__{key}": value for key, value in values.items()})
     if experiment.backbone.opens is not None:  # engine and optimizer belong to this process
         count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
-        given = {**_choose_fitting_defaults(experiment, given, count, steps, held_out is not None), **given}
-    _set_settings(job, given)  # explicit settings have priority
+        own_settings = {
+            **_choose_fitting_defaults(experiment, own_settings, count, steps, held_out is not None),
+            **own_settings,
+        }
+    _set_settings(job, own_settings)  # explicit settings have priority
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
 

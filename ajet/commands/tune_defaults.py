@@ -49,18 +49,18 @@ def choose_defaults(
         steps: Training steps. None for a number of epochs.
         has_validation: True if there are held-out tasks.
     """
-    chosen: dict[str, Any] = dict(ON_CPU) if is_cpu else {}
+    defaults: dict[str, Any] = dict(ON_CPU) if is_cpu else {}
     if tasks is not None:
-        chosen["data.train_batch_size"] = min(tasks, chosen.get("data.train_batch_size", 32))
+        defaults["data.train_batch_size"] = min(tasks, defaults.get("data.train_batch_size", 32))
     if is_cpu:
-        longest = int(given.get("rollout.max_model_len", min(context or 2048, chosen["rollout.max_model_len"])))
+        longest = int(given.get("rollout.max_model_len", min(context or 2048, defaults["rollout.max_model_len"])))
         lengths = {"data.max_prompt_length": longest // 2, "data.max_response_length": longest // 2}
-        chosen |= {"rollout.max_model_len": longest, **lengths}
-    rate = next((rate for most, rate in RATES if size is not None and size.parameters <= most), None)
+        defaults |= {"rollout.max_model_len": longest, **lengths}
+    rate = next((rate for size_limit, rate in RATES if size is not None and size.parameters <= size_limit), None)
     if rate is not None and "trainer_common.lora.rank" not in given:
-        chosen["trainer_common.optim.lr"] = rate
+        defaults["trainer_common.optim.lr"] = rate
     if has_validation:
-        chosen["trainer_common.val_before_train"] = True
+        defaults["trainer_common.val_before_train"] = True
         if steps is not None:
-            chosen["trainer_common.test_freq"] = max(1, steps // VALIDATIONS)
-    return {key: value for key, value in chosen.items() if key not in given}
+            defaults["trainer_common.test_freq"] = max(1, steps // VALIDATIONS)
+    return {key: value for key, value in defaults.items() if key not in given}

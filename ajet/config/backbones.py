@@ -98,11 +98,11 @@ class KeyAdvice:
         Args:
             off: keys of `switched` that the user sets to false, whose further keys then have an effect.
         """
-        found = dict(self.unread)
+        unread = dict(self.unread)
         for switch, keys in self.switched.items():
             if switch not in off:
-                found |= keys
-        return found
+                unread |= keys
+        return unread
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,12 @@ def find_backbone(name: str) -> Descriptor:
     part = find_part("backbone", name)
     if part is None:
         names = [*find_all_parts("backbone")]
-        near = get_close_matches(name, names, 1)
+        similar = get_close_matches(name, names, 1)
         broken = f". {reason}" if (reason := describe_broken()) else ""
         raise ConfigError(
             f"ajet.backbone is {name!r}.",
             expected=f"one of {', '.join(names)}, or a backbone that an installed package adds{broken}",
-            do=f"did you mean {near[0]}?" if near else "",
+            do=f"did you mean {similar[0]}?" if similar else "",
         )
     return _load_descriptor(name, part)
 

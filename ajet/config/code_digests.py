@@ -33,14 +33,14 @@ _SIZE = 16
 
 def digest_code(experiment: Experiment) -> CodeDigests:
     """Return the digests of all user code that affects the run, by the configuration key that names it."""
-    found: CodeDigests = {}
+    code_digests: CodeDigests = {}
     for key, text in _list_candidate_texts(experiment):
         digests = (
             _digest_reference(text, experiment.base) if _is_reference(text) else _digest_files(text, experiment.base)
         )
         if digests:
-            found.setdefault(key, {}).update(digests)
-    return found
+            code_digests.setdefault(key, {}).update(digests)
+    return code_digests
 
 
 def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
@@ -60,12 +60,12 @@ def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[
 
     Only keys in both digests are compared.
     """
-    found: dict[str, list[str]] = {}
+    keys_by_file: dict[str, list[str]] = {}
     for key in sorted(before.keys() & now.keys()):
         for file in sorted(before[key].keys() | now[key].keys()):
             if before[key].get(file) != now[key].get(file):
-                found.setdefault(file, []).append(key)
-    return found
+                keys_by_file.setdefault(file, []).append(key)
+    return keys_by_file
 
 
 def _list_candidate_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -93,8 +93,8 @@ def _is_reference(text: str) -> bool:
     """Return False for prose with a colon, although `is_reference` accepts the text."""
     if not is_reference(text):
         return False
-    place = text.rpartition("->")[0] or text.rpartition(":")[0]
-    return place.strip().endswith(".py") or all(part.isidentifier() for part in place.strip().split("."))
+    module = text.rpartition("->")[0] or text.rpartition(":")[0]
+    return module.strip().endswith(".py") or all(part.isidentifier() for part in module.strip().split("."))
 
 
 def _add_running(code: ReachedCode, name: str) -> None:

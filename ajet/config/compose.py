@@ -135,12 +135,12 @@ def _require_place(override: Override, before: Sequence[Layer]) -> None:
     """
     for layer in reversed(before):
         node: Any = layer.tree
-        for at, part in enumerate(override.path):
+        for depth, part in enumerate(override.path):
             if isinstance(node, list):
                 if str(part).isdecimal() and int(part) < len(node):
                     node = node[int(part)]
                     continue
-                key = ".".join(map(str, override.path[:at]))
+                key = ".".join(map(str, override.path[:depth]))
                 places = f"{key}.0 to {key}.{len(node) - 1}, or " if node else ""
                 raise ConfigError(
                     f"{key} is a list, and {part} is not an index of it.",
@@ -226,16 +226,16 @@ def remove_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any,
     def cleaned(node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
         result: dict[Any, Any] = {}
         for name, value in node.items():
-            here = (*path, name)
-            section = find_key(here)
+            path_of_name = (*path, name)
+            section = find_key(path_of_name)
             if not isinstance(section, type) or (isinstance(value, str) and "${" in value):
                 result[name] = value
             elif isinstance(value, dict):
-                result[name] = cleaned(value, here)
+                result[name] = cleaned(value, path_of_name)
             elif value is not None:
                 raise ConfigError(
-                    f"ajet.{'.'.join(here)} is {value!r}.",
-                    where=document.locate(("ajet", *here), value=True),
+                    f"ajet.{'.'.join(path_of_name)} is {value!r}.",
+                    where=document.locate(("ajet", *path_of_name), value=True),
                     expected=describe_keys(section),
                     do=f"write `{name}: {{{next(iter(section.model_fields))}: {value}}}`, or the key that you mean",
                 )

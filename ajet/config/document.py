@@ -128,10 +128,10 @@ def parse_document(text: str, path: Path) -> Document:
         tree = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        location = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         do = _advise_on_script(path, text) or _advise_on_syntax(error, text)
         raise ConfigError(
-            f"The file is not valid YAML: {error.problem or error.context}.", where=where, do=do
+            f"The file is not valid YAML: {error.problem or error.context}.", where=location, do=do
         ) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML does not wrap the errors of converting a text by a tag such as !!int or !!bool.
@@ -237,7 +237,7 @@ def _record_places(
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
     open_nodes.add(id(node))
     if isinstance(node, yaml.MappingNode):
-        seen: set[Any] = set()
+        seen_names: set[Any] = set()
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != "tag:yaml.org,2002:merge"):
             if key.tag == "tag:yaml.org,2002:merge":
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
@@ -248,9 +248,9 @@ def _record_places(
                 problem = _PLACEHOLDER if left_open else "a key must be a string"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             name = _construct_scalar(key)
-            if name in seen:
+            if name in seen_names:
                 raise yaml.MarkedYAMLError(problem=f"the key {name!r} occurs twice", problem_mark=key.start_mark)
-            seen.add(name)
+            seen_names.add(name)
             places[(*key_path, name)] = _make_place(key, value)
             _record_places(value, (*key_path, name), places, path, open_nodes)
     elif isinstance(node, yaml.SequenceNode):
@@ -293,9 +293,9 @@ def _suggest_path(path: Path) -> str:
     from difflib import get_close_matches
 
     names = {p.stem: p.name for p in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
-    near = get_close_matches(path.stem, names, 1)  # the ends are alike of all
-    if near:
-        return f"did you mean {path.parent / names[near[0]]}?"
+    similar = get_close_matches(path.stem, names, 1)  # the ends are alike of all
+    if similar:
+        return f"did you mean {path.parent / names[similar[0]]}?"
     within = Path(*path.parts[1:])
     if path.parts[:1] == (Path.cwd().name,) and within.is_file():
         return f"you are inside {path.parts[0]}: run `cd ..` first, or write the path {within}"

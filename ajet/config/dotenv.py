@@ -22,10 +22,10 @@ def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
     import dotenv
 
     files = [folder.resolve() / ".env" for folder in folders]
-    found = [file for file in dict.fromkeys(files) if file.is_file()]
-    for file in found:
+    existing = [file for file in dict.fromkeys(files) if file.is_file()]
+    for file in existing:
         dotenv.load_dotenv(stream=StringIO(read_text(file)), override=False)
-    return found
+    return existing
 
 
 def load_project_dotenv(*, record: Path) -> None:
@@ -33,6 +33,6 @@ def load_project_dotenv(*, record: Path) -> None:
 
     A directory inside the record is skipped, because the record may come from another person.
     """
-    here = Path.cwd().resolve()
-    if not here.is_relative_to(record.resolve()):
-        load_dotenv_files([here])
+    working_directory = Path.cwd().resolve()
+    if not working_directory.is_relative_to(record.resolve()):
+        load_dotenv_files([working_directory])

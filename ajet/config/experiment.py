@@ -87,8 +87,8 @@ class Experiment:
         Raises:
             ConfigError: the content cannot be used.
         """
-        named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
-        path = Path(base).absolute() / f"{named}.yaml"
+        experiment_name = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
+        path = Path(base).absolute() / f"{experiment_name}.yaml"
         document = replace(parse_document(dump_yaml(tree), path), from_python=from_python, base_document=base_document)
         return _build_experiment(document, exp_dir=exp_dir)
 
@@ -122,8 +122,8 @@ class Experiment:
         """
         (*_, users) = (layer.document for layer in self.layers.stack if layer.document is not None)
         written = str(self.yaml_path) if self.yaml_path.exists() else "command line"
-        where = users.locate(()) if users.from_python else written
-        require_ready(self.ajet, self.layers, where, serving=serving, evaluating=evaluating, previewing=previewing)
+        location = users.locate(()) if users.from_python else written
+        require_ready(self.ajet, self.layers, location, serving=serving, evaluating=evaluating, previewing=previewing)
 
     @property
     def has_tasks(self) -> bool:
@@ -168,11 +168,11 @@ class Experiment:
         if self.ajet.trainer_common.optim.lr_schedule != "constant":
             for name in ("total_epochs", "total_training_steps"):
                 flat[f"ajet.trainer_common.{name}"] = settled["trainer_common"][name]
-        own = dict(self.sections)
+        own_sections = dict(self.sections)
         if self.backbone.roots:
-            own.update(self.backbone_overrides)
+            own_sections.update(self.backbone_overrides)
         hidden = find_environment_paths(self.raw, self.backbone_overrides)
-        for path, value in list_leaves(own):
+        for path, value in list_leaves(own_sections):
             if path not in hidden and not is_secret_path(path):
                 flat[".".join(map(str, path))] = value
         return flat
@@ -236,11 +236,13 @@ class Experiment:
         for path, _, notes in walk_keys(config_model()):
             value = get_setting(self.ajet, path)
             if notes.get("kind") == "path" and value:
-                found = [_settle_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]
-                _set_node(tree, path, found[0] if isinstance(value, str) else found)
+                paths = [_settle_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]
+                _set_node(tree, path, paths[0] if isinstance(value, str) else paths)
             elif notes.get("kind") == "reference" and isinstance(value, (str, list)):
-                named = [_settle_reference(each, self.base) for each in ([value] if isinstance(value, str) else value)]
-                _set_node(tree, path, named[0] if isinstance(value, str) else named)
+                references = [
+                    _settle_reference(each, self.base) for each in ([value] if isinstance(value, str) else value)
+                ]
+                _set_node(tree, path, references[0] if isinstance(value, str) else references)
         return tree
 
 
@@ -279,14 +281,17 @@ def _build_experiment(
     overrides: Sequence[str] = (),
     exp_dir: Path | None = None,
 ) -> Experiment:
-    chosen = _choose_backbone(document, overrides, backbone)
-    roots = list_backbone_roots(chosen)
+    chosen_backbone = _choose_backbone(document, overrides, backbone)
+    roots = list_backbone_roots(chosen_backbone)
     parts = split_document(document, roots)
     parsed = parse_overrides(overrides, roots={*parts.sections, *parts.backbone}, backbones=roots)
     preset = _choose_preset(document, overrides)
-    below = [*([chosen.layer] if chosen.layer else []), *([find_preset(preset)] if preset else [])]
-    layers = collect_layers(document, parts, parsed, chosen=below, flag=backbone)
-    composed = compose(layers, parsed, chosen=below, flag=backbone)
+    lower_layers = [
+        *([chosen_backbone.layer] if chosen_backbone.layer else []),
+        *([find_preset(preset)] if preset else []),
+    ]
+    layers = collect_layers(document, parts, parsed, chosen=lower_layers, flag=backbone)
+    composed = compose(layers, parsed, chosen=lower_layers, flag=backbone)
     raw = dump_unresolved(composed)
     tree = resolve_tree(composed, raw, layers, roots)
     if not isinstance(tree["ajet"], dict):
@@ -304,7 +309,7 @@ def _build_experiment(
     del tree["ajet"]
     folder = document.path.absolute().parent
     base = (folder / config.base_dir).resolve() if config.base_dir else folder
-    given = config.experiment_dir if config.experiment_dir != "auto" else DEFAULT_ROOT
+    record_root = config.experiment_dir if config.experiment_dir != "auto" else DEFAULT_ROOT
     return Experiment(
         ajet=config,
         sections={name: value for name, value in tree.items() if name not in roots},
@@ -314,7 +319,7 @@ def _build_experiment(
         yaml_text=hide_secrets(document),
         overrides=tuple(overrides),
         base=base,
-        root=(Path(exp_dir) if exp_dir is not None else Path(given)).expanduser().absolute(),
+        root=(Path(exp_dir) if exp_dir is not None else Path(record_root)).expanduser().absolute(),
         layers=layers,
         raw=raw,
     )
@@ -323,8 +328,10 @@ def _build_experiment(
 def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | None) -> Descriptor:
     """Return the backbone of the flag, else the last override, the YAML or the default. Raises ConfigError."""
     path = ("ajet", "backbone")
-    named = parse_overrides([each for each in overrides if find_overridden_key(each) == path], roots=(), backbones=())
-    override = named[-1] if named else None
+    matching = parse_overrides(
+        [each for each in overrides if find_overridden_key(each) == path], roots=(), backbones=()
+    )
+    override = matching[-1] if matching else None
     ajet = document.tree.get("ajet")
     written = ajet.get("backbone") if isinstance(ajet, dict) else None
     name = flag or (override and override.value) or written or AjetConfig.model_fields["backbone"].default
@@ -333,20 +340,22 @@ def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | N
     except ConfigError as error:
         if error.where:
             raise
-        where = f"--backbone {flag}" if flag else f"override {override.written}" if override else ""
+        location = f"--backbone {flag}" if flag else f"override {override.written}" if override else ""
         raise ConfigError(
-            error.what, where=where or document.locate(path, value=True), expected=error.expected, do=error.do
+            error.what, where=location or document.locate(path, value=True), expected=error.expected, do=error.do
         ) from None
 
 
 def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
     """Return the preset of the last override, else of the YAML, or None for an unknown preset."""
-    named = parse_overrides([each for each in overrides if find_overridden_key(each) == PRESET], roots=(), backbones=())
-    found: Any = document.tree
+    matching = parse_overrides(
+        [each for each in overrides if find_overridden_key(each) == PRESET], roots=(), backbones=()
+    )
+    preset: Any = document.tree
     for name in PRESET:
-        found = found.get(name) if isinstance(found, dict) else None
-    found = named[-1].value if named else found
-    return found if isinstance(found, str) and find_preset(found).is_file() else None
+        preset = preset.get(name) if isinstance(preset, dict) else None
+    preset = matching[-1].value if matching else preset
+    return preset if isinstance(preset, str) and find_preset(preset).is_file() else None
 
 
 def _choose_run_name(config: AjetConfig, document: Document, layers: Layers) -> str:
@@ -372,8 +381,8 @@ def _find_local_path(text: str, base: Path) -> Path | None:
 
 
 def _settle_path(text: str, base: Path) -> str:
-    found = None if text.startswith("embedded:") else _find_local_path(text, base)
-    return str(found) if found is not None else text
+    local_path = None if text.startswith("embedded:") else _find_local_path(text, base)
+    return str(local_path) if local_path is not None else text
 
 
 def _settle_reference(text: str, base: Path) -> str:

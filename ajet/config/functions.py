@@ -40,12 +40,12 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
         signature.bind(*names)
     except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
-        wanted = f"({', '.join(names)})"
+        arguments = f"({', '.join(names)})"
         raise ConfigError(
-            f"{what}: ajet calls {reference} with the arguments {wanted}, but its signature is {signature}.",
+            f"{what}: ajet calls {reference} with the arguments {arguments}, but its signature is {signature}.",
             where=locate_function(function) or what,
             expected=f"a function with {len(names)} positional parameters",
-            do=f"write `def {name}{wanted}:`, or `async def` if the function awaits",
+            do=f"write `def {name}{arguments}:`, or `async def` if the function awaits",
         ) from None
     if set(names) <= set(_ROLES):
         require_order(function, names, what=what, reference=reference)
@@ -62,17 +62,17 @@ def require_order(
     """
     parameters = _list_parameters(function).values()
     plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    found = plain[method : method + 2]
-    (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in found]
-    if len(found) < 2 or (roles[0] != second and roles[1] != first):
+    actual = plain[method : method + 2]
+    (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in actual]
+    if len(actual) < 2 or (roles[0] != second and roles[1] != first):
         return
     receiver = "self, " if method else ""
     raise ConfigError(
         f"{what}: ajet calls {reference} with the arguments ({', '.join(names)}), but its parameters are "
-        f"({', '.join(found)}).",
+        f"({', '.join(actual)}).",
         where=locate_function(function) or what,
         expected=f"the parameters in the order ({', '.join(names)})",
-        do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(found))}):`",
+        do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(actual))}):`",
     )
 
 

@@ -66,13 +66,17 @@ def find_idle_reason(
         None if _is_chosen(notes.get("unless"), config) else _find_declared_reason(notes, backbone, serving, validates)
     )
     reasons: list[IdleReason] = [declared] if declared is not None else []
-    if config.sft.objective is not None and not serving and (why := _find_in_table(GIVEN, notes["path"])) is not None:
-        reasons.append(why)
+    if (
+        config.sft.objective is not None
+        and not serving
+        and (sft_reason := _find_in_table(GIVEN, notes["path"])) is not None
+    ):
+        reasons.append(sft_reason)
     for choice in notes["when"]:
-        chosen = _spell_value(_get_setting(config, choice.key))
+        spelled = _spell_value(_get_setting(config, choice.key))
         values = list_values(choice.values, find_all_parts("store"))
-        if chosen not in values and not (choice.or_own and is_reference(chosen)):
-            reasons.append(IdleReason(choice.source, f"{choice.key} is {chosen}"))
+        if spelled not in values and not (choice.or_own and is_reference(spelled)):
+            reasons.append(IdleReason(choice.source, f"{choice.key} is {spelled}"))
     return min(reasons, key=lambda reason: len(reason.source), default=None)
 
 
@@ -99,9 +103,9 @@ def _find_declared_reason(
     Args:
         validates: True if the server runs held-out tasks as a training run does.
     """
-    for place in (SERVE,) * serving + (EVERYWHERE,):
-        if place in notes["idle"]:
-            reason: IdleReason | None = notes["idle"][place]
+    for scope in (SERVE,) * serving + (EVERYWHERE,):
+        if scope in notes["idle"]:
+            reason: IdleReason | None = notes["idle"][scope]
             if not (validates and reason is not None and reason.why in OF_CLIENTS):
                 return reason
     return _find_in_table(backbone.idle, notes["path"])
@@ -111,8 +115,8 @@ def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Id
     """Return the reason of the longest prefix of `path` in a table of dotted keys."""
     for depth in range(len(path), 0, -1):
         if (name := ".".join(path[:depth])) in table:
-            why = table[name]
-            return None if why is None else IdleReason(path[:depth], why)
+            reason = table[name]
+            return None if reason is None else IdleReason(path[:depth], reason)
     return None
 
 
@@ -130,12 +134,12 @@ def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False)
         *_find_keys_decided_by_ours(config, users),
         *_find_unread_keys(config, users),
     ]
-    found = [*_find_ineffective_keys(config, users, serving), *_find_accepted_keys(users), *others]
-    for each in sorted(found, key=lambda each: each.place):
+    idle_keys = [*_find_ineffective_keys(config, users, serving), *_find_accepted_keys(users), *others]
+    for each in sorted(idle_keys, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
     return [
-        IdleKeys(tuple(each.name for each in same_reason), section, same_reason[0].where, why)
-        for (section, why), same_reason in shared.items()
+        IdleKeys(tuple(each.name for each in same_reason), section, same_reason[0].where, reason)
+        for (section, reason), same_reason in shared.items()
     ]
 
 
@@ -150,7 +154,7 @@ def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
 def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
     """Return the layers that the user wrote: the YAML, flags and overrides."""
     # The last layer with a document is the user's YAML; flags and overrides follow it.
-    return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
+    return layers.stack[max(index for index, layer in enumerate(layers.stack) if layer.document is not None) :]
 
 
 class _IdleKey(NamedTuple):
@@ -176,11 +180,11 @@ def _find_ineffective_keys(config: AjetConfig, users: Sequence[Layer], serving: 
 
 
 def _find_accepted_keys(users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    for name, why in ACCEPTED.items():
+    for name, reason in ACCEPTED.items():
         full = ("ajet", *name.split("."))
         layer = find_last_layer(full, users)
         if layer is not None:
-            yield _make_idle_key(full, full, layer, users, why)
+            yield _make_idle_key(full, full, layer, users, reason)
 
 
 def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
@@ -188,19 +192,19 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
 
     A key with an equivalent key of ajet names it. The rest of a section shares a line.
     """
-    chosen = find_backbone(config.backbone)
+    current = find_backbone(config.backbone)
     for owner in list_shipped_backbones().values():
         for root in owner.roots:
             layer = find_last_layer((root,), users)
-            if layer is None or root in chosen.roots:
+            if layer is None or root in current.roots:
                 continue
             rest = False
             paths = (tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(layer.tree))
             for path in dict.fromkeys(path for path in paths if path[0] == root):
-                why = _describe_ours(path, layer.get_value(path), config, owner)
-                rest = rest or not why
-                if why:
-                    yield _make_idle_key(path, path, layer, users, why)
+                reason = _describe_ours(path, layer.get_value(path), config, owner)
+                rest = rest or not reason
+                if reason:
+                    yield _make_idle_key(path, path, layer, users, reason)
             if rest:
                 yield _make_idle_key(
                     (root,), (root,), layer, users, f"it is a key of {owner.name}, which ajet does not read here"
@@ -209,14 +213,14 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
 
 def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
     """Yield keys of the chosen backbone whose value ajet's own keys replace."""
-    chosen = find_backbone(config.backbone)
+    current = find_backbone(config.backbone)
     off = [
         switch
-        for switch in chosen.advice.switched
-        if any(layer.get_value(path) is False for layer in users for path in _list_key_places(switch, chosen))
+        for switch in current.advice.switched
+        if any(layer.get_value(path) is False for layer in users for path in _list_key_places(switch, current))
     ]
-    for key, why in chosen.advice.list_unread(off).items():
-        for path in _list_key_places(key, chosen):
+    for key, reason in current.advice.list_unread(off).items():
+        for path in _list_key_places(key, current):
             layer = find_last_layer(path, users)
             if (
                 layer is None
@@ -224,7 +228,7 @@ def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> It
                 or _has_our_value(key, layer.get_value(path), config)
             ):
                 continue
-            yield _make_idle_key(path, path, layer, users, f"ajet overrides it; {why}")
+            yield _make_idle_key(path, path, layer, users, f"ajet overrides it; {reason}")
 
 
 def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
@@ -235,17 +239,17 @@ def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
 
 def _has_our_value(key: str, value: Any, config: AjetConfig) -> bool:
     """Return True if ajet's key of the same name has the value already."""
-    ours = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
-    return key in ours and (ours[key] == value or [ours[key]] == value)
+    ajet_values = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
+    return key in ajet_values and (ajet_values[key] == value or [ajet_values[key]] == value)
 
 
 def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
     """Yield keys in backbone sections that no code reads, unless ajet's equivalent keys have the same values."""
-    for path, layer, ours, value, advice in find_unread_keys(users):
+    for path, layer, ajet_key, value, advice in find_unread_keys(users):
         node: Any = config
-        for name in ours.split(".")[1:]:
+        for name in ajet_key.split(".")[1:]:
             node = getattr(node, name, None)
-        if not ours or node != value:
+        if not ajet_key or node != value:
             yield _make_idle_key(path, path[:-1], layer, users, advice)
 
 
@@ -254,21 +258,21 @@ def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descrip
 
     Returns "" without a replacement, or if ajet's key has the value already.
     """
-    own = path[1:] if path[0] == owner.name else path
-    near, dotted = find_counterpart(own, owner.filled), ".".join(map(str, own))
-    if near is None:
+    backbone_path = path[1:] if path[0] == owner.name else path
+    counterpart, dotted = find_counterpart(backbone_path, owner.filled), ".".join(map(str, backbone_path))
+    if counterpart is None:
         advice = owner.advice
         if dotted in advice.like:
             return f"it is a key of {owner.name}; ajet's key for it is `ajet.{advice.like[dotted]}`"
-        here = {**advice.instead, **advice.list_unread()}.get(dotted, "")
-        return f"it is a key of {owner.name}; in ajet: {here}" if here else ""
-    ours: Any = config
-    for name in near.key.split(".")[1:]:
-        ours = getattr(ours, name, None)
-    if near.same and ours == value:
+        advised = {**advice.instead, **advice.list_unread()}.get(dotted, "")
+        return f"it is a key of {owner.name}; in ajet: {advised}" if advised else ""
+    ajet_value: Any = config
+    for name in counterpart.key.split(".")[1:]:
+        ajet_value = getattr(ajet_value, name, None)
+    if counterpart.same and ajet_value == value:
         return ""
-    shown = f": {json.dumps(value)}" if near.same else ""
-    return f"it is a key of {owner.name}; ajet's key for it is `{near.key}{shown}`"
+    suffix = f": {json.dumps(value)}" if counterpart.same else ""
+    return f"it is a key of {owner.name}; ajet's key for it is `{counterpart.key}{suffix}`"
 
 
 def find_last_layer(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
@@ -283,12 +287,12 @@ def is_written_by_ajet(layer: Layer) -> bool:
 
 def locate_key(layer: Layer, path: KeyPath) -> str:
     """Return file:line of a key, or the override without the value, because values may be secret."""
-    where = layer.locate(path)
-    return where.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", where)
+    location = layer.locate(path)
+    return location.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", location)
 
 
 def _make_idle_key(path: KeyPath, source: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _IdleKey:
-    where = locate_key(layer, path)
-    line = re.search(r":(\d+)$", where) if layer.document is not None else None
-    place = users.index(layer), int(line[1]) if line is not None else 0
-    return _IdleKey(".".join(map(str, path)), ".".join(map(str, source)), place, where, why)
+    location = locate_key(layer, path)
+    line = re.search(r":(\d+)$", location) if layer.document is not None else None
+    sort_key = users.index(layer), int(line[1]) if line is not None else 0
+    return _IdleKey(".".join(map(str, path)), ".".join(map(str, source)), sort_key, location, why)

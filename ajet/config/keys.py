@@ -40,10 +40,10 @@ def is_settable(path: Sequence[Any]) -> bool:
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
     """Return the field or section at `path` below `ajet`. A path into a free mapping or a list returns the field."""
     model: type[Section] = config_model()
-    named = False  # True after a mapping of sections, where any name leads to a section
+    is_named_section = False  # True after a mapping of sections, where any name leads to a section
     for index, name in enumerate(path):
-        if named:
-            named = False
+        if is_named_section:
+            is_named_section = False
             continue
         field = model.model_fields.get(name) if isinstance(name, str) else None
         if field is None:
@@ -51,7 +51,7 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
         nested = find_section_model(field)
         rest = path[index + 1 :]
         if (each := find_entry_model(field)) is not None and len(rest) > 1:
-            model, named = each, True
+            model, is_named_section = each, True
             continue
         if nested is None:
             return field if not rest or "dict" in str(field.annotation) or isinstance(rest[0], int) else None
@@ -79,17 +79,17 @@ def suggest_key(path: Sequence[Any]) -> str | None:
     *parents, name = [str(part) for part in path]
     home = ".".join(parents)
     siblings = [key for key in list_dotted_keys() if key.rpartition(".")[0] == home]
-    near = get_close_matches(name, [key.rpartition(".")[2] for key in siblings], 1, cutoff=0.6)
-    if near:
-        return ".".join([*parents, near[0]])
-    wanted = ".".join([*parents, name])
+    similar = get_close_matches(name, [key.rpartition(".")[2] for key in siblings], 1, cutoff=0.6)
+    if similar:
+        return ".".join([*parents, similar[0]])
+    full_key = ".".join([*parents, name])
     names: dict[str, list[str]] = {}
     for key in list_dotted_keys():
         names.setdefault(key.rpartition(".")[2], []).append(key)
     same_names = get_close_matches(name, names, 1, cutoff=0.75)
     if same_names:
-        return max(names[same_names[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
-    similar_keys = get_close_matches(wanted, list_dotted_keys(), 1, cutoff=0.75)
+        return max(names[same_names[0]], key=lambda key: SequenceMatcher(None, key, full_key).ratio())
+    similar_keys = get_close_matches(full_key, list_dotted_keys(), 1, cutoff=0.75)
     return similar_keys[0] if similar_keys else None
 
 
@@ -124,18 +124,18 @@ def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counter
 
 def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
     """Return the path of the first backbone key that is filled from ajet's key `key`, or None."""
-    return next((path for path, near in _read_counterparts(layers).items() if near.key == key), None)
+    return next((path for path, counterpart in _read_counterparts(layers).items() if counterpart.key == key), None)
 
 
 @lru_cache(maxsize=8)
 def _read_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
-    found = {}
+    counterparts = {}
     for layer in layers:
         for path, value in list_leaves(read_document(layer).tree):
             filled = _FILLED.match(value) if isinstance(value, str) else None
             if filled is not None and find_key(filled["key"].split(".")[1:]) is not None:
-                found[path] = Counterpart(filled["key"], not filled["translated"] and filled.end() == len(value))
-    return found
+                counterparts[path] = Counterpart(filled["key"], not filled["translated"] and filled.end() == len(value))
+    return counterparts
 
 
 _SECTION = "my_section"
@@ -159,40 +159,41 @@ def make_unknown_key_error(
         value: The key's value, if known.
         also: The user's own root names.
     """
-    shown = ".".join(str(part) for part in path)
+    dotted_key = ".".join(str(part) for part in path)
     if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
         *above, last = dotted.split(".")
         return ConfigError(
             f"`{dotted}` is read as one key whose name contains a dot.",
             where=where,
             expected="a nested mapping: one level of indentation for each part of the name",
-            do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {shown}=… on the command line",
+            do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {dotted_key}=… on the command "
+            "line",
         )
     if misplaced := _describe_misplaced(path, value):
-        return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
-    near = suggest_key(path)
-    own = f"put a key of your own into a section next to `ajet:`; the code reads it as config.{_SECTION}.{path[-1]}"
+        return ConfigError(f"There is no key ajet.{dotted_key}.", where=where, do=misplaced)
+    similar = suggest_key(path)
+    advice = f"put a key of your own into a section next to `ajet:`; the code reads it as config.{_SECTION}.{path[-1]}"
     if broken := describe_broken():
-        own = f"{own}. {broken}"
-    brought = _find_advice(shown) or REMOVED.get(shown, "")
-    if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
+        advice = f"{advice}. {broken}"
+    brought = _find_advice(dotted_key) or REMOVED.get(dotted_key, "")
+    if not brought and (similar is None or similar.rpartition(".")[2] != path[-1]):
         brought = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))
     if brought:
-        return ConfigError(f"There is no key ajet.{shown}.", where=where, do=f"{brought}; {own}")
-    if near is None and also:
+        return ConfigError(f"There is no key ajet.{dotted_key}.", where=where, do=f"{brought}; {advice}")
+    if similar is None and also:
         roots = get_close_matches(str(path[0]), list(also), 1)
-        near = ".".join([roots[0], *map(str, path[1:])]) if roots else None
+        similar = ".".join([roots[0], *map(str, path[1:])]) if roots else None
         return ConfigError(
-            f"There is no key {shown}.",
+            f"There is no key {dotted_key}.",
             where=where,
-            do=f"did you mean {near}?" if near else f"see `{format_command('config', 'show')}`",
+            do=f"did you mean {similar}?" if similar else f"see `{format_command('config', 'show')}`",
         )
     return ConfigError(
-        f"There is no key ajet.{shown}.",
+        f"There is no key ajet.{dotted_key}.",
         where=where,
-        do=f"did you mean ajet.{near}? ({own})"
-        if near
-        else f"{own}; docs/reference/configuration.md lists ajet's keys",
+        do=f"did you mean ajet.{similar}? ({advice})"
+        if similar
+        else f"{advice}; docs/reference/configuration.md lists ajet's keys",
     )
 
 
@@ -203,52 +204,56 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
     is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
     if owner is None or root in list_top_names() or not is_section:
         return ""
-    place = "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
-    keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
-    ours = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
-    here = (
-        f"; ajet's own keys for it are {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""
+    right_place = (
+        "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
     )
-    return f"`{root}` is a section of {owner.name}: write it {place}{here}"
+    keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
+    similar_keys = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
+    ajet_keys = (
+        f"; ajet's own keys for it are {', '.join(similar_keys[:_SHOWN])}{', …' if len(similar_keys) > _SHOWN else ''}"
+        if similar_keys
+        else ""
+    )
+    return f"`{root}` is a section of {owner.name}: write it {right_place}{ajet_keys}"
 
 
 def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
-    own = tuple(part for part in (key[1:] if key[0] == owner.name else key) if isinstance(part, str))
-    dotted = ".".join(own)
-    if (near := find_counterpart(own, owner.filled)) is not None:
-        yield near.key
+    backbone_path = tuple(part for part in (key[1:] if key[0] == owner.name else key) if isinstance(part, str))
+    dotted = ".".join(backbone_path)
+    if (counterpart := find_counterpart(backbone_path, owner.filled)) is not None:
+        yield counterpart.key
     elif like := {**owner.advice.like, **owner.advice.short}.get(dotted):
         yield f"ajet.{like}"
-    elif here := {**owner.advice.instead, **owner.advice.list_unread()}.get(dotted):
-        yield here
+    elif advised := {**owner.advice.instead, **owner.advice.list_unread()}.get(dotted):
+        yield advised
 
 
 def _find_advice(dotted: str) -> str:
     """Return a descriptor's advice on a backbone key of that name, or ""."""
     for owner in list_shipped_backbones().values():
-        if (ours := owner.advice.short.get(dotted)) is not None:
-            return f"in ajet, {owner.name}'s {dotted} is {ours}"
-        if (ours := owner.advice.instead.get(dotted)) is not None:
+        if (ajet_key := owner.advice.short.get(dotted)) is not None:
+            return f"in ajet, {owner.name}'s {dotted} is {ajet_key}"
+        if (ajet_key := owner.advice.instead.get(dotted)) is not None:
             page = f" ({owner.defaults_page})" if owner.defaults_page else ""
-            return f"in ajet, {owner.name}'s {dotted} is {ours}{page}"
+            return f"in ajet, {owner.name}'s {dotted} is {ajet_key}{page}"
     return ""
 
 
 def _find_by_last_name(name: str) -> str:
     """Return ajet's key for a backbone key with that last name, or "" unless unique."""
-    found = {
-        (owner.name, ".".join(map(str, path)), near.key.removeprefix("ajet."))
+    candidates = {
+        (owner.name, ".".join(map(str, path)), counterpart.key.removeprefix("ajet."))
         for owner in list_shipped_backbones().values()
-        for path, near in list_counterparts(owner.filled).items()
+        for path, counterpart in list_counterparts(owner.filled).items()
         if path[-1] == name
     }
-    found |= {
-        (owner.name, key, ours)
+    candidates |= {
+        (owner.name, key, ajet_key)
         for owner in list_shipped_backbones().values()
-        for key, ours in {**owner.advice.list_unread(), **owner.advice.like, **owner.advice.short}.items()
+        for key, ajet_key in {**owner.advice.list_unread(), **owner.advice.like, **owner.advice.short}.items()
         if key.rpartition(".")[2] == name
     }
-    if len({ours for *_, ours in found}) != 1:
+    if len({ajet_key for *_, ajet_key in candidates}) != 1:
         return ""
-    owner, key, ours = min(found)
-    return f"in ajet, {owner}'s {key} is {ours}"
+    owner, key, ajet_key = min(candidates)
+    return f"in ajet, {owner}'s {key} is {ajet_key}"

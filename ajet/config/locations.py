@@ -33,9 +33,9 @@ def _find_shipped(name: str) -> Path:
 
 def find_cache_root() -> Path:
     """Return AJET_CACHE, else `ajet` in XDG_CACHE_HOME, else ~/.cache/ajet."""
-    own = os.environ.get("AJET_CACHE")
-    if own:
-        return Path(own).expanduser()
+    configured = os.environ.get("AJET_CACHE")
+    if configured:
+        return Path(configured).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ajet"
 
 

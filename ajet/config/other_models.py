@@ -66,9 +66,9 @@ def find_other_server() -> OtherServer:
     keys = keys_of("DASHSCOPE_API_KEY") + keys_of("DASHSCOPE_API_KEY_BACKUP")
     if keys:
         return OtherServer(read_outside_variable("DASHSCOPE_BASE_URL") or DASHSCOPE, keys)
-    base, own = read_outside_variable("OPENAI_BASE_URL"), keys_of("OPENAI_API_KEY")
-    if base or own:
-        return OtherServer(base or OPENAI, own or ("none",))
+    base, api_keys = read_outside_variable("OPENAI_BASE_URL"), keys_of("OPENAI_API_KEY")
+    if base or api_keys:
+        return OtherServer(base or OPENAI, api_keys or ("none",))
     raise UserError(
         "The configuration uses a model on another server, but no environment variable gives the server's address.",
         where="DASHSCOPE_API_KEY, or OPENAI_BASE_URL and OPENAI_API_KEY",

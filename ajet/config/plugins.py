@@ -127,7 +127,7 @@ def list_versions() -> dict[str, str]:
     Machines of a cluster compare these versions.
     """
     files = _find_entry_points(tuple(sys.path))
-    installed = {place: _read_version(file) for file in files for place in _read_places(file)}
+    installed = {entry_point: _read_version(file) for file in files for entry_point in _read_places(file)}
     installed |= {each.place: __version__ for each in _list_shipped()}
     return {each.plugin.name: installed.get(each.place, "") for each in list_plugins() if each.plugin is not None}
 
@@ -150,8 +150,8 @@ def load_export(name: str) -> Any:
 
 def list_exports(package: str = "") -> list[str]:
     """Return the names exported by shipped plug-ins in `ajet` or in a package below."""
-    named = [name.rpartition(".") for plugin in _list_usable(shipped=True) for name in plugin.exports]
-    return [name for place, _, name in named if place == package]
+    exports = [name.rpartition(".") for plugin in _list_usable(shipped=True) for name in plugin.exports]
+    return [name for module, _, name in exports if module == package]
 
 
 def find_failure_hint(kind: str, workflow: type[object] | None = None) -> str:
@@ -173,13 +173,13 @@ def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
         what: Name of the part's kind in the warning.
     """
     for reference in list_references(table):
-        found, problem = try_load(reference)
+        code, problem = try_load(reference)
         if problem:
             from loguru import logger
 
             logger.warning("ajet ignores the {} {}, because it cannot be loaded: {}", what, reference, problem)
         else:
-            yield found
+            yield code
 
 
 def start_plugins() -> None:
@@ -209,7 +209,9 @@ def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
 def describe_broken_keys(plugin: Plugin) -> str:
     """Return the added keys that fail to load, with reasons, or ""."""
     problems = [(keys.path, _load_model(keys.model)[1]) for keys in plugin.config_keys]
-    return "; ".join(f"keys of {'.'.join(filter(None, ['ajet', path]))}: {why}" for path, why in problems if why)
+    return "; ".join(
+        f"keys of {'.'.join(filter(None, ['ajet', path]))}: {problem}" for path, problem in problems if problem
+    )
 
 
 def list_packages() -> list[str]:
@@ -252,7 +254,7 @@ def describe_broken() -> str:
 def _list_shipped() -> tuple[LoadedPlugin, ...]:
     places = _find_in_checkout() if _is_checkout() else _find_in_wheel()
     others = sorted(set(places) - {KERNEL})
-    return _refuse_claimed_names(tuple(_load_plugin(place, DISTRIBUTION) for place in (KERNEL, *others)))
+    return _refuse_claimed_names(tuple(_load_plugin(entry_point, DISTRIBUTION) for entry_point in (KERNEL, *others)))
 
 
 @lru_cache(maxsize=4)
@@ -283,12 +285,12 @@ def _find_in_wheel() -> Iterator[str]:
 
 
 def _load_listed(listed: str) -> Iterator[LoadedPlugin]:
-    yield from (_load_plugin(place, "the driver's list") for place in listed.split(",") if place)
+    yield from (_load_plugin(entry_point, "the driver's list") for entry_point in listed.split(",") if entry_point)
 
 
 def _load_foreign(path: tuple[str, ...]) -> Iterator[LoadedPlugin]:
     for file in _find_entry_points(path):
-        yield from (_load_plugin(place, file.parent.name.partition("-")[0]) for place in _read_places(file))
+        yield from (_load_plugin(entry_point, file.parent.name.partition("-")[0]) for entry_point in _read_places(file))
 
 
 def _find_entry_points(path: tuple[str, ...]) -> Iterator[Path]:
@@ -328,19 +330,21 @@ def try_load(reference: str) -> tuple[Any, str]:
 @lru_cache(maxsize=64)  # one that fails is not imported again for each key
 def _load_model(reference: str) -> tuple[type[Any] | None, str]:
     """Return (model of added keys, ""), or (None, problem)."""
-    found, problem = try_load(reference)
-    if problem or (isinstance(found, type) and hasattr(found, "model_fields")):
-        return found, problem
-    return None, f"{reference} is a {type(found).__name__}, not a subclass of PluginKeys"
+    model, problem = try_load(reference)
+    if problem or (isinstance(model, type) and hasattr(model, "model_fields")):
+        return model, problem
+    return None, f"{reference} is a {type(model).__name__}, not a subclass of PluginKeys"
 
 
 def _load_plugin(place: str, distribution: str) -> LoadedPlugin:
-    found, problem = try_load(place)
+    plugin, problem = try_load(place)
     if problem:
         return LoadedPlugin(place, distribution, None, problem)
-    if not isinstance(found, Plugin):
-        return LoadedPlugin(place, distribution, None, f"is a {type(found).__name__}, not an ajet.config.plugin.Plugin")
-    return LoadedPlugin(place, distribution, found)
+    if not isinstance(plugin, Plugin):
+        return LoadedPlugin(
+            place, distribution, None, f"is a {type(plugin).__name__}, not an ajet.config.plugin.Plugin"
+        )
+    return LoadedPlugin(place, distribution, plugin)
 
 
 def _start_plugin(plugin: Plugin) -> None:

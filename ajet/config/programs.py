@@ -27,5 +27,5 @@ def build_command(module: str, *arguments: str, unbuffered: bool = False) -> lis
 
 def holds_other_ajet(folder: str) -> bool:
     """Return True if a folder of `sys.path` holds another package `ajet`."""
-    own = Path(folder or ".", "ajet")
-    return (own / "__init__.py").is_file() and own.resolve() != PACKAGE
+    package = Path(folder or ".", "ajet")
+    return (package / "__init__.py").is_file() and package.resolve() != PACKAGE

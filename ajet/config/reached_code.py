@@ -41,17 +41,17 @@ class Statement:
 
     @cached_property
     def _symbol_tables(self) -> list[symtable.SymbolTable]:
-        found = [symtable.symtable(self.text, "statement", "exec")]
-        for table in found:
-            found += table.get_children()
-        return found
+        tables = [symtable.symtable(self.text, "statement", "exec")]
+        for table in tables:
+            tables += table.get_children()
+        return tables
 
     @cached_property
     def binds(self) -> set[str]:
         """Names of the module bound by the statement."""
         top, *nested = self._symbol_tables
-        own = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
-        return own | {
+        bound = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
+        return bound | {
             each.get_name()
             for t in nested
             for each in t.get_symbols()
@@ -62,20 +62,20 @@ class Statement:
     def needs(self) -> set[str]:
         """Names of the module read by the statement, directly or when called."""
         top, *nested = self._symbol_tables
-        read = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
-        return read | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
+        referenced = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
+        return referenced | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
 
     @cached_property
     def changes(self) -> set[str]:
         """Names of objects changed in place: `NAME.x = …`, `NAME[x] = …`, `NAME.append(…)`."""
-        found = set()
+        roots = set()
         for node in _walk_outside_definitions(self.node):
             if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-                found.add(_root_name(node))
+                roots.add(_root_name(node))
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 called = node.value.func
-                found |= {_root_name(called)} if isinstance(called, ast.Attribute) else set()
-        return found - {""}
+                roots |= {_root_name(called)} if isinstance(called, ast.Attribute) else set()
+        return roots - {""}
 
     @property
     def is_import(self) -> bool:
@@ -117,18 +117,18 @@ class ParsedModule:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # shown when the file is imported
             body = ast.parse(source).body
-        found: list[ast.stmt] = []
+        nodes: list[ast.stmt] = []
         for node in body:
             if not _is_main_guard(node):
-                found.append(node)
+                nodes.append(node)
             elif as_program and isinstance(node, ast.If):
-                found += node.body
-        return cls(tuple(Statement(node) for node in found))
+                nodes += node.body
+        return cls(tuple(Statement(node) for node in nodes))
 
     @classmethod
     def parse_cells(cls, cells: Iterable[str]) -> ParsedModule:
         """Parse a notebook's cells in order. The last definition of a name counts."""
-        found: dict[str, Statement] = {}
+        by_definition: dict[str, Statement] = {}
         for cell in cells:
             lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!"))]
             try:
@@ -137,8 +137,8 @@ class ParsedModule:
                 continue
             for each in statements:
                 defines = isinstance(each.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-                found[f"def {','.join(sorted(each.binds))}" if defines else each.text] = each
-        return cls(tuple(found.values()))
+                by_definition[f"def {','.join(sorted(each.binds))}" if defines else each.text] = each
+        return cls(tuple(by_definition.values()))
 
     @cached_property
     def hides_bindings(self) -> bool:
@@ -154,8 +154,10 @@ class ParsedModule:
 
     def select(self, name: str | None) -> list[Statement]:
         """Return the statements reached from `name`, in order, or all statements for an unknown name."""
-        known = {bound for statement in self.statements for bound in statement.binds} if name is not None else set()
-        if name is None or name not in known or self.hides_bindings:
+        bound_names = (
+            {bound for statement in self.statements for bound in statement.binds} if name is not None else set()
+        )
+        if name is None or name not in bound_names or self.hides_bindings:
             return list(self.statements)
         imported = {bound for statement in self.statements if statement.is_import for bound in statement.binds}
         reached: dict[int, Statement] = {}
@@ -167,7 +169,7 @@ class ParsedModule:
                 if index in reached or not names & (statement.binds | changed):
                     continue
                 reached[index] = statement
-                names |= statement.needs & known
+                names |= statement.needs & bound_names
                 pending = True
         return [reached[index] for index in sorted(reached)]
 
@@ -196,18 +198,18 @@ class ReachedCode:
             if target in self._seen:
                 continue
             self._seen.add(target)
-            place, wanted = target
+            module_file, wanted_name = target
             try:
-                module = self._modules.get(place) or ParsedModule.parse(place.read_bytes())
+                module = self._modules.get(module_file) or ParsedModule.parse(module_file.read_bytes())
             except (SyntaxError, ValueError, OSError):  # the later import explains the error
                 continue
-            self._modules[place] = module
-            pending += self._take_statements(place, module.select(wanted))
+            self._modules[module_file] = module
+            pending += self._take_statements(module_file, module.select(wanted_name))
 
     def add_module(self, place: Path, module: ParsedModule, name: str) -> None:
         """Add the code reached from `name` in a parsed module, for example the running program."""
-        for file, wanted in self._take_statements(place, module.select(name)):
-            self.add(file, wanted)
+        for file, imported in self._take_statements(place, module.select(name)):
+            self.add(file, imported)
 
     def _take_statements(self, place: Path, statements: list[Statement]) -> Iterator[_Target]:
         texts = self.statements.setdefault(place, {})
@@ -252,31 +254,31 @@ class ReachedCode:
     def _find_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
         if level:
             folder = place.parents[level - 1]
-            found = [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []
-            return found + _files_below(folder, parts)
+            package_files = [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []
+            return package_files + _files_below(folder, parts)
         if not parts or parts[0] == "ajet" or parts[0] in sys.stdlib_module_names:
-            own = [] if not parts or parts[0] in ("ajet", *sys.builtin_module_names) else [place.parent]
+            search_roots = [] if not parts or parts[0] in ("ajet", *sys.builtin_module_names) else [place.parent]
         else:
-            own = [_package_root(place), place.parent, *self.roots]
-        for root in own:
-            if (found := _files_below(root, parts)) and not is_library_file(found[0]):
-                return found
-        return find_installed_files(parts) if own and parts[0] not in sys.stdlib_module_names else []
+            search_roots = [_package_root(place), place.parent, *self.roots]
+        for root in search_roots:
+            if (package_files := _files_below(root, parts)) and not is_library_file(package_files[0]):
+                return package_files
+        return find_installed_files(parts) if search_roots and parts[0] not in sys.stdlib_module_names else []
 
 
 def _files_below(root: Path, parts: list[str]) -> list[Path]:
-    found: list[Path] = []
+    init_files: list[Path] = []
     folder = root
     for index, part in enumerate(parts):
         module, package = folder / f"{part}.py", folder / part
         if (package / "__init__.py").is_file():
-            found.append((package / "__init__.py").resolve())
+            init_files.append((package / "__init__.py").resolve())
         elif module.is_file():
-            return [*found, module.resolve()] if index == len(parts) - 1 else found
+            return [*init_files, module.resolve()] if index == len(parts) - 1 else init_files
         elif not package.is_dir():
-            return found
+            return init_files
         folder = package
-    return found
+    return init_files
 
 
 def find_installed_files(parts: list[str]) -> list[Path]:

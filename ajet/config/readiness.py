@@ -43,9 +43,9 @@ def list_missing_keys(config: AjetConfig, *, serving: bool = False, evaluating: 
         ]
     else:
         needs.append(("model.path", config.model.path, "the model to train"))
-    given = config.sft
-    if given.objective is not None and not (serving or evaluating):
-        source = given.train_files or given.from_run
+    sft = config.sft
+    if sft.objective is not None and not (serving or evaluating):
+        source = sft.train_files or sft.from_run
         needs.append(("sft.train_files", source, "a file of rows to learn from; or set sft.from_run"))
     elif not serving:
         needs.append(
@@ -96,11 +96,11 @@ def require_ready(
             do=f"start it with ajet.{OBJECTIVE}=null",
         )
     for path, _, notes in walk_keys(config_model()):
-        chosen = None if evaluating and ".".join(path) == OBJECTIVE else get_setting(config, path)
+        setting = None if evaluating and ".".join(path) == OBJECTIVE else get_setting(config, path)
         # Settings of training have no effect without training.
         idle = path[0] == "trainer_common" and "trains" not in backbone.can
         for value, able in () if idle else notes.get("needs", ()):
-            if chosen == value and able not in backbone.can:
+            if setting == value and able not in backbone.can:
                 raise ConfigError(
                     f"`{path[-1]}: {str(value).lower()}` is not possible on the backbone {backbone.name}, which "
                     f"cannot {CAPABILITY_WORDS[able]}.",
@@ -115,8 +115,8 @@ def require_ready(
     _refuse_clash(config, layers)
     missing = list_missing_keys(config, serving=serving, evaluating=evaluating)
     if missing:
-        named = [f"{name} ({meaning})" for name, meaning in missing]
-        listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
+        described = [f"{name} ({meaning})" for name, meaning in missing]
+        missing_list = ", ".join(described[:-1]) + " and " + described[-1] if len(described) > 1 else described[0]
         in_python = any(layer.document.from_python for layer in layers.stack if layer.document is not None)
         do = "add the key to `settings=` of ajet.tune, or by `set(…)` of a job"
         if not in_python:
@@ -131,7 +131,7 @@ def require_ready(
             do = f"write `ajet:` instead of `{other}:`, which ajet reads as a section of your own"
         elif not list_missing_keys(config, serving=True) and has_tasks(config):
             do += f"; if ajet does not start the agents: {format_command('serve', '--conf', 'FILE.yaml')}"
-        raise ConfigError(f"The run still needs: {listed}.", where=where, do=do)
+        raise ConfigError(f"The run still needs: {missing_list}.", where=where, do=do)
 
 
 def _find_misnamed_root(layers: Layers) -> str | None:
@@ -139,9 +139,11 @@ def _find_misnamed_root(layers: Layers) -> str | None:
     users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
     if users.get("ajet"):
         return None
-    ours = set(list_top_names())
-    held = {name: tree for name, tree in users.items() if isinstance(tree, dict)}
-    return next((name for name, tree in held.items() if len(ours & {*tree}) > 1 and not {*tree} - ours), None)
+    top_names = set(list_top_names())
+    sections = {name: tree for name, tree in users.items() if isinstance(tree, dict)}
+    return next(
+        (name for name, tree in sections.items() if len(top_names & {*tree}) > 1 and not {*tree} - top_names), None
+    )
 
 
 def _list_capable_backbones(wanted: Capability) -> list[str]:
@@ -153,7 +155,7 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
     backbone, lora = find_backbone(config.backbone), config.trainer_common.lora
     if "trains" not in backbone.can or not lora.adapters:
         return
-    mode, given = config.trainer_common.mode, config.sft.objective
+    mode, objective = config.trainer_common.mode, config.sft.objective
     odd = next((name for name in lora.adapters if not _ADAPTER.fullmatch(name)), None)
     unranked = next((name for name, each in lora.adapters.items() if not (each.rank or lora.rank)), None)
     refusals = [
@@ -168,16 +170,16 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
             "--from-store), which cannot use several adapters."
             ),
          "trainer_common.mode: sync, and no samplers (no ajet sample, no --from-store)"),
-        (given is not None, "", (
-            f"Training on given replies (sft.objective: {given}) is set together with several adapters, and the "
+        (objective is not None, "", (
+            f"Training on given replies (sft.objective: {objective}) is set together with several adapters, and the "
             "replies do not say which adapter learns them."
             ), "one adapter (lora.rank); several adapters can only be trained on episodes"),
     ]  # fmt: skip
-    for wrong, name, what, expected in refusals:
-        if wrong:
+    for is_refused, name, message, expected in refusals:
+        if is_refused:
             path = ("trainer_common", "lora", "adapters", *([name] if name else []))
             raise ConfigError(
-                what, where=f"{layers.locate(('ajet', *path))} (ajet.{'.'.join(path)})", expected=expected
+                message, where=f"{layers.locate(('ajet', *path))} (ajet.{'.'.join(path)})", expected=expected
             )
 
 
@@ -186,9 +188,9 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
     backbone, times = find_backbone(config.backbone), get_setting(config, tuple(TIMES.split(".")))
     mode = get_setting(config, ("trainer_common", "mode"))
     if times > 1 and "trains" in backbone.can and (serving or mode != "async"):
-        where = "in ajet serve" if serving else f"on {backbone.name}, in mode: {mode}"
+        scope = "in ajet serve" if serving else f"on {backbone.name}, in mode: {mode}"
         raise ConfigError(
-            f"The backbone trains on each group only once {where}.",
+            f"The backbone trains on each group only once {scope}.",
             where=f"{layers.locate(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",
             expected="1; or a run with samplers (--from-store; --backbone "
             f"{' or '.join(_list_capable_backbones('decouples'))})",
@@ -198,19 +200,19 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
 
 def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
     """Raise ConfigError for two settings that exclude each other."""
-    rollout, given = config.rollout, config.sft
+    rollout, sft = config.rollout, config.sft
     clashes = [
         (rollout.deterministic and rollout.group_deadline is not None, ("rollout", "group_deadline"),
          "rollout.group_deadline closes groups by the clock, which a deterministic rollout cannot repeat.",
          "null, together with rollout.deterministic: true"),
-        (given.objective is not None and given.train_files is not None and given.from_run is not None,
+        (sft.objective is not None and sft.train_files is not None and sft.from_run is not None,
          ("sft", "from_run"), "Both files and a recorded run are set as the source of replies to learn from.",
          "sft.train_files or sft.from_run"),
     ]  # fmt: skip
-    for is_set, path, what, expected in clashes:
+    for is_set, path, message, expected in clashes:
         if is_set:
-            where = f"{layers.locate(('ajet', *path), value=True)} (ajet.{'.'.join(path)})"
-            raise ConfigError(what, where=where, expected=expected)
+            location = f"{layers.locate(('ajet', *path), value=True)} (ajet.{'.'.join(path)})"
+            raise ConfigError(message, where=location, expected=expected)
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
@@ -219,13 +221,13 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
     A backbone with worker processes, and `rollout.isolation`, need importable code.
     """
     isolation = find_part("isolation", config.rollout.isolation)
-    named: list[tuple[tuple[str | int, ...], Any]] = [
+    references: list[tuple[tuple[str | int, ...], Any]] = [
         (("rollout", "user_workflow"), config.rollout.user_workflow),
         (("rollout", "train_turn"), config.rollout.train_turn),
         *config.task_judge.list_judges(),
         (("task_reader", "type"), config.task_reader.type),
     ]
-    for path, reference in named:
+    for path, reference in references:
         if not is_of_running_program(reference):
             continue
         key = ".".join(map(str, path))

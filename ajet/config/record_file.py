@@ -183,10 +183,10 @@ def split_record_path(path: Path) -> tuple[Path, tuple[str, ...]]:
     The layout of a run decides, not the disk: `RUN/episodes/step-1.jsonl` is RUN and two components.
     """
     parts = path.parts
-    at = len(parts) - 1
-    while at > 1 and _is_inner(parts, at - 1):
-        at -= 1
-    return Path(*parts[:at]), parts[at:]
+    split = len(parts) - 1
+    while split > 1 and _is_inner(parts, split - 1):
+        split -= 1
+    return Path(*parts[:split]), parts[split:]
 
 
 def _is_inner(parts: tuple[str, ...], at: int) -> bool:
@@ -207,8 +207,8 @@ def _open_parent(path: Path) -> Iterator[int]:
     number = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for count, name in enumerate(inner[:-1], 1):
-            place = outer.joinpath(*inner[:count])
-            below = _open_entry(place, os.O_RDONLY | os.O_DIRECTORY | _SAFE, number, name=name)
+            parent = outer.joinpath(*inner[:count])
+            below = _open_entry(parent, os.O_RDONLY | os.O_DIRECTORY | _SAFE, number, name=name)
             os.close(number)
             number = below
         yield number
@@ -243,16 +243,16 @@ def _check_regular(path: Path, number: int) -> None:
 
 def _count_data(number: int) -> int:
     """Return the bytes of a file outside of holes, counted over its first extents."""
-    found = at = 0
+    data_bytes = position = 0
     for _ in range(_MOST_EXTENTS):
         try:
-            start = os.lseek(number, at, os.SEEK_DATA)
-            at = os.lseek(number, start, os.SEEK_HOLE)
+            start = os.lseek(number, position, os.SEEK_DATA)
+            position = os.lseek(number, start, os.SEEK_HOLE)
         except OSError:  # ENXIO: only a hole follows
             break
-        found += at - start
+        data_bytes += position - start
     os.lseek(number, 0, os.SEEK_SET)
-    return found
+    return data_bytes
 
 
 def _stat_entry(path: Path) -> os.stat_result | None:

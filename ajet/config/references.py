@@ -54,11 +54,11 @@ class CodeReference:
 
 def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
     """Split a reference. Raises UnresolvedReferenceError for text of another form."""
-    place, arrow, name = text.partition("->")
+    location, arrow, name = text.partition("->")
     if not arrow:
-        place, arrow, name = text.rpartition(":")
-    place, name = place.strip(), name.strip()
-    if not arrow or not place or not name.isidentifier():
+        location, arrow, name = text.rpartition(":")
+    location, name = location.strip(), name.strip()
+    if not arrow or not location or not name.isidentifier():
         module, dot, last = text.strip().rpartition(".")
         do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
         if text.strip().endswith(".py"):
@@ -66,8 +66,8 @@ def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
         raise UnresolvedReferenceError(
             f"{what}: {text!r} is not a reference of the form FILE.py->NAME.", where=what, expected=FORMS, do=do
         )
-    place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
-    return CodeReference(text, place, name)
+    location, _, name = find_renamed(f"{location}:{name}").rpartition(":")
+    return CodeReference(text, location, name)
 
 
 def resolve_reference(
@@ -91,20 +91,20 @@ def resolve_reference(
         _check_name(parsed, file, what)
     module = _import_module(parsed, package, dotted, what)
     try:
-        found = getattr(module, parsed.name)
+        target = getattr(module, parsed.name)
     except AttributeError:
         exported = dict.fromkeys(getattr(module, "__all__", ()))  # some may be loaded only when they are used
         raise _make_missing_name_error(parsed, {**exported, **vars(module)}, str(file or dotted), what) from None
-    found = found if convert is None else convert(found, reference)
-    if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
-        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    target = target if convert is None else convert(target, reference)
+    if expect is not None and not (isinstance(target, type) and issubclass(target, expect)):
+        kind = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
         raise UnresolvedReferenceError(
             f"{what}: {reference} is {kind}, not a subclass of {expect.__name__}.",
             where=str(file or dotted),
             expected=f"a subclass of {expect.__module__.split('.')[0]}.{expect.__name__}",
             do=f"write `class {parsed.name}({expect.__name__}):`",
         )
-    return found
+    return target
 
 
 def check_reference(reference: str, *, base: Path, what: str) -> None:
@@ -133,14 +133,14 @@ def read_parameters_of(reference: str, *, base: Path, what: str) -> Callable[...
     file = None if parsed.place == RUNNING else _find_place(parsed, base, what)[0]
     if file is None:
         return None
-    found = [
+    definitions = [
         node
         for node in _check_name(parsed, file, what).body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == parsed.name
     ]
-    if len(found) != 1 or found[0].decorator_list:
+    if len(definitions) != 1 or definitions[0].decorator_list:
         return None
-    node, arguments = found[0], found[0].args
+    node, arguments = definitions[0], definitions[0].args
     node.body, node.returns = [ast.copy_location(ast.Pass(), node)], None
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
     for each in every:
@@ -168,16 +168,16 @@ def resolve_class(
         UnresolvedReferenceError: The class does not exist.
     """
     part = find_part(kind, chosen)
-    found: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
-    missing = [name for name in methods if not callable(getattr(found, name, None))]
-    if not isinstance(found, type) or missing:
-        problem = f"has no {', '.join(missing)}" if isinstance(found, type) else f"is a {type(found).__name__}"
+    candidate: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
+    missing = [name for name in methods if not callable(getattr(candidate, name, None))]
+    if not isinstance(candidate, type) or missing:
+        problem = f"has no {', '.join(missing)}" if isinstance(candidate, type) else f"is a {type(candidate).__name__}"
         raise UnresolvedReferenceError(
             f"{what}: {chosen} {problem}.",
             where=what,
             expected=f"a class with the methods {', '.join(methods)}, as {like}",
         )
-    return found
+    return candidate
 
 
 def is_of_running_program(reference: str | None) -> bool:
@@ -232,11 +232,11 @@ def _list_module_candidates(parsed: CodeReference, base: Path) -> list[Path]:
 
 
 def _list_file_candidates(parsed: CodeReference, base: Path) -> list[Path]:
-    place = Path(parsed.place).expanduser()
+    file = Path(parsed.place).expanduser()
     roots = [base, Path.cwd()]
-    if place.parts[:1] == ("tutorial",):
+    if file.parts[:1] == ("tutorial",):
         roots.append(find_tutorials().parent)
-    return list(dict.fromkeys((root / place).resolve() for root in roots))
+    return list(dict.fromkeys((root / file).resolve() for root in roots))
 
 
 def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
@@ -321,10 +321,10 @@ def _find_last_user_line(error: BaseException) -> str:
     if not frames:
         return ""
     raised = f"{frames[-1].filename}:{frames[-1].lineno}"
-    theirs = [frame for frame in frames if not is_library_file(frame.filename)]
-    if not theirs or theirs[-1] is frames[-1]:
+    user_frames = [frame for frame in frames if not is_library_file(frame.filename)]
+    if not user_frames or user_frames[-1] is frames[-1]:
         return raised
-    return f"{theirs[-1].filename}:{theirs[-1].lineno}, which called {raised}"
+    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}, which called {raised}"
 
 
 @lru_cache(maxsize=4096)
@@ -338,8 +338,8 @@ def is_library_file(file: str | Path) -> bool:
 
 @lru_cache(maxsize=1)
 def _library_roots() -> tuple[Path, ...]:
-    found = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-    return (*map(Path, found), *list_package_roots())
+    folders = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    return (*map(Path, folders), *list_package_roots())
 
 
 def _check_name(parsed: CodeReference, file: Path, what: str) -> ast.Module:
@@ -391,36 +391,36 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what
             do="run that program, or move {parsed.name} to a separate file and write FILE.py->" + parsed.name,
         )
     code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
-    near = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
+    similar = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
     return UnresolvedReferenceError(
         f"{what}: {parsed.text} refers to {parsed.name}, which the file does not define.",
         where=where,
-        expected=f"one of {', '.join(near or code[:8])}"
-        if near or code
+        expected=f"one of {', '.join(similar or code[:8])}"
+        if similar or code
         else "a class or function at the file's top level",
-        do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{near[0]}"
-        if near
+        do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{similar[0]}"
+        if similar
         else f"define {parsed.name} there, or refer to another name",
     )
 
 
 def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, what: str) -> UnresolvedReferenceError:
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
-    near = _suggest_file(looked)
+    similar = _suggest_file(looked)
     return UnresolvedReferenceError(
         f"{what}: {parsed.text} refers to the file or module {parsed.place}, which does not exist.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,
-        do=f"did you mean {near}?" if near else f"correct the path, which is relative to {looked_from}",
+        do=f"did you mean {similar}?" if similar else f"correct the path, which is relative to {looked_from}",
     )
 
 
 def _suggest_file(looked: list[str]) -> str:
-    wanted = Path(looked[0]).name
+    file_name = Path(looked[0]).name
     folder = Path(looked[0]).parent
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
-    near = get_close_matches(wanted, names, 1)
-    return near[0] if near else ""
+    similar = get_close_matches(file_name, names, 1)
+    return similar[0] if similar else ""
 
 
 # Modules of AgentJet's package that do not exist here, each with what to write instead. The sentences are shown where a

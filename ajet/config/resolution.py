@@ -86,22 +86,22 @@ def make_writable(
         own: Converts a text of the user's sections.
         hide: Converts a literal secret.
     """
-    shown = deepcopy(tree)
+    writable = deepcopy(tree)
     tainted = find_environment_paths(raw, backbones)
-    for path, value in list_leaves(shown):
+    for path, value in list_leaves(writable):
         as_written = path[0] in backbones
-        named = is_secret_path(path) and is_literal_secret(value)
+        is_secret = is_secret_path(path) and is_literal_secret(value)
         shaped = isinstance(value, str) and has_secret_shape(value)
         if path in tainted and (is_secret_path(path) or shaped or path[0] != "ajet"):
-            _set_raw_value(shown, raw, path)
-        elif named:
+            _set_raw_value(writable, raw, path)
+        elif is_secret:
             if not as_written or "${" not in str(value):
-                _set_value(shown, path, hide(str(value)))
+                _set_value(writable, path, hide(str(value)))
         elif isinstance(value, str):
             text = value if as_written else value.replace("${", "\\${")
             text = replace_secret_shapes(text, hide) if shaped else text
-            _set_value(shown, path, text if path[0] == "ajet" or as_written else own(text))
-    return shown
+            _set_value(writable, path, text if path[0] == "ajet" or as_written else own(text))
+    return writable
 
 
 def is_secret_path(path: KeyPath) -> bool:

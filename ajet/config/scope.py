@@ -50,8 +50,8 @@ def make_scope(folder: Path, *, fallbacks: Sequence[Path] = ()) -> str:
 
 def import_in(package: str, dotted: str) -> ModuleType:
     """Import a dotted name as a file of this scope would. Raises the errors of the imported code."""
-    own = _find_own_name(package, dotted)
-    return importlib.import_module(own if own is not None else dotted)
+    scoped_name = _find_own_name(package, dotted)
+    return importlib.import_module(scoped_name if scoped_name is not None else dotted)
 
 
 def strip_scope(name: str) -> str:
@@ -87,14 +87,14 @@ def _make_import_function(package: str) -> Any:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        own = _find_own_name(package, name) if level == 0 else None
-        if own is None:
+        scoped_name = _find_own_name(package, name) if level == 0 else None
+        if scoped_name is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         if fromlist:
-            return builtins.__import__(own, globals, locals, fromlist, 0)
-        importlib.import_module(own)
-        depth = own.count(".") - name.count(".")
-        return sys.modules[".".join(own.split(".")[: depth + 1])]
+            return builtins.__import__(scoped_name, globals, locals, fromlist, 0)
+        importlib.import_module(scoped_name)
+        depth = scoped_name.count(".") - name.count(".")
+        return sys.modules[".".join(scoped_name.split(".")[: depth + 1])]
 
     return scoped_import
 
@@ -121,11 +121,11 @@ def _look_up_own_name(package: str, dotted: str) -> str | None:
         if ordinary is None:
             return f"{candidate}.{dotted}"
         # A library wins over a folder without __init__.py. Another such folder wins only if it is the same folder.
-        mine = [str(Path(place).resolve()) for place in spec.submodule_search_locations or ()]
-        theirs = [str(Path(place).resolve()) for place in ordinary.submodule_search_locations or ()]
-        if ordinary.loader is None and not set(mine) & set(theirs):
+        scoped_locations = [str(Path(location).resolve()) for location in spec.submodule_search_locations or ()]
+        ordinary_locations = [str(Path(location).resolve()) for location in ordinary.submodule_search_locations or ()]
+        if ordinary.loader is None and not set(scoped_locations) & set(ordinary_locations):
             part = rest.partition(".")[0]
-            if any(Path(place, part + end).exists() for place in mine for end in ("", ".py")):
+            if any(Path(location, part + end).exists() for location in scoped_locations for end in ("", ".py")):
                 return f"{candidate}.{dotted}"
     return None
 

@@ -50,9 +50,9 @@ def find_model_problem(base_url: str, model: str, key: str | None, seconds: floa
     if answer.status_code == 200 and answer.headers.get("content-type", "").startswith("text/html"):
         return "the server answers with an HTML page: the address may be a login page or belong to another program"
     try:
-        listed = [str(each["id"]) for each in load_json(answer.content)["data"]] if answer.status_code == 200 else []
+        served = [str(each["id"]) for each in load_json(answer.content)["data"]] if answer.status_code == 200 else []
     except (ValueError, KeyError, TypeError):
         return ""
-    if listed and model not in listed:
-        logger.warning("the server {} does not list the model {}; it lists {}", named, model, ", ".join(listed[:5]))
+    if served and model not in served:
+        logger.warning("the server {} does not list the model {}; it lists {}", named, model, ", ".join(served[:5]))
     return ""

@@ -27,8 +27,8 @@ _VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
 
 def list_backbone_roots(chosen: Descriptor) -> tuple[str, ...]:
     """Return the root names of the chosen backbone and of all backbones that ship with ajet."""
-    known = [*list_shipped_backbones().values(), chosen]
-    return tuple(dict.fromkeys(root for each in known for root in each.roots))
+    backbones = [*list_shipped_backbones().values(), chosen]
+    return tuple(dict.fromkeys(root for each in backbones for root in each.roots))
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,20 @@ def split_document(document: Document, roots: Collection[str]) -> YamlParts:
 def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
     """Return the keys below `ajet`, with names of other versions replaced. Existing keys win."""
     result = deepcopy(ajet)
-    for other, ours in expand_moves(result):
+    for other, new_path in expand_moves(result):
         *parents, name = other
         holder = _find_mapping(result, parents, make=False)
         if holder is None or name not in holder:
             continue
         value = holder.pop(name)
-        *sections, last = ours
+        *sections, last = new_path
         home = _find_mapping(result, sections, make=True)
         if home is not None and last not in home:
             home[last] = value
-            theirs = ("ajet", *parents, name)
-            for path, place in [*document.places.items()]:
-                if path[: len(theirs)] == theirs:
-                    document.places[("ajet", *sections, last, *path[len(theirs) :])] = place
+            old_path = ("ajet", *parents, name)
+            for path, position in [*document.places.items()]:
+                if path[: len(old_path)] == old_path:
+                    document.places[("ajet", *sections, last, *path[len(old_path) :])] = position
     return result
 
 
@@ -114,7 +114,7 @@ def _check_hydra(block: Any, document: Document) -> None:
             expected = "searchpath only; ajet ignores other settings of Hydra"
             raise _make_unknown_entry_error(f"hydra.{name}", [value], ("hydra", name), document, expected)
         entries = value if isinstance(value, list) else [value]
-        odd = {at: entry for at, entry in enumerate(entries) if entry is not None and not _is_ours(entry)}
+        odd = {index: entry for index, entry in enumerate(entries) if entry is not None and not _is_ours(entry)}
         if odd:
             *names, last = (f"/{name}" for name in list_shipped_backbones())
             expected = f"file://ajet/default_config, optionally with {', '.join(names)} or {last}"
@@ -124,16 +124,18 @@ def _check_hydra(block: Any, document: Document) -> None:
 
 
 def _is_ours(entry: Any) -> bool:
-    found = _SEARCHPATH.fullmatch(entry) if isinstance(entry, str) else None
-    return entry in _VERLS or (found is not None and (found["of"] is None or found["of"] in list_shipped_backbones()))
+    match = _SEARCHPATH.fullmatch(entry) if isinstance(entry, str) else None
+    return entry in _VERLS or (match is not None and (match["of"] is None or match["of"] in list_shipped_backbones()))
 
 
 def _check_defaults(block: Any, document: Document) -> None:
-    known = ("ajet_default", *(f"{name}_default" for name in list_shipped_backbones()), "_self_")
+    allowed = ("ajet_default", *(f"{name}_default" for name in list_shipped_backbones()), "_self_")
     entries = block if isinstance(block, list) else [] if block is None else [block]
-    odd = {at: entry for at, entry in enumerate(entries) if entry not in (*known, *_VERLS)}
+    odd = {index: entry for index, entry in enumerate(entries) if entry not in (*allowed, *_VERLS)}
     if odd:
-        raise _make_unknown_entry_error("defaults", [*odd.values()], ("defaults", min(odd)), document, ", ".join(known))
+        raise _make_unknown_entry_error(
+            "defaults", [*odd.values()], ("defaults", min(odd)), document, ", ".join(allowed)
+        )
 
 
 def _make_unknown_entry_error(

@@ -55,10 +55,10 @@ def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
                 continue
             keys = {path: (layer, value) for layer in users for path, value in _list_keys(layer, root)}
             values = {path: value for path, (_, value) in keys.items()}
-            found = [UnreadKey(path, layer, *_advise_on_key(path, values, owner)) for path, (layer, _) in keys.items()]
-            if has_others or any(each.advice for each in found):
+            unread = [UnreadKey(path, layer, *_advise_on_key(path, values, owner)) for path, (layer, _) in keys.items()]
+            if has_others or any(each.advice for each in unread):
                 rest = f"not read; ajet reads {owner.name}'s own keys only below `{owner.name}:`"
-                yield from (each if each.advice else each._replace(advice=rest) for each in found)
+                yield from (each if each.advice else each._replace(advice=rest) for each in unread)
 
 
 def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
@@ -74,11 +74,11 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
     for owner in list_shipped_backbones().values():
         roots = [root for root in dict.fromkeys((*owner.roots, *owner.sections)) if root in document.tree]
         keys = {path: value for root in roots for path, value in _list_keys(document, root)}
-        own = {path[1:] if path[0] == owner.name else path: value for path, value in keys.items()}
-        if not any(_advise_on_key(path, own, owner)[2] for path in own):
+        values_by_path = {path[1:] if path[0] == owner.name else path: value for path, value in keys.items()}
+        if not any(_advise_on_key(path, values_by_path, owner)[2] for path in values_by_path):
             continue
         tree: dict[str, Any] = {}
-        for key, value in _copy_values(own, owner, missing, document).items():
+        for key, value in _copy_values(values_by_path, owner, missing, document).items():
             *sections, name = key.split(".")
             if any(layer.get_value((*sections, name)) is not ABSENT for layer in users):
                 continue
@@ -86,12 +86,12 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
             for section in sections:
                 node = node.setdefault(section, {})
             node[name] = value
-        place = "add to `ajet:`" if document.tree.get("ajet") else "put before them"
+        instruction = "add to `ajet:`" if document.tree.get("ajet") else "put before them"
         lines = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110).rstrip()
-        known = f"ajet can read the keys of {owner.name} in {', '.join(roots)}"
+        advice = f"ajet can read the keys of {owner.name} in {', '.join(roots)}"
         if owner.defaults_page:
-            known += f"; keys that are missing there get ajet's defaults ({owner.defaults_page})"
-        return f"{known}; {place}:\n{lines}"
+            advice += f"; keys that are missing there get ajet's defaults ({owner.defaults_page})"
+        return f"{advice}; {instruction}:\n{lines}"
     return ""
 
 
@@ -107,10 +107,10 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequenc
     """
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
-        near = find_counterpart(path, owner.filled)
-        is_copied = near is not None and near.key.startswith(_FIRST_LINES)
-        if near is not None and is_copied and path == find_first_filled(near.key, owner.filled):
-            values[near.key] = value
+        counterpart = find_counterpart(path, owner.filled)
+        is_copied = counterpart is not None and counterpart.key.startswith(_FIRST_LINES)
+        if counterpart is not None and is_copied and path == find_first_filled(counterpart.key, owner.filled):
+            values[counterpart.key] = value
     folder = _find_data_folder(own.get(("data", "train_files")))
     to_fill_in = _TO_FILL_IN | ({_DATA_SET: folder} if folder else {})
     if isinstance(tools := own.get((*_TURNS, "tool_config_path")), str):
@@ -119,7 +119,7 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequenc
         if (turns := own.get((*_TURNS, "max_assistant_turns"))) is not None:
             values["ajet.rollout.mcp_agent.max_steps"] = turns
     values |= {key: to_fill_in[key] for key in missing if key in to_fill_in and key not in values}
-    if judge := next((found for prefix in _REWARDS if (found := _find_judge(own, prefix))), ""):
+    if judge := next((judge_of_prefix for prefix in _REWARDS if (judge_of_prefix := _find_judge(own, prefix))), ""):
         values[JUDGE] = judge
     return values
 
@@ -127,18 +127,18 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequenc
 def _find_servers(tools: str, layer: Layer) -> str:
     """Return the file of MCP servers in verl's tools file, or a placeholder."""
     base = layer.document.path.parent if layer.document is not None else Path()
-    named = list_servers_files(base / tools)
-    return named[0] if named else "<YOUR_MCP_SERVERS>"
+    servers_files = list_servers_files(base / tools)
+    return servers_files[0] if servers_files else "<YOUR_MCP_SERVERS>"
 
 
 def list_servers_files(tools: Path) -> list[str]:
     """Return the files of MCP servers in a tools file of verl's format, or [] for any other file."""
     try:
-        read = yaml.safe_load(tools.read_text(encoding="utf-8"))
+        parsed = yaml.safe_load(tools.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
-    listed = read.get("tools") if isinstance(read, dict) else None
-    parts = [each["mcp"] for each in listed or () if isinstance(each, dict) and isinstance(each.get("mcp"), dict)]
+    tool_entries = parsed.get("tools") if isinstance(parsed, dict) else None
+    parts = [each["mcp"] for each in tool_entries or () if isinstance(each, dict) and isinstance(each.get("mcp"), dict)]
     return list(dict.fromkeys(part[_SERVERS] for part in parts if isinstance(part.get(_SERVERS), str)))
 
 
@@ -159,7 +159,7 @@ def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
 def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
     """Yield each key below a root except mappings, with its value. A list is a single value."""
     for path, _ in list_leaves({root: layer.tree.get(root)}):
-        key_path = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
+        key_path = path[: next((index for index, part in enumerate(path) if isinstance(part, int)), len(path))]
         if (value := layer.get_value(key_path)) not in (ABSENT, None):
             yield key_path, value
 
@@ -171,14 +171,14 @@ def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor)
         own: Values of all of the backbone's keys.
     """
     dotted, value = ".".join(map(str, path)), own[path]
-    if (near := find_counterpart(path, owner.filled)) is not None:
-        shown = f": {json.dumps(value, default=str)}" if near.same else ""
-        return near.key, value, f"not read; set {near.key}{shown}"
+    if (counterpart := find_counterpart(path, owner.filled)) is not None:
+        suffix = f": {json.dumps(value, default=str)}" if counterpart.same else ""
+        return counterpart.key, value, f"not read; set {counterpart.key}{suffix}"
     if path[:-1] in _REWARDS and (judge := _find_judge(own, path[:-1])):
         return JUDGE, judge, f"not read; set {JUDGE}: {judge}"
     if path in _FILES and (folder := _find_data_folder(value)):
         return _DATA_SET, folder, f"not read; set {_DATA_SET}: {folder}"
     if (like := owner.advice.like.get(dotted)) is not None:
         return f"ajet.{like}", value, f"not read; set ajet.{like}"
-    here = owner.advice.instead.get(dotted)
-    return "", None, f"not read; in ajet: {here}" if here is not None else ""
+    advised = owner.advice.instead.get(dotted)
+    return "", None, f"not read; in ajet: {advised}" if advised is not None else ""

@@ -37,15 +37,15 @@ def validate_tree(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
         if _is_placeholder(value)
     ]
     problems += [
-        _make_changed_key_error(("ajet", *path), value, why, layers)
-        for path, value, why in find_changed_keys(tree["ajet"])
+        _make_changed_key_error(("ajet", *path), value, refusal, layers)
+        for path, value, refusal in find_changed_keys(tree["ajet"])
     ]
     try:
         config = config_model().model_validate(remove_accepted(tree["ajet"]))
     except ValidationError as error:
-        known = {problem.where for problem in problems}
-        found = _explain_errors(error, layers)
-        problems += [problem for problem in found if problem.where not in known]
+        reported = {problem.where for problem in problems}
+        explained = _explain_errors(error, layers)
+        problems += [problem for problem in explained if problem.where not in reported]
     if problems:
         raise join_errors(problems)
     return config
@@ -70,19 +70,19 @@ def _make_changed_key_error(path: Sequence[Any], value: Any, sentence: str, laye
 
 
 def _explain_errors(error: ValidationError, layers: Layers) -> list[ConfigError]:
-    found: dict[KeyPath, ConfigError] = {}
+    by_path: dict[KeyPath, ConfigError] = {}
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])
         if item["type"] == "extra_forbidden":
-            found.setdefault(
+            by_path.setdefault(
                 path, make_unknown_key_error(path, where=layers.locate(("ajet", *path)), value=item["input"])
             )
             continue
         while path and find_key(path) is None:  # pydantic appends the names of union members
             path = path[:-1]
-        if path not in found:
-            found[path] = _explain_error(path, item, layers)
-    return list(found.values())
+        if path not in by_path:
+            by_path[path] = _explain_error(path, item, layers)
+    return list(by_path.values())
 
 
 def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
@@ -95,12 +95,12 @@ def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
     for name, bound in item.get("ctx", {}).items():  # a bound may belong to a list or union member only
         if (words := _BOUNDS.get(name)) and words not in expected:
             expected += f", {words} {bound:g}"
-    near = get_close_matches(str(value), [str(arg) for arg in _list_literals(field)], 1)
+    similar = get_close_matches(str(value), [str(arg) for arg in _list_literals(field)], 1)
     return ConfigError(
         f"ajet.{'.'.join(map(str, path))} is {value!r}.",
         where=layers.locate(("ajet", *path), value=True),
         expected=expected,
-        do=f"did you mean {near[0]}?" if near else _NONE if value == "None" else "",
+        do=f"did you mean {similar[0]}?" if similar else _NONE if value == "None" else "",
     )
 
 

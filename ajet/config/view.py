@@ -28,8 +28,12 @@ class View(Mapping[str, Any]):
         try:
             return self[name]
         except KeyError:
-            near = get_close_matches(name, map(str, self._tree), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys there are {', '.join(map(str, self._tree))}"
+            similar = get_close_matches(name, map(str, self._tree), 1)
+            hint = (
+                f"; did you mean {similar[0]!r}?"
+                if similar
+                else f"; the keys there are {', '.join(map(str, self._tree))}"
+            )
             raise AttributeError(f"the config has no key {name!r} here{hint}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -26,9 +26,9 @@ def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
     Raises:
         ConfigError: The key does not exist.
     """
-    named = key.removeprefix("ajet.")
-    if (sentence := explain_accepted_key(named.split("."))) is not None:
-        yield f"ajet.{named} may be set, but has no effect: {sentence}"
+    short_key = key.removeprefix("ajet.")
+    if (sentence := explain_accepted_key(short_key.split("."))) is not None:
+        yield f"ajet.{short_key} may be set, but has no effect: {sentence}"
         return
     path = _parse_key(experiment, key)
     value = _get_node(experiment.config.to_dict(), path)
@@ -37,33 +37,35 @@ def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
         return
     for leaf, inner in _walk_leaves(value, path):
         layer = experiment.layers.find_winner(leaf)
-        place = layer.locate(leaf) if layer else ""
-        yield f"{_join_path(leaf)} = {_format_value(leaf, inner)}    ({place})"
+        location = layer.locate(leaf) if layer else ""
+        yield f"{_join_path(leaf)} = {_format_value(leaf, inner)}    ({location})"
 
 
 def list_origins(experiment: Experiment) -> dict[str, str]:
     """Return key -> place of each value that is not ajet's default: file name and line, a flag or an override."""
     tree = experiment.config.to_dict()
     first = experiment.layers.stack[0]
-    found = {}
+    origins = {}
     for leaf, _ in _walk_leaves(tree, ()):
         layer = experiment.layers.find_winner(leaf)
         if layer is not None and layer is not first:
-            place = layer.locate(leaf)
-            found[_join_path(leaf)] = place.removeprefix(f"{layer.document.path.parent}/") if layer.document else place
-    return found
+            location = layer.locate(leaf)
+            origins[_join_path(leaf)] = (
+                location.removeprefix(f"{layer.document.path.parent}/") if layer.document else location
+            )
+    return origins
 
 
 def _parse_key(experiment: Experiment, key: str) -> KeyPath:
     written: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
     path = ("ajet", *map_moved_key(written[1:])) if written[0] == "ajet" else map_moved_key(written)
     tree = experiment.config.to_dict()
-    own = {*experiment.sections, *experiment.backbone_overrides}
+    top_sections = {*experiment.sections, *experiment.backbone_overrides}
     inside = path[1:] if path[0] == "ajet" else path
     if not inside or find_key(inside) is not None:
         path = ("ajet", *inside)
     if _get_node(tree, path) is ABSENT:
-        raise make_unknown_key_error(inside, where=f"ajet config why {key}", also=own)
+        raise make_unknown_key_error(inside, where=f"ajet config why {key}", also=top_sections)
     return path
 
 
@@ -82,8 +84,8 @@ def _explain_one_key(experiment: Experiment, path: KeyPath, value: Any) -> Itera
         if value_here is ABSENT:
             yield f"    {layer.title:<{width}}  -"
             continue
-        place = f"  {layer.locate(path)}" if layer.document else ""
-        yield f"  {'→' if layer is winner else ' '} {layer.title:<{width}}  {_format_value(path, value_here)}{place}"
+        location = f"  {layer.locate(path)}" if layer.document else ""
+        yield f"  {'→' if layer is winner else ' '} {layer.title:<{width}}  {_format_value(path, value_here)}{location}"
 
 
 def _explain_no_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:

@@ -152,7 +152,7 @@ def _find_model(path: str, base: Path | None, progress: Progress, weights: bool)
 
 
 def _advise_on_maker(path: str, base: Path | None) -> str:
-    """Return advice on how to make a missing model: a `make_model.py` next to the YAML, or the run in the path.
+    """Return advice on how to make a missing model: a `make_model.py` next to the YAML, or the run of this name.
 
     Returns "" without advice.
     """
@@ -162,6 +162,8 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
             f"The run {of_run[2]} writes this model, and has not done so yet: start that run first. `{listed}` "
             "lists its checkpoints."
         )
+    if (run := Path("launcher_record", path)).is_dir():
+        return f"A run has this name; {_suggest_model_below(run) or 'it has no checkpoint yet.'}"
     if base is None or not (script := base / "make_model.py").is_file():
         return ""
     of_hub = not _looks_local(path)

@@ -45,7 +45,9 @@ class ArchivedRun:
             each
             for each in dict.fromkeys(checkpoints)
             if each.is_dir()
-            and not any(place.is_relative_to(own) for place, own in zip((each, each.resolve()), within, strict=True))
+            and not any(
+                place.is_relative_to(own_file) for place, own_file in zip((each, each.resolve()), within, strict=True)
+            )
         )
         number = 1
         while any(each.with_name(f"{folder.name}.old-{number}").exists() for each in (folder, *outside)):
@@ -70,9 +72,9 @@ class ArchivedRun:
     @classmethod
     def find_archived(cls, folder: Path) -> ArchivedRun | None:
         """Return the archived run of `folder` if the run in `folder` has no result yet, else None."""
-        named = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
+        pattern = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
         marked = [
-            path for path in folder.parent.glob("*.old-*") if named.fullmatch(path.name) and (path / FILE).exists()
+            path for path in folder.parent.glob("*.old-*") if pattern.fullmatch(path.name) and (path / FILE).exists()
         ]
         if not marked:
             return None
@@ -105,9 +107,9 @@ class ArchivedRun:
     def next_ended_path(self) -> Path:
         """Return a free path for the folder of the start that ended early. The log may explain why."""
         number = 1
-        while (place := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
+        while (path := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1
-        return place
+        return path
 
     def restore_run(self, keep: Path | None = None) -> None:
         """Move the archived folders back to the original paths, checkpoints first.

@@ -66,8 +66,8 @@ class AttemptRecord:
     @property
     def lacks_verdict(self) -> bool:
         """True if the workflow finished and only the judge failed."""
-        played = bool(self.output) or self.last_reply is not None
-        return self.status == "failed" and self.failure.startswith("judge: ") and played
+        has_answer = bool(self.output) or self.last_reply is not None
+        return self.status == "failed" and self.failure.startswith("judge: ") and has_answer
 
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
         """Return the tags of the task (`tags_of`)."""
@@ -76,14 +76,14 @@ class AttemptRecord:
 
 def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list[str]:
     """Return a task's tags: the values of these metadata keys, each list item separately; other keys give key=value."""
-    found = []
+    tags = []
     for key in keys:
         value = metadata.get(key)
-        named = "" if key in TAG_KEYS else f"{key}="
+        prefix = "" if key in TAG_KEYS else f"{key}="
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(each, (str, int, float, bool)):
-                found.append(f"{named}{each}")
-    return list(dict.fromkeys(found))
+                tags.append(f"{prefix}{each}")
+    return list(dict.fromkeys(tags))
 
 
 def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptRecord]:
@@ -95,7 +95,7 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
     Raises:
         UserError: a line is damaged.
     """
-    found: dict[str, AttemptRecord] = {}
+    by_uuid: dict[str, AttemptRecord] = {}
     for number, row in enumerate(read_rows(path), 1):
         try:
             attempt = decode_attempt(row, judge_inputs=judge_inputs)
@@ -105,8 +105,8 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
                 where=f"{path}:{number}",
                 do="restore the file from a copy",
             ) from error
-        found[attempt.uuid] = attempt
-    return sorted(found.values(), key=lambda attempt: (attempt.order, attempt.repeat))
+        by_uuid[attempt.uuid] = attempt
+    return sorted(by_uuid.values(), key=lambda attempt: (attempt.order, attempt.repeat))
 
 
 def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> AttemptRecord:

@@ -76,10 +76,10 @@ class LinkedLines(NamedTuple):
 
     def places(self) -> Iterator[tuple[LinkedLine, int, int]]:
         """Yield each line with the byte offsets of the line and of the arrays."""
-        at, blob_at = self.at, self.blob_at
+        offset, blob_offset = self.at, self.blob_at
         for line in self.lines:
-            yield line, at, blob_at
-            at, blob_at = at + line.length, blob_at + line.blob_length
+            yield line, offset, blob_offset
+            offset, blob_offset = offset + line.length, blob_offset + line.blob_length
 
 
 def digest_of(data: bytes) -> str:
@@ -115,8 +115,8 @@ def link_digest(body: bytes, key: bytes | None) -> str:
 
 def split_link(line: bytes) -> tuple[bytes, str]:
     """Split a link into body and digest. Raises ValueError."""
-    body, found, rest = line.rpartition(_OWN)
-    if not found or not rest.endswith(b'"}\n'):
+    body, separator, rest = line.rpartition(_OWN)
+    if not separator or not rest.endswith(b'"}\n'):
         raise ValueError("its own digest is missing")
     return body + b"}", rest[:-3].decode()
 
@@ -288,9 +288,9 @@ def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> L
         while (line := next_line(text)).endswith(b"\n"):
             try:
                 row = parse_object(line)
-                place, uuid, task = row["blob"], row["uuid"], row["task"]["task_id"]
-                packed = read_record_part(blobs, end, place["length"])
-                if place["offset"] != end or zlib.crc32(packed) != place["crc32"]:
+                blob, uuid, task = row["blob"], row["uuid"], row["task"]["task_id"]
+                packed = read_record_part(blobs, end, blob["length"])
+                if blob["offset"] != end or zlib.crc32(packed) != blob["crc32"]:
                     break
             except (ValueError, KeyError, TypeError):
                 break

@@ -51,8 +51,8 @@ def start_facts(
         "files": {name: digest_of(_read_bytes(folder / name)) for name in SETTLED if has_record_file(folder / name)},
     }
     if base is not None:
-        own = base.path.parent.resolve() == checkpoints.resolve()
-        facts["from"] = {"step": base.step, "digest": base.digest, "head": base.chain, "own": own}
+        is_own = base.path.parent.resolve() == checkpoints.resolve()
+        facts["from"] = {"step": base.step, "digest": base.digest, "head": base.chain, "own": is_own}
     return facts
 
 
@@ -62,25 +62,25 @@ def resume_facts(folder: Path, step: int) -> dict[str, Any]:
     They name the lines and rows that a killed process wrote and did not link.
     """
     facts: dict[str, Any] = {}
-    with _open_digest_lookup(folder) as known:
+    with _open_digest_lookup(folder) as is_linked:
         names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
         files = [folder / "episodes" / name for name in names]
-        found = [stray for path in files if (stray := _stray_lines(folder, path, known)) is not None]
-        if found:
-            facts["episodes"] = [each.as_json() for each in found]
-        if rows := _stray_rows(folder / METRICS, step, known):
+        strays = [stray for path in files if (stray := _stray_lines(folder, path, is_linked)) is not None]
+        if strays:
+            facts["episodes"] = [each.as_json() for each in strays]
+        if rows := _stray_rows(folder / METRICS, step, is_linked):
             facts["rows"] = rows
     return facts
 
 
 def _package_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @contextmanager
@@ -99,18 +99,18 @@ def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
         known: Returns True for the digest of a linked line.
     """
     data = _read_bytes(path)
-    end = at = data.rfind(b"\n") + 1
-    while at > 0:
-        begin = data.rfind(b"\n", 0, at - 1) + 1
-        if known(digest_of(data[begin:at])):
+    end = start = data.rfind(b"\n") + 1
+    while start > 0:
+        begin = data.rfind(b"\n", 0, start - 1) + 1
+        if known(digest_of(data[begin:start])):
             break
-        at = begin
-    if at == end:
+        start = begin
+    if start == end:
         return None
-    before = data[:at].splitlines()
+    before = data[:start].splitlines()
     blob = json.loads(before[-1])["blob"] if before else {"offset": 0, "length": 0}
     file = f"{path.parent.name}/{path.name}"
-    return stray_lines(folder, file, len(before) + 1, at, blob["offset"] + blob["length"])
+    return stray_lines(folder, file, len(before) + 1, start, blob["offset"] + blob["length"])
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -129,7 +129,7 @@ def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str
     with open_record_file(path) as file:
         lines = file.readlines()
     unlinked = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
-    found: list[str] = []
+    digests: list[str] = []
     while unlinked and not known(digest := digest_of(unlinked.pop())):
-        found.insert(0, digest)
-    return found
+        digests.insert(0, digest)
+    return digests

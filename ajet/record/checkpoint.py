@@ -75,22 +75,22 @@ class Checkpoint:
         names = [name for name in self.digests if tensors or Path(name).suffix not in TENSORS]
         with ThreadPoolExecutor(READERS) as pool:
             now = {name: pool.submit(_current_digest, self.path / name) for name in names}
-            wrong = [name for name in names if now[name].result() != self.digests[name]]
-        return f"{', '.join(wrong)}: the content changed since ajet wrote it" if wrong else ""
+            changed = [name for name in names if now[name].result() != self.digests[name]]
+        return f"{', '.join(changed)}: the content changed since ajet wrote it" if changed else ""
 
     def find_extra_files(self) -> str:
         """Describe files in the folder that were not written with the checkpoint, or "" without any."""
-        there = {
+        present = {
             str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
         }
-        extra = sorted(there - self.digests.keys() - {STATE})
+        extra = sorted(present - self.digests.keys() - {STATE})
         return f"{', '.join(extra)}: ajet did not write it with the checkpoint" if extra else ""
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """Return the checkpoint in `path`, or None if missing or incomplete."""
-    found = inspect_checkpoint(path)
-    return found if isinstance(found, Checkpoint) else None
+    checkpoint = inspect_checkpoint(path)
+    return checkpoint if isinstance(checkpoint, Checkpoint) else None
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint | str:
@@ -101,15 +101,21 @@ def inspect_checkpoint(path: Path) -> Checkpoint | str:
         is_valid = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
         digests, files = dict(content["digests"]), dict(content["files"])
         measured = Measurement.from_json(content.get("measured"))
-        own, chain = str(content[OWN]), str(content.get("chain", ""))
+        own_digest, chain = str(content[OWN]), str(content.get("chain", ""))
     except FileNotFoundError:
         return f"{STATE} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{STATE} is damaged"
-    if not is_valid or digests.keys() != files.keys() or own != digest_state(content):
+    if not is_valid or digests.keys() != files.keys() or own_digest != digest_state(content):
         return f"{STATE} is damaged"
-    wrong = [why for name, size in files.items() if (why := _describe_size_mismatch(path, str(name), size))]
-    return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests, own, chain)
+    mismatches = [
+        mismatch for name, size in files.items() if (mismatch := _describe_size_mismatch(path, str(name), size))
+    ]
+    return (
+        "; ".join(mismatches)
+        if mismatches
+        else Checkpoint(path, step, score, state, measured, digests, own_digest, chain)
+    )
 
 
 def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
@@ -118,8 +124,8 @@ def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
     Args:
         tensors: False skips weights and optimizer state.
     """
-    found = inspect_checkpoint(path)
-    return found if isinstance(found, str) else found.damage(tensors=tensors) or found
+    inspected = inspect_checkpoint(path)
+    return inspected if isinstance(inspected, str) else inspected.damage(tensors=tensors) or inspected
 
 
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
@@ -134,9 +140,9 @@ def require_sound(folder: Path, *, tensors: bool = True) -> None:
     refuse_special_files(folder, links=len(split_record_path(folder)[1]) < 2)
     if not (folder / STATE).exists():
         return
-    found = verify_checkpoint(folder, tensors=tensors)
-    if isinstance(found, str) and _is_ajet_checkpoint(folder):
-        raise damaged_checkpoint_error(folder, found)
+    verified = verify_checkpoint(folder, tensors=tensors)
+    if isinstance(verified, str) and _is_ajet_checkpoint(folder):
+        raise damaged_checkpoint_error(folder, verified)
 
 
 def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
@@ -160,8 +166,8 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
 
 def step_of(path: Path) -> int:
     """Return N of a folder `step-N`, or -1 for any other name."""
-    found = NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def digest_state(content: dict[str, Any]) -> str:
@@ -202,16 +208,16 @@ def _cached_digest(path: Path, size: int, changed: int) -> str:
 
 
 def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
-    place = Path(name)
-    if place.is_absolute() or ".." in place.parts:
+    relative = Path(name)
+    if relative.is_absolute() or ".." in relative.parts:
         return f"{STATE} lists the file {name!r}, which is missing"
     try:
-        found = measure_record_file(folder / place)
+        actual = measure_record_file(folder / relative)
     except RecordFileError as error:
         return f"{name}: {error.strerror}"
     except OSError:
         return f"{name} is missing"
-    return "" if found == size else f"{name} has {found} bytes, expected {size}"
+    return "" if actual == size else f"{name} has {actual} bytes, expected {size}"
 
 
 def _is_ajet_checkpoint(folder: Path) -> bool:

@@ -72,8 +72,8 @@ class Checkpoints:
 
     def all(self) -> list[Checkpoint]:
         """Return the checkpoints on disk, by step."""
-        found = [read_checkpoint(path) for path in self._step_folders()]
-        return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
+        checkpoints = [read_checkpoint(path) for path in self._step_folders()]
+        return sorted((checkpoint for checkpoint in checkpoints if checkpoint), key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
         """Return the checkpoint of the highest step."""
@@ -93,9 +93,9 @@ class Checkpoints:
             above: Only checkpoints of later steps are checked.
         """
         for path in self._step_folders():
-            found = inspect_checkpoint(path) if step_of(path) > above else None
-            if isinstance(found, str) and path.exists():  # a live run may remove old checkpoints meanwhile
-                raise damaged_checkpoint_error(path, found)
+            inspected = inspect_checkpoint(path) if step_of(path) > above else None
+            if isinstance(inspected, str) and path.exists():  # a live run may remove old checkpoints meanwhile
+                raise damaged_checkpoint_error(path, inspected)
 
     def sound(self) -> Checkpoint | None:
         """Return the latest checkpoint with matching digests, or None without checkpoints.
@@ -104,10 +104,10 @@ class Checkpoints:
             UserError: every checkpoint is damaged.
         """
         for path in sorted(self._step_folders(), key=step_of, reverse=True):
-            found = verify_checkpoint(path)
-            if isinstance(found, Checkpoint):
-                return found
-            self.damaged[path] = found
+            verified = verify_checkpoint(path)
+            if isinstance(verified, Checkpoint):
+                return verified
+            self.damaged[path] = verified
         if self.damaged:
             raise _no_sound_checkpoint_error(self.damaged)
         return None
@@ -140,23 +140,23 @@ class Checkpoints:
         Raises:
             UserError: no checkpoint is found, or the named checkpoint is damaged.
         """
-        found = verify_checkpoint(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
-        if isinstance(found, str):
-            raise _no_sound_checkpoint_error({path: found})
+        checkpoint = verify_checkpoint(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
+        if isinstance(checkpoint, str):
+            raise _no_sound_checkpoint_error({path: checkpoint})
         for folder in (path / "checkpoints", path):
-            if found is None:
+            if checkpoint is None:
                 those = Checkpoints(folder)
-                found = those.sound()
+                checkpoint = those.sound()
                 if folder.resolve() == self.folder.resolve():
-                    self.damaged |= {self.folder / damaged.name: why for damaged, why in those.damaged.items()}
-        if found is None:
+                    self.damaged |= {self.folder / damaged.name: reason for damaged, reason in those.damaged.items()}
+        if checkpoint is None:
             raise UserError(
                 "There is no complete checkpoint to resume from.",
                 where=str(path),
                 expected="a folder such as launcher_record/NAME/checkpoints/step-20, or a run folder",
                 do="pass the folder of a checkpoint to --resume, or omit --resume to continue the run of this YAML",
             )
-        return found
+        return checkpoint
 
     def save(
         self,
@@ -212,11 +212,11 @@ class Checkpoints:
     def clean(self) -> None:
         """Clean up after an interrupted `save`: restore replaced checkpoints, remove partial ones."""
         for path in self._list_matching(".step-*.replaced"):
-            named = self.folder / path.name[1:].removesuffix(".replaced")
-            if named.exists():
+            target = self.folder / path.name[1:].removesuffix(".replaced")
+            if target.exists():
                 shutil.rmtree(path)
             else:
-                os.replace(path, named)
+                os.replace(path, target)
         for path in [*self._list_matching(".step-*.partial"), *self._list_matching(".step-*.pruned")]:
             shutil.rmtree(path)
 
@@ -232,8 +232,8 @@ class Checkpoints:
         with ThreadPoolExecutor(READERS) as pool:
             digests = submit_digests(pool, partial, files)
             sync_tree(partial)
-            taken = {name: future.result() for name, future in digests.items()}
-        complete = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": taken}))
+            file_digests = {name: future.result() for name, future in digests.items()}
+        complete = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": file_digests}))
         digest = digest_state(complete)
         write_atomically(partial / STATE, json.dumps({**complete, OWN: digest}, indent=1) + "\n", sync=True)
         return digest
@@ -261,7 +261,7 @@ class Checkpoints:
 
 
 def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
-    rows = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
+    rows = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
     return UserError(
         f"No undamaged checkpoint is left to resume from: {rows}.",
         where=", ".join(map(str, damaged)),

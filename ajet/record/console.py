@@ -102,9 +102,9 @@ def wrap_between_words(text: Text, width: int) -> Text:
     Continuation lines start under the second column of the text, or two columns right of the line's start. Lines with a
     command and words wider than the terminal stay unbroken. No-break spaces are printed as spaces.
     """
-    found = Text("\n").join(_wrap_line(line, width) for line in text.split("\n", allow_blank=True))
-    found.plain = found.plain.replace(NO_BREAK, " ")
-    return found
+    wrapped = Text("\n").join(_wrap_line(line, width) for line in text.split("\n", allow_blank=True))
+    wrapped.plain = wrapped.plain.replace(NO_BREAK, " ")
+    return wrapped
 
 
 def _wrap_line(line: Text, width: int) -> Text:

@@ -71,12 +71,12 @@ def training_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
     if any("train/rows" in row for row in rows):
         return MetricCurve(collect_points(rows, "loss"), "training loss")
     rows, since = _of_last_judge(rows)
-    played = [row for row in rows if "train/reward" in row or "train/success_rate" in row]
-    if played and all(_reward_is_success(row) for row in played):
+    rollout_rows = [row for row in rows if "train/reward" in row or "train/success_rate" in row]
+    if rollout_rows and all(_reward_is_success(row) for row in rollout_rows):
         return MetricCurve(collect_points(rows, "train/success_rate"), f"training success, of all attempts{since}")
-    some_failed = any(row.get("train/scored", 0) < row.get("train/episodes", 0) for row in played)
-    of = ", of scored attempts" if some_failed else ""
-    return MetricCurve(collect_points(rows, "train/reward"), f"training reward{of}{since}")
+    some_failed = any(row.get("train/scored", 0) < row.get("train/episodes", 0) for row in rollout_rows)
+    suffix = ", of scored attempts" if some_failed else ""
+    return MetricCurve(collect_points(rows, "train/reward"), f"training reward{suffix}{since}")
 
 
 def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
@@ -97,9 +97,9 @@ def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
 
 def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
     """Return the rows since the last change of the judge, and a note about the change ("" without one)."""
-    found = rows_of_last_judge(rows)
-    left_out = rows[: len(rows) - len(found)]
-    return found, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
+    last_rows = rows_of_last_judge(rows)
+    left_out = rows[: len(rows) - len(last_rows)]
+    return last_rows, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
@@ -132,13 +132,15 @@ def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | 
 
 def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
     """Describe the minimum and maximum number of scored attempts, or "" if unknown."""
-    known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
-    if not known:
+    with_counts = [
+        row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")
+    ]
+    if not with_counts:
         return ""
-    counts = sorted({int(row["validation/scored"]) for row in known})
+    counts = sorted({int(row["validation/scored"]) for row in with_counts})
     least, most = counts[0], counts[-1]
-    of = max(int(row["validation/episodes"]) for row in known)
-    return f" ({least if least == most else f'{least} to {most}'} of {of} scored)"
+    episodes = max(int(row["validation/episodes"]) for row in with_counts)
+    return f" ({least if least == most else f'{least} to {most}'} of {episodes} scored)"
 
 
 def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WIDTH, height: int = 10) -> str:
@@ -174,8 +176,8 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
     pad = max(map(len, labels))
     drawn = [f"{label:>{pad}} │{''.join(row).rstrip()}" for label, row in zip(labels, canvas, strict=True)]
     first, last = f"{left:g}", f"{right:g}"
-    named = [f"{training.label} (smoothed)"] if line else []
-    legend = "; ".join(named + ([f"o: {held_out.label}"] if validation else []))
+    legend_parts = [f"{training.label} (smoothed)"] if line else []
+    legend = "; ".join(legend_parts + ([f"o: {held_out.label}"] if validation else []))
     axis = f"{' ' * pad} └{'─' * width}"
     return "\n".join([legend, *drawn, axis, f"{' ' * pad}  {first}{last:>{width - len(first)}}"])
 
@@ -240,8 +242,8 @@ def notebook_cell() -> Show | None:
         return None  # the class also covers the shell of IPython.embed()
     from IPython.display import HTML, display
 
-    place = display(HTML(""), display_id=True)
-    return lambda shown: place.update(HTML(shown))
+    cell = display(HTML(""), display_id=True)
+    return lambda shown: cell.update(HTML(shown))
 
 
 class NotebookCurve:
@@ -266,8 +268,8 @@ class NotebookCurve:
             under_way: Text on the present work.
         """
         last = max((int(row["step"]) for row in self._rows), default=0)
-        of = f"step {last}" + (f" of {self._steps}" if self._steps else "")
-        words = " · ".join(html.escape(text) for text in (self._title, of, under_way) if text)
+        step_label = f"step {last}" + (f" of {self._steps}" if self._steps else "")
+        words = " · ".join(html.escape(text) for text in (self._title, step_label, under_way) if text)
         picture = render_svg(training_course(self._rows), held_out_course(self._rows))
         self._show(f"<b>{words}</b><br>{picture}<pre>{html.escape(self._line)}</pre>")
 

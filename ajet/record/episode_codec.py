@@ -135,13 +135,13 @@ def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...
 def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
     """Return the outcome stored in a line and its blob. Raises ValueError, KeyError or TypeError for an invalid
     outcome."""
-    if (found := row.get("outcome")) is None:
+    if (stored := row.get("outcome")) is None:
         return NO_OUTCOME
-    counts, outcome = row["arrays"], Outcome(**{name: found[name] for name in _OUTCOME})
-    if any(name in found for name in OUTCOME_FLOATS):
+    counts, outcome = row["arrays"], Outcome(**{name: stored[name] for name in _OUTCOME})
+    if any(name in stored for name in OUTCOME_FLOATS):
         floats = _ArrayReader(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
         optional: dict[str, Any] = {
-            name: floats.take_span(found[name]).astype(np.float32) for name in OUTCOME_FLOATS if name in found
+            name: floats.take_span(stored[name]).astype(np.float32) for name in OUTCOME_FLOATS if name in stored
         }
         outcome = replace(outcome, **optional)
     if not isinstance(outcome.untrained, dict) or not isinstance(outcome.advantage, (int, float, type(None))):
@@ -184,29 +184,32 @@ def _check_fields(row: dict[str, Any]) -> None:
         raise ValueError("its UTC offset is a day or more")
     if not all(isinstance(message, dict) for message in row["messages"]):
         raise ValueError("a message is not a JSON object")
-    for at, call in enumerate(row["calls"]):
-        parent, named = call["parent"], [*call["messages"], *([call["reply"]] if call["reply"] is not None else [])]
-        if parent is not None and not 0 <= parent < at:
-            raise ValueError(f"call {at} continues call {parent}, which is not an earlier call")
-        if not all(0 <= index < len(row["messages"]) for index in named):
-            raise ValueError(f"call {at} refers to a missing message")
+    for number, call in enumerate(row["calls"]):
+        parent, message_indices = (
+            call["parent"],
+            [*call["messages"], *([call["reply"]] if call["reply"] is not None else [])],
+        )
+        if parent is not None and not 0 <= parent < number:
+            raise ValueError(f"call {number} continues call {parent}, which is not an earlier call")
+        if not all(0 <= index < len(row["messages"]) for index in message_indices):
+            raise ValueError(f"call {number} refers to a missing message")
         if call["tools"] is not None and not 0 <= call["tools"] < len(row["tools"]):
-            raise ValueError(f"call {at} refers to missing tools")
+            raise ValueError(f"call {number} refers to missing tools")
 
 
 def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
     """Raise ValueError for calls that share more tokens than the parent has, and for timelines with too many tokens."""
     lengths: list[int] = []
     depths: list[int] = []
-    for at, call in enumerate(calls):
+    for number, call in enumerate(calls):
         shared = 0 if call.parent is None else lengths[call.parent]
         if not 0 <= call.prefix <= shared:
-            raise ValueError(f"call {at} shares {call.prefix} tokens with an earlier call that has only {shared}")
+            raise ValueError(f"call {number} shares {call.prefix} tokens with an earlier call that has only {shared}")
         lengths.append(call.prefix + len(call.suffix_ids) + len(call.response_ids))
         depths.append(1 + depths[call.parent] if call.parent is not None else 0)
     walked = sum(depths)
     if not timelines:
-        _check_total(walked, sum(lengths[at] for at in leaf_calls(calls)))
+        _check_total(walked, sum(lengths[number] for number in leaf_calls(calls)))
     total = 0
     for line in timelines:
         if not 0 <= line["leaf"] < len(calls):
@@ -232,7 +235,7 @@ def _check_total(walked: int, tokens: int) -> None:
 def leaf_calls(calls: Sequence[Call]) -> list[int]:
     """Return the calls that no other call continues and that have tokens, by index."""
     inner = {call.parent for call in calls if call.parent is not None and call.fork is None}
-    return [at for at, call in enumerate(calls) if at not in inner and len(call.suffix_ids) + call.prefix]
+    return [number for number, call in enumerate(calls) if number not in inner and len(call.suffix_ids) + call.prefix]
 
 
 def _encode_call(call: Call, arrays: _ArrayWriter) -> dict[str, Any]:
@@ -315,12 +318,12 @@ def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Se
     for span in spans:
         call = calls[span.call]
         begin = span.start - call.prefix - len(call.suffix_ids)
-        here, there = slice(span.start, span.stop), slice(begin, begin + span.stop - span.start)
-        if begin < 0 or there.stop > len(call.response_ids) or span.stop > len(ids):
+        in_timeline, in_call = slice(span.start, span.stop), slice(begin, begin + span.stop - span.start)
+        if begin < 0 or in_call.stop > len(call.response_ids) or span.stop > len(ids):
             continue  # the span is not the call's reply: the encoder sees the difference and stores arrays
-        mask[here] = True
-        logprobs[here], unit[here] = call.logprobs[there], call.logprobs_unit[there]
-        versions[here] = _lowest_versions(call)[there]
+        mask[in_timeline] = True
+        logprobs[in_timeline], unit[in_timeline] = call.logprobs[in_call], call.logprobs_unit[in_call]
+        versions[in_timeline] = _lowest_versions(call)[in_call]
     adapter = calls[leaf].terms.adapter
     return Timeline(leaf, agent, target, ids, mask, logprobs, unit, versions, tuple(spans), adapter)
 

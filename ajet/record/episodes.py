@@ -75,8 +75,8 @@ class EpisodeFiles:
             path = self.path(step, split)
             cut_partial_line(path)
             size = path.stat().st_size if path.exists() else 0
-            left, end, count = self._ends.get(path, (-1, 0, 0))
-            if left != size:
+            last_size, end, count = self._ends.get(path, (-1, 0, 0))
+            if last_size != size:
                 ends = [row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)]
                 end, count = max(ends, default=0), len(ends)
             blob_at = end
@@ -136,8 +136,8 @@ class EpisodeFiles:
 
     def steps(self, split: str = "train") -> list[int]:
         """Return the recorded steps in ascending order."""
-        found = (NAME.fullmatch(name) for name in list_record_folder(self.folder))
-        return sorted(int(match[1]) for match in found if match and (match[2] or "train") == split)
+        matches = (NAME.fullmatch(name) for name in list_record_folder(self.folder))
+        return sorted(int(match[1]) for match in matches if match and (match[2] or "train") == split)
 
     def whole_steps(self) -> list[int]:
         """Return the training steps whose arrays still exist. Retention may remove arrays before lines."""
@@ -224,28 +224,28 @@ def _explain_damage(where: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
-        what = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
+        problem = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(
-            f"A recorded episode is damaged: {what[:300]}.", where=where, do="restore the file from a copy"
+            f"A recorded episode is damaged: {problem[:300]}.", where=where, do="restore the file from a copy"
         ) from error
 
 
 def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
     """Return the bytes of an episode's arrays, after checking checksum and size."""
-    place, counts = row["blob"], row["arrays"]
+    blob, counts = row["blob"], row["arrays"]
     numbers = counts["ints"] + counts["floats"]
-    if min(counts["ints"], counts["floats"], place["offset"], place["length"]) < 0 or numbers > MOST_NUMBERS:
+    if min(counts["ints"], counts["floats"], blob["offset"], blob["length"]) < 0 or numbers > MOST_NUMBERS:
         raise ValueError(f"its arrays claim to contain {numbers} numbers")
     size = 4 * numbers
     # The length comes from the line, which may be damaged: it must not decide how much memory is used.
-    length = min(place["length"], size + (size >> 10) + 64)  # zlib never makes it longer
-    blobs.seek(place["offset"])
+    length = min(blob["length"], size + (size >> 10) + 64)  # zlib never makes it longer
+    blobs.seek(blob["offset"])
     packed = blobs.read(length)
-    if len(packed) != place["length"] or zlib.crc32(packed) != place["crc32"]:
+    if len(packed) != blob["length"] or zlib.crc32(packed) != blob["crc32"]:
         raise UserError(
             "The token arrays of a recorded episode are damaged: their checksum is wrong.",
             where=where,
-            expected=f"{place['length']} bytes at {place['offset']} in the .bin file next to it",
+            expected=f"{blob['length']} bytes at {blob['offset']} in the .bin file next to it",
             do="restore the file from a copy",
         )
     unpacker = zlib.decompressobj()

@@ -35,8 +35,8 @@ class EvaluationRecord:
     @property
     def model(self) -> dict[str, Any]:
         """The part of the evaluation's identity that names the model."""
-        found = self.identity.get("model")
-        return found if isinstance(found, dict) else {}
+        model = self.identity.get("model")
+        return model if isinstance(model, dict) else {}
 
     def compares_with(self, other: EvaluationRecord) -> bool:
         """True if both played the same tasks, drawn the same way, with the same code and settings."""
@@ -74,7 +74,7 @@ def base_evaluations_of(run: Path, tuned: Sequence[EvaluationRecord], path: str 
 
 
 def _evaluations_below(root: Path) -> list[EvaluationRecord]:
-    found = []
+    records = []
     for folder in sorted(root.glob("*/eval/*")):
         try:
             about = read_json(folder / FILE)
@@ -82,5 +82,5 @@ def _evaluations_below(root: Path) -> list[EvaluationRecord]:
             continue
         identity = about.get("identity")
         if isinstance(identity, dict):
-            found.append(EvaluationRecord(folder, str(about.get("model") or folder.name), identity))
-    return found
+            records.append(EvaluationRecord(folder, str(about.get("model") or folder.name), identity))
+    return records

@@ -142,7 +142,7 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     if not all(selected):
         with open_record_file(path) as file:
             write_atomically(
-                path, b"".join(line for line, wanted in zip(file, selected, strict=True) if wanted), sync=True
+                path, b"".join(line for line, is_selected in zip(file, selected, strict=True) if is_selected), sync=True
             )
     return len(rows) - sum(selected)
 
@@ -305,20 +305,20 @@ def is_limited(error: BaseException) -> bool:
 
 
 def _error_matches(error: BaseException, numbers: Collection[int], words: Collection[str]) -> bool:
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in numbers:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in numbers:
             return True
-        if any(each in str(seen).lower() for each in words):
+        if any(each in str(cause).lower() for each in words):
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
 def _free_bytes(folder: Path) -> int:
     """Return the free bytes at the nearest existing parent folder."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def require_place(file: Path, option: str, *, new: bool = True) -> None:
@@ -353,10 +353,10 @@ def _require_place(file: Path, option: str, new: bool) -> None:
 def require_folder(folder: Path, option: str) -> None:
     """Refuse a folder that cannot be created or written. Raises UserError."""
     with convert_os_errors(folder, option):
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(f"{there} is not a folder")
-        if not os.access(there, os.W_OK):
+        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is not a folder")
+        if not os.access(existing, os.W_OK):
             raise PermissionError("not permitted")
 
 
@@ -372,5 +372,5 @@ def convert_os_errors(file: Path, option: str) -> Iterator[None]:
     except UserError:  # the content is wrong, not the place
         raise
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UserError(f"{file} cannot be written: {why}.", where=option, do="choose another path") from error
+        reason = error.strerror or str(error)
+        raise UserError(f"{file} cannot be written: {reason}.", where=option, do="choose another path") from error

@@ -36,10 +36,10 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
         folders = [
             each for kind in kinds for each in ([root / named] if not kind else _list_folders(root / named / kind))
         ]
-        held = [folder for folder in folders if (folder / holding).exists()]
-        if held:
-            newest = max(held, key=_last_update)
-            if newest != root / named and root / named in held:
+        holders = [folder for folder in folders if (folder / holding).exists()]
+        if holders:
+            newest = max(holders, key=_last_update)
+            if newest != root / named and root / named in holders:
                 _say_which(newest, root / named)
             return newest
     return None
@@ -70,7 +70,7 @@ def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     folder = run_folder(named, root, holding=holding)
     if (folder / holding).exists():
         return folder
-    played = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
+    kinds = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
     missing = f"There is no run named {named}."
     if folder.exists():
         missing = f"{named} is {'not a run: it contains no ' + holding if folder.is_dir() else 'a file, not a run'}."
@@ -82,12 +82,12 @@ def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
             do=f"pass its run: {of_run}",
         )
     raise UserError(
-        f"The run {named} exists only as a recording of {' and '.join(played)}; it was not trained."
-        if played
+        f"The run {named} exists only as a recording of {' and '.join(kinds)}; it was not trained."
+        if kinds
         else missing,
         where=str(folder.absolute()),
         expected=expected,
-        do=f"train it first: {_train_command(named)}" if played else suggest_run(named, root, trains=True),
+        do=f"train it first: {_train_command(named)}" if kinds else suggest_run(named, root, trains=True),
     )
 
 
@@ -111,10 +111,10 @@ def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
         trains: a trained run is wanted; advises to train the YAML of the same name if present.
     """
     others = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
-    near = get_close_matches(named, others, 1)
-    if trains and not near and Path(f"{named}.yaml").is_file():
+    similar = get_close_matches(named, others, 1)
+    if trains and not similar and Path(f"{named}.yaml").is_file():
         return f"train it first: {_train_command(named)} ({format_list_command(root)} lists the existing runs)"
-    return (f"did you mean {near[0]}? " if near else "") + f"{format_list_command(root)} lists them"
+    return (f"did you mean {similar[0]}? " if similar else "") + f"{format_list_command(root)} lists them"
 
 
 def _say_which(debug: Path, run: Path) -> None:

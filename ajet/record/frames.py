@@ -51,8 +51,8 @@ class RecordedRun:
         Raises:
             UserError: the record is damaged.
         """
-        found = (recorded for path in self._episode_files(split) for recorded in read_recorded(path))
-        return _make_frame([row for episode, outcome in found for row in _episode_rows(episode, outcome)])
+        recordings = (recorded for path in self._episode_files(split) for recorded in read_recorded(path))
+        return _make_frame([row for episode, outcome in recordings for row in _episode_rows(episode, outcome)])
 
     def calls(self, split: str | None = None) -> DataFrame:
         """Return a row per model call. `episode` is the uuid, times are seconds since the epoch. Raises UserError."""
@@ -76,8 +76,8 @@ class RecordedRun:
         """
         for path in self._episode_files(None):
             if any(row["uuid"].startswith(episode) for row in read_rows(path)):
-                found = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
-                return _make_frame(list(_token_rows(found)))
+                match = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
+                return _make_frame(list(_token_rows(match)))
         raise UserError(
             f"This run has no episode {episode}.",
             where=str(self.path),
@@ -87,19 +87,19 @@ class RecordedRun:
     def _collect_rows(
         self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]
     ) -> DataFrame:
-        seen, found = set[str](), list[dict[str, Any]]()
+        seen, collected = set[str](), list[dict[str, Any]]()
         for path in self._episode_files(split):
             for episode, outcome in read_recorded(path):
-                found += rows(episode, outcome) if episode.uuid not in seen else ()
+                collected += rows(episode, outcome) if episode.uuid not in seen else ()
                 seen.add(episode.uuid)
-        return _make_frame(found)
+        return _make_frame(collected)
 
     def _episode_files(self, split: str | None) -> list[Path]:
         """Return the line files, sorted by step and split."""
         folder = self.path / "episodes"
-        named = [match for name in list_record_folder(folder) if (match := NAME.fullmatch(name))]
-        files = [(int(match[1]), match[2] or "train", folder / match[0]) for match in named]
-        return [path for _, of, path in sorted(files) if split in (None, of)]
+        matches = [match for name in list_record_folder(folder) if (match := NAME.fullmatch(name))]
+        files = [(int(match[1]), match[2] or "train", folder / match[0]) for match in matches]
+        return [path for _, file_split, path in sorted(files) if split in (None, file_split)]
 
 
 def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
@@ -112,14 +112,14 @@ def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
     Raises:
         UserError: no such run.
     """
-    named, below = str(run), Path(root)
-    folder = newest_run(named, below, holding="episodes") or run_folder(named, below, holding="episodes")
+    name, root_folder = str(run), Path(root)
+    folder = newest_run(name, root_folder, holding="episodes") or run_folder(name, root_folder, holding="episodes")
     if not (folder / "episodes").exists():
         raise UserError(
-            f"There is no run named {named}.",
+            f"There is no run named {name}.",
             where=str(folder),
             expected="the folder of a run that has recorded episodes",
-            do=suggest_run(named, below),
+            do=suggest_run(name, root_folder),
         )
     return RecordedRun(folder)
 
@@ -209,13 +209,13 @@ def _tool_use_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
 def _token_rows(episode: Episode) -> Iterator[dict[str, Any]]:
     for number, timeline in enumerate(episode.timelines):
         columns = (timeline.ids, timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)
-        for place, (token, trained, logprob, unit, version) in enumerate(
+        for index, (token, trained, logprob, unit, version) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
             yield {
                 "timeline": number,
                 "agent": timeline.agent,
-                "place": place,
+                "place": index,
                 "id": token,
                 "trained": trained,
                 "logprob": logprob if trained else None,

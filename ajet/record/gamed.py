@@ -199,12 +199,12 @@ def _common_answer_signs(
         or len({e.task for e in those}) < TASKS
     ):
         return []
-    shown = answer if len(answer) <= 60 else f"{answer[:60]}…"
+    excerpt = answer if len(answer) <= 60 else f"{answer[:60]}…"
     return [
         (
             (
                 f"{count} of {len(open_)} rewarded answers to {len({e.task for e in open_})} tasks are the same text "
-                f"{shown!r}"
+                f"{excerpt!r}"
             ),
             those,
         )
@@ -226,10 +226,10 @@ def _refusal_signs(
 
 def _first_of_each_task(order: Iterable[EpisodeSummary]) -> list[EpisodeSummary]:
     """Return the first summary of each task, at most NAMED."""
-    seen: dict[str, EpisodeSummary] = {}
+    first_by_task: dict[str, EpisodeSummary] = {}
     for each in order:
-        seen.setdefault(each.task, each)
-    return list(seen.values())[:NAMED]
+        first_by_task.setdefault(each.task, each)
+    return list(first_by_task.values())[:NAMED]
 
 
 def _last_answer(episode: Episode) -> str:

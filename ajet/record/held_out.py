@@ -54,8 +54,8 @@ class Measurement:
         False without shared tasks.
         """
         lowest = [low for each in (self, other) if (low := each._lowest_reward()) is not None]
-        own, theirs = (each._task_means(min([0.0, *lowest])) for each in (self, other))
-        return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
+        own_means, other_means = (each._task_means(min([0.0, *lowest])) for each in (self, other))
+        return exceeds_noise([own_means[task] - other_means[task] for task in own_means if task in other_means])
 
     def as_json(self) -> dict[str, Any]:
         """Return the measurement as JSON values."""
@@ -107,8 +107,8 @@ def format_validation(numbers: Mapping[str, Any], digits: int = 3) -> str:
             success += f" ({numbers['validation/success_low']:.0%} to {numbers['validation/success_high']:.0%})"
         parts.append(success)
     if numbers.get("validation/failed"):
-        lost = format_unscored(numbers, "validation")
-        parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({lost})" if lost else ""))
+        unscored = format_unscored(numbers, "validation")
+        parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({unscored})" if unscored else ""))
     if numbers.get("validation/left_out"):
         share = numbers["validation/left_out"] / numbers["validation/episodes"]
         parts.append(f"{share:.1%} left out (not caused by the model)")
@@ -157,18 +157,20 @@ def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
     scored, episodes = numbers.get(f"{prefix}/scored"), numbers.get(f"{prefix}/episodes")
     if scored is None or episodes is None:
         return ""
-    lost = format_unscored(numbers, prefix)
-    return f"over {scored:.0f} of {episodes:.0f}" + (f"; {lost}" if lost else "")
+    unscored = format_unscored(numbers, prefix)
+    return f"over {scored:.0f} of {episodes:.0f}" + (f"; {unscored}" if unscored else "")
 
 
 def format_unscored(numbers: Mapping[str, Any], prefix: str) -> str:
     """Format the number of episodes without a reward by failure boundary, or "" without any."""
     count = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
     undecided = int(numbers.get(f"{prefix}/no_score") or 0)
-    by = {name: int(numbers.get(f"{prefix}/failed/{name}") or 0) for name in BOUNDARIES}
+    failed_by_boundary = {name: int(numbers.get(f"{prefix}/failed/{name}") or 0) for name in BOUNDARIES}
     # with rollout.policy_failure_reward a policy's failure has a reward and counts as scored
-    by["agent"] -= max(0, count["scored"] - (count["episodes"] - count["failed"] - count["aborted"] - undecided))
-    parts = [f"{number} {name}" for name, number in by.items() if number > 0]
+    failed_by_boundary["agent"] -= max(
+        0, count["scored"] - (count["episodes"] - count["failed"] - count["aborted"] - undecided)
+    )
+    parts = [f"{number} {name}" for name, number in failed_by_boundary.items() if number > 0]
     parts += [f"{undecided} no score"] if undecided else []
     parts += [f"{count['aborted']} aborted"] if count["aborted"] else []
     return ", ".join(parts)

@@ -66,9 +66,9 @@ def plus_minus(error: float | None, form: str) -> str:
     """Return " ± ERROR" in this format, with one digit if the format would print zeros, or "" without an error."""
     if not error:
         return ""
-    shown = f"{error:{form}}"
-    if any(digit in shown for digit in "123456789"):
-        return f" ± {shown}"
+    digits = f"{error:{form}}"
+    if any(digit in digits for digit in "123456789"):
+        return f" ± {digits}"
     return f" ± {100 * error:.1g}%" if form.endswith("%") else f" ± {error:.1g}"
 
 
@@ -126,11 +126,11 @@ def kappa_interval(cells: Sequence[int]) -> tuple[float, float]:
     The prior adds half an example to each cell (Jeffreys' prior), so that full agreement on a few examples proves
     little.
     """
-    draw = random.Random(0)
-    found = sorted(
+    rng = random.Random(0)
+    sampled = sorted(
         value
         for _ in range(DRAWS)
-        if (value := kappa([draw.gammavariate(count + 0.5, 1.0) for count in cells])) is not None
+        if (value := kappa([rng.gammavariate(count + 0.5, 1.0) for count in cells])) is not None
     )
-    low, high, value = found[int(0.025 * len(found))], found[int(0.975 * len(found))], kappa(cells)
+    low, high, value = sampled[int(0.025 * len(sampled))], sampled[int(0.975 * len(sampled))], kappa(cells)
     return (low, high) if value is None else (min(low, value), max(high, value))

@@ -31,9 +31,9 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     if not scored:
         return "no episode had a reward: neither the workflow nor a judge returned one"
     if all(row.get("credit/zero_variance_groups") == row.get("credit/groups") for row in steps):
-        lost = f"; {failed:.0f} of {episodes:.0f} episodes failed" if failed else ""
+        failures = f"; {failed:.0f} of {episodes:.0f} episodes failed" if failed else ""
         last = _format_last_reward(steps)
-        return f"the attempts at each task had equal rewards in every step (mean of the last step: {last}){lost}"
+        return f"the attempts at each task had equal rewards in every step (mean of the last step: {last}){failures}"
     return "no sampled token could be trained: the keys train/untrained/… in metrics.jsonl give the reasons"
 
 

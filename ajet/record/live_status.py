@@ -77,7 +77,7 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
     status, now = read_status(folder) or {}, time.time()
     rows = _last_rows(folder / "metrics.jsonl")
     saved = (checkpoints or checkpoints_of(folder)).latest()
-    found = LiveStatus(
+    live = LiveStatus(
         folder.name,
         find_run_state(status),
         str(status.get("phase", "")),
@@ -88,23 +88,23 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
         len(status.get("processes") or ()),
         problem=str(status.get("problem") or ""),
     )
-    if found.state != "finished":  # a finished run's last values describe a step that is over
-        found.depths = {name: int(count) for name, count in (status.get("depths") or {}).items()}
-        since = (_seconds_since(status.get("looked"), now) or 0.0) if found.state == "running" else 0.0
-        found.oldest = {name: age + since for name, age in (status.get("oldest") or {}).items()}
-        found.samplers = [{**each, "age": each["age"] + since} for each in status.get("samplers") or ()]
+    if live.state != "finished":  # a finished run's last values describe a step that is over
+        live.depths = {name: int(count) for name, count in (status.get("depths") or {}).items()}
+        since = (_seconds_since(status.get("looked"), now) or 0.0) if live.state == "running" else 0.0
+        live.oldest = {name: age + since for name, age in (status.get("oldest") or {}).items()}
+        live.samplers = [{**each, "age": each["age"] + since} for each in status.get("samplers") or ()]
     if (folder / "pending").is_dir():
-        found.depths["pending"] = sum(name.endswith(".jsonl") for name in list_record_folder(folder / "pending"))
+        live.depths["pending"] = sum(name.endswith(".jsonl") for name in list_record_folder(folder / "pending"))
     if rows:
-        _add_rates(found, rows)
+        _add_rates(live, rows)
         if "train/rows" not in rows[-1]:  # given replies are played by no engine
-            found.waits = _describe_waiting_side(found, status.get("depths") or {})
-        found.reward = rows[-1].get("train/reward")
-        found.staleness = _count_staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
+            live.waits = _describe_waiting_side(live, status.get("depths") or {})
+        live.reward = rows[-1].get("train/reward")
+        live.staleness = _count_staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
     if saved is not None:
-        found.checkpoint = saved.step
-        found.behind = max(0, (rows[-1]["step"] if rows else saved.step) - saved.step)
-    return found
+        live.checkpoint = saved.step
+        live.behind = max(0, (rows[-1]["step"] if rows else saved.step) - saved.step)
+    return live
 
 
 def format_prometheus(found: LiveStatus) -> str:
@@ -175,13 +175,13 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
         return []
     with opened as file:
         lines = read_last_lines(file, TAIL)
-    found = []
+    newest_first = []
     for line in reversed(lines):
         if b'"tasks": ' in line:
-            found.append(parse_object(line))
-        if len(found) == STEPS:
+            newest_first.append(parse_object(line))
+        if len(newest_first) == STEPS:
             break
-    return found[::-1]
+    return newest_first[::-1]
 
 
 def _add_rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
@@ -204,13 +204,13 @@ def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
 
     Colocated sides wait in turns. Remote samplers continue while positions are free.
     """
-    played, trained = found.shares.get("rollout"), found.shares.get("update")
-    if played is None or trained is None:
+    rollout_share, update_share = found.shares.get("rollout"), found.shares.get("update")
+    if rollout_share is None or update_share is None:
         return ""
     if "samplers" in depths:
         behind = "; samplers wait for its next step, because no task is free" if not depths.get("free") else ""
-        return f"the trainer waits for samplers {played:.0%} of the time{behind}"
-    side, share = ("trainer", played) if played >= trained else ("engine", trained)
+        return f"the trainer waits for samplers {rollout_share:.0%} of the time{behind}"
+    side, share = ("trainer", rollout_share) if rollout_share >= update_share else ("engine", update_share)
     other = "rollout" if side == "trainer" else "updates"
     return f"the {side} waits for {other} {share:.0%} of the time"
 

@@ -234,15 +234,15 @@ def _wait_for_lock(
         UserError: `at_most` seconds are over.
         OSError: The lock cannot be taken.
     """
-    began, pause = time.monotonic(), SAY_S
+    started, pause = time.monotonic(), SAY_S
     while True:
-        left = pause if at_most is None else min(pause, began + at_most - time.monotonic())
+        timeout = pause if at_most is None else min(pause, started + at_most - time.monotonic())
         try:
-            return acquire_lock(lock, max(left, 0.0))
+            return acquire_lock(lock, max(timeout, 0.0))
         except Timeout:
-            waited = time.monotonic() - began
-        known = Holder.read(path)
-        holder = str(known) if known is not None and known.process.alive() else "another process"
+            waited = time.monotonic() - started
+        recorded = Holder.read(path)
+        holder = str(recorded) if recorded is not None and recorded.process.alive() else "another process"
         if at_most is not None and waited >= at_most:
             raise UserError(
                 f"{_capitalize_words(holder)} {does}, and ajet has waited longer than {at_most:.0f} s for it.",

@@ -36,9 +36,9 @@ def log_name(run: Path, role: str, rank: int | str = 0) -> str:
 def main_log(run: Path) -> Path:
     """Return the newest log of a run's leading process, or the trainer's path if there is no log."""
     ends = tuple(f"_{role}_0.log" for role in LEADING)
-    named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
+    log_files = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
     return max(
-        filter(has_record_file, named),
+        filter(has_record_file, log_files),
         key=lambda path: path.stat().st_mtime,
         default=run / "logs" / log_name(run, LEADING[0]),
     )

@@ -242,7 +242,7 @@ _CREDIT = MetricGroup(
         _define_metric(
             "credit/zero_variance_groups",
             "count",
-            "share of groups without a gradient: equal scores, or nothing to compare with",
+            "groups without a gradient: equal scores, or nothing to compare with",
         ),
         _define_metric("credit/left_out_groups", "count", "groups that the update left out"),
         _define_metric("credit/samples", "count", "timelines (token sequences) in the batch"),

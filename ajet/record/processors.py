@@ -26,8 +26,8 @@ def usable_cpus() -> int | None:
 
 def cpu_quota() -> int | None:
     """Return the number of whole processors that control groups grant, at least 1. None without a quota."""
-    found = [quota / period for quota, period in _list_quotas() if quota > 0 and period > 0]
-    return max(1, math.floor(min(found))) if found else None
+    quotas = [quota / period for quota, period in _list_quotas() if quota > 0 and period > 0]
+    return max(1, math.floor(min(quotas))) if quotas else None
 
 
 def _list_quotas() -> Iterator[tuple[int, int]]:

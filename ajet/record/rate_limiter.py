@@ -25,7 +25,7 @@ class RateLimiter:
         """Return True if the line of this name may be logged now. The call then counts as the line."""
         now = time.monotonic()
         with self._lock:
-            self._last_times = {each: at for each, at in self._last_times.items() if now - at < self._every}
+            self._last_times = {each: last for each, last in self._last_times.items() if now - last < self._every}
             if name in self._last_times:
                 return False
             self._last_times[name] = now

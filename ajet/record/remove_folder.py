@@ -73,10 +73,10 @@ def _open_folder(path: str | Path, parent: int | None) -> Iterator[int]:
     try:
         if stat.S_IMODE(os.fstat(handle).st_mode) & 0o700 != 0o700:
             os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        opened = os.open(".", os.O_RDONLY | flags, dir_fd=handle)
+        descriptor = os.open(".", os.O_RDONLY | flags, dir_fd=handle)
     finally:
         os.close(handle)
     try:
-        yield opened
+        yield descriptor
     finally:
-        os.close(opened)
+        os.close(descriptor)

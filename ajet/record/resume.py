@@ -64,14 +64,14 @@ class RunIdentity:
         """Read the identity of the run in `folder`, or None if no run ever started. Raises UserError for damage."""
         try:
             content = read_json(folder / FILE)
-            training, given = dict(content["training"]), list(content["given"])
+            training, set_keys = dict(content["training"]), list(content["given"])
             base, yaml = (None if content[name] is None else str(content[name]) for name in ("base", "yaml"))
             code = {str(key): dict(files) for key, files in content["code"].items()}
             changes = [dict(each) for each in content["changes"]]
             if not all(isinstance(each["step"], int) and isinstance(each["judge"], bool) for each in changes):
                 raise ValueError("a recorded change has no step")
             run_id, backbone, place, judge = (str(content[name]) for name in ("run_id", "backbone", "place", "judge"))
-            return cls(run_id, backbone, training, given, base, yaml, place, code, judge, changes)
+            return cls(run_id, backbone, training, set_keys, base, yaml, place, code, judge, changes)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -139,8 +139,8 @@ def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
     None without a file, or if the YAML is the run's own record.
     """
     path = experiment.yaml_path
-    own = path.parent.resolve() == folder.resolve()
-    return None if own or not path.is_file() else str(path.absolute())
+    is_record = path.parent.resolve() == folder.resolve()
+    return None if is_record or not path.is_file() else str(path.absolute())
 
 
 def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
@@ -237,22 +237,22 @@ class RecoveryCounts:
             step: step of the checkpoint.
             dead: positions that the store leases no more after failures.
         """
-        taken: Counter[int] = Counter()
-        lost = {*dead}
+        times_consumed: Counter[int] = Counter()
+        given_up_before = {*dead}
         for row in rows:
             if row.get("step", 0) <= step:
-                taken.update({*row.get("tasks", ()), *row.get("discarded", ())})
-                lost.update(int(order) for order in row.get("given_up", ()))
+                times_consumed.update({*row.get("tasks", ()), *row.get("discarded", ())})
+                given_up_before.update(int(order) for order in row.get("given_up", ()))
         waiting = {*begun}
-        given_up = lost - taken.keys() - waiting
-        known = taken.keys() | waiting | given_up
+        given_up = given_up_before - times_consumed.keys() - waiting
+        seen = times_consumed.keys() | waiting | given_up
         from_start = any(row.get("step") == 1 for row in rows)  # other runs began from another run's checkpoint
-        places = range(0 if from_start else min(known, default=0), max(known, default=-1) + 1)
+        places = range(0 if from_start else min(seen, default=0), max(seen, default=-1) + 1)
         return cls(
-            consumed=sum(position >= 0 for position in taken),
+            consumed=sum(position >= 0 for position in times_consumed),
             under_way=len(waiting),
-            skipped=sum(position not in known for position in places),
-            doubled=sum(count - 1 for count in taken.values()) + len(waiting & taken.keys()),
+            skipped=sum(position not in seen for position in places),
+            doubled=sum(count - 1 for count in times_consumed.values()) + len(waiting & times_consumed.keys()),
             given_up=len(given_up),
         )
 

@@ -59,24 +59,24 @@ def find_files_to_remove(
     Args:
         by_hand: True to include checkpoints beyond the retention limits, and leftovers, as for `ajet gc`.
     """
-    found = FilesToRemove()
+    removal = FilesToRemove()
     outlived = checkpoints.outlived() if by_hand else []
-    found.steps = [each.step for each in outlived]
-    found.paths["checkpoints"] = [each.path for each in outlived]
+    removal.steps = [each.step for each in outlived]
+    removal.paths["checkpoints"] = [each.path for each in outlived]
     if by_hand:
-        left = [path for each in LEFTOVERS for path in sorted(checkpoints.folder.glob(each))]
-        found.paths["leftovers"] = [path for path in left if not _is_to_come_back(path)]
-    staying = [each.step for each in checkpoints.all() if each.step not in found.steps]
+        partial = [path for each in LEFTOVERS for path in sorted(checkpoints.folder.glob(each))]
+        removal.paths["leftovers"] = [path for path in partial if not _is_to_come_back(path)]
+    staying = [each.step for each in checkpoints.all() if each.step not in removal.steps]
     files = sorted(_list_episode_files(folder / "episodes"), reverse=True)
     steps = sorted({step for step, _ in files}, reverse=True)
     oldest = min(staying, default=-1)
     for bound, kind in ((bounds.episodes, "episodes"), (bounds.arrays, "arrays")):
         for step in [] if bound is None else [step for step in steps[bound:] if step <= oldest]:
-            for path in (path for at, path in files if at == step):
+            for path in (path for file_step, path in files if file_step == step):
                 both = (path, path.with_suffix(".bin")) if kind == "episodes" else (path.with_suffix(".bin"),)
-                known = found.paths["episodes"]
-                found.paths[kind] += [each for each in both if os.path.lexists(each) and each not in known]
-    return found
+                listed = removal.paths["episodes"]
+                removal.paths[kind] += [each for each in both if os.path.lexists(each) and each not in listed]
+    return removal
 
 
 def remove_files(folder: Path, chain: Chain, found: FilesToRemove, *, step: int, why: str) -> None:

@@ -198,8 +198,8 @@ class RunDirectory:
         """Remove records beyond `keep_episodes` and `keep_arrays` after a saved checkpoint."""
         if self.chain is None or self._bounds == RetentionBounds(None, None):
             return
-        if found := find_files_to_remove(self.path, self.checkpoints, self._bounds):
-            remove_files(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
+        if removable := find_files_to_remove(self.path, self.checkpoints, self._bounds):
+            remove_files(self.path, self.chain, removable, step=self.status.get("step"), why="the run's own bounds")
 
     def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
         """Return a text on the positions of a resumed run: consumed, unfinished, skipped, doubled and given up.
@@ -212,8 +212,8 @@ class RunDirectory:
             dead: positions that the store leases no more after failures.
         """
         assert self.resumed is not None, "it goes on from something"
-        own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
-        path = self.metrics.path if own else self.resumed.path.parents[1] / self.metrics.path.name
+        is_own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
+        path = self.metrics.path if is_own else self.resumed.path.parents[1] / self.metrics.path.name
         rows = [*read_rows(path), {"discarded": left}]
         return f": {RecoveryCounts.of(rows, begun, step=self.resumed.step, dead=dead)}" if path.exists() else ""
 
@@ -294,12 +294,12 @@ def redactor_of(experiment: Experiment) -> Redactor:
 
 def _format_command(arguments: Sequence[str]) -> str:
     """Return the command line without values of secret options, such as Ray's --redis-password."""
-    shown = []
+    words = []
     for each in arguments:
         name, equals, _ = each.partition("=")
         secret = equals and name.startswith("--") and is_secret_name(name)
-        shown.append(f"{name}={HIDDEN}" if secret else each)
-    return shlex.join(shown)
+        words.append(f"{name}={HIDDEN}" if secret else each)
+    return shlex.join(words)
 
 
 RECORDED_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "PYTHONHASHSEED")
@@ -344,8 +344,8 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
 
 
 def _installed_packages() -> dict[str, str]:
-    found = dict(filter(None, (_name_and_version(package) for package in metadata.distributions())))
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    versions = dict(filter(None, (_name_and_version(package) for package in metadata.distributions())))
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:

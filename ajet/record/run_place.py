@@ -133,17 +133,17 @@ class RunPlace:
         Args:
             resume: "auto", "never", or the folder of a checkpoint or run.
         """
-        backbone, given = experiment.ajet.backbone, experiment.list_set_keys()
+        backbone, set_keys = experiment.ajet.backbone, experiment.list_set_keys()
         training = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
         # A start that was killed as it wrote a file left a partial copy. Only the lock's holder writes these files.
         for name in START_FILES:
-            for left in self.folder.glob(f".{name}.*.aside"):
-                left.unlink()
+            for partial in self.folder.glob(f".{name}.*.aside"):
+                partial.unlink()
         self._open_checkpoints(experiment)
         earlier = self._read_earlier_run(anew=resume == "never")
         differences = earlier.differences(backbone, training) if earlier else []
-        old_defaults = earlier.defaults(differences, given) if earlier and resume != "never" else {}
+        old_defaults = earlier.defaults(differences, set_keys) if earlier and resume != "never" else {}
         differences = [row for row in differences if row[0] not in old_defaults]
         base = earlier.base if earlier and not self._is_unused() else None
         code, yaml = digest_code(experiment), yaml_path_of(experiment, self.folder)
@@ -170,30 +170,30 @@ class RunPlace:
                 earlier = None
             base = None
         else:
-            chosen = self._find_checkpoint(resume, root)
+            checkpoint = self._find_checkpoint(resume, root)
             later = [each.step for each in self.checkpoints.all() if each.path not in self.checkpoints.damaged]
-            own = chosen.path.parent.resolve() == self.checkpoints.folder.resolve()
-            if own and chosen.step == max(later):
-                self.resumed = chosen
+            is_own = checkpoint.path.parent.resolve() == self.checkpoints.folder.resolve()
+            if is_own and checkpoint.step == max(later):
+                self.resumed = checkpoint
                 if altered := [*(key for key, _, _ in differences), *changed]:
                     self.notes.append(
-                        f"continuing {self.name} after step {chosen.step} with changed {', '.join(altered)}"
+                        f"continuing {self.name} after step {checkpoint.step} with changed {', '.join(altered)}"
                     )
             else:
                 if earlier:
-                    chosen = self._archive_run_except(chosen)
+                    checkpoint = self._archive_run_except(checkpoint)
                     earlier = None
-                self.resumed, base = chosen, _path_below(root, chosen.path.absolute())
-                self.notes.append(f"{self.name} starts from {chosen.path} (step {chosen.step})")
-        for path, why in self.checkpoints.damaged.items():
+                self.resumed, base = checkpoint, _path_below(root, checkpoint.path.absolute())
+                self.notes.append(f"{self.name} starts from {checkpoint.path} (step {checkpoint.step})")
+        for path, reason in self.checkpoints.damaged.items():
             after = f"after step {self.resumed.step}" if self.resumed else "anew"
-            self.notes.append(f"the checkpoint {path} is damaged ({why}): the run resumes {after}")
+            self.notes.append(f"the checkpoint {path} is damaged ({reason}): the run resumes {after}")
         if earlier and differences and self._is_unused():
             self.run_id, earlier = earlier.run_id, None
         changes: list[dict[str, Any]] = []
         if earlier:
             self.run_id = earlier.run_id
-            given = sorted({*earlier.given, *(key for key, _, _ in differences)})
+            set_keys = sorted({*earlier.given, *(key for key, _, _ in differences)})
             experiment = self._apply_old_defaults(experiment, old_defaults)
             training |= old_defaults
             yaml = yaml or earlier.yaml
@@ -204,7 +204,9 @@ class RunPlace:
             self.judge_change = self.resumed.step if self.resumed.step in rejudged else None
         self.chain = Chain(self.folder, key=chain_key())
         place, judge = str(self.folder.absolute()), self.judge
-        RunIdentity(self.run_id, backbone, training, given, base, yaml, place, code, judge, changes).write(self.folder)
+        RunIdentity(self.run_id, backbone, training, set_keys, base, yaml, place, code, judge, changes).write(
+            self.folder
+        )
         return experiment
 
     def _all_changes(
@@ -234,17 +236,17 @@ class RunPlace:
 
     def _read_base_checkpoint(self, path: Path) -> Checkpoint:
         """Return the base checkpoint of a run without own checkpoints. Raises UserError."""
-        found = verify_checkpoint(path)
-        if isinstance(found, str):
+        checkpoint = verify_checkpoint(path)
+        if isinstance(checkpoint, str):
             raise UserError(
                 f"The run {self.name} started from the checkpoint {path}, and has saved no checkpoint of its own "
-                f"yet: {found}.",
+                f"yet: {checkpoint}.",
                 where=str(path),
                 expected="that checkpoint, to start from it again",
                 do=f"restore the checkpoint there; or pass another with --resume FOLDER; or {FRESH_ADVICE}",
             )
-        self.notes.append(f"{self.name} has saved no checkpoint: it starts again from {path} (step {found.step})")
-        return found
+        self.notes.append(f"{self.name} has saved no checkpoint: it starts again from {path} (step {checkpoint.step})")
+        return checkpoint
 
     def _is_unused(self) -> bool:
         """True if no start in this folder has played, scored or stored anything."""
@@ -297,28 +299,29 @@ class RunPlace:
 
     def _find_checkpoint(self, resume: str, root: Path) -> Checkpoint:
         path = Path(resume)
-        for place in (path, root / path):
+        for candidate in (path, root / path):
             for was, now in self._restored_moves:
-                if place.absolute().is_relative_to(was):
-                    return self.checkpoints.at(now / place.absolute().relative_to(was))
-        found = path if path.exists() or not (root / path).exists() else root / path
+                if candidate.absolute().is_relative_to(was):
+                    return self.checkpoints.at(now / candidate.absolute().relative_to(was))
+        existing = path if path.exists() or not (root / path).exists() else root / path
         # The run's checkpoints are in another folder.
-        if (found / "resolved.yaml").exists() and not (found / "checkpoints").exists():
-            found = checkpoints_of(found).folder
-        return self.checkpoints.at(found)
+        if (existing / "resolved.yaml").exists() and not (existing / "checkpoints").exists():
+            existing = checkpoints_of(existing).folder
+        return self.checkpoints.at(existing)
 
     def _refuse_moved_checkpoints(self) -> None:
         """Refuse a start with another checkpoint folder than the last start. Raises UserError.
 
         Without the check the run would begin anew over existing records.
         """
-        there, here = checkpoints_of(self.folder), self.checkpoints.folder
-        if there.folder.resolve() != here.resolve() and there.all():
+        stored, configured = checkpoints_of(self.folder), self.checkpoints.folder
+        if stored.folder.resolve() != configured.resolve() and stored.all():
             raise UserError(
-                f"The checkpoints of {self.name} are in {there.folder}, but this command looks for them in {here}.",
+                f"The checkpoints of {self.name} are in {stored.folder}, but this command looks for them in "
+                f"{configured}.",
                 where="ajet.trainer_common.checkpoint_base_dir",
                 expected="the same folder as before",
-                do=f"set the key as before; or move that folder to {here}; or {FRESH_ADVICE}",
+                do=f"set the key as before; or move that folder to {configured}; or {FRESH_ADVICE}",
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
@@ -418,10 +421,10 @@ class RunPlace:
                     continue
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             if self._holds_only({LOCK_FILE, GUARD}):
-                gone = self.folder.with_name(f".{self.folder.name}.gone")
-                os.replace(self.folder, gone)
-                lock.moved(gone)
-                shutil.rmtree(gone, ignore_errors=True)
+                trash = self.folder.with_name(f".{self.folder.name}.gone")
+                os.replace(self.folder, trash)
+                lock.moved(trash)
+                shutil.rmtree(trash, ignore_errors=True)
                 self.folder.parent.rmdir()
         except (OSError, UserError):  # it is listed as one that failed
             pass

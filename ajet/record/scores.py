@@ -127,8 +127,8 @@ class Scores:
 
     def ks(self) -> list[int]:
         """Return the useful k of pass@k: powers of two and the number of attempts."""
-        most = self.repeats
-        return sorted({1 << exponent for exponent in range(most.bit_length())} | {most}) if most else []
+        largest = self.repeats
+        return sorted({1 << exponent for exponent in range(largest.bit_length())} | {largest}) if largest else []
 
     @property
     def reward(self) -> float | None:
@@ -158,13 +158,14 @@ class Scores:
 
     def average_by_scorer(self) -> dict[str, tuple[float | None, int, int]]:
         """Return the mean score, the number of scores and the number of requests of each scorer."""
-        given: dict[str, list[float | None]] = {}
+        by_scorer: dict[str, list[float | None]] = {}
         for attempt in self.attempts:
             for name, score in attempt.parts.items():
-                given.setdefault(name, []).append(score)
-        found = {name: [score for score in scores if score is not None] for name, scores in given.items()}
+                by_scorer.setdefault(name, []).append(score)
+        valid = {name: [score for score in scores if score is not None] for name, scores in by_scorer.items()}
         return {
-            name: (fmean(scores) if scores else None, len(scores), len(given[name])) for name, scores in found.items()
+            name: (fmean(scores) if scores else None, len(scores), len(by_scorer[name]))
+            for name, scores in valid.items()
         }
 
 
@@ -218,8 +219,8 @@ class Comparison:
             return "noise between two runs of one model: unknown with one attempt per task (--repeat 4 measures it)"
         if self.noise == 0:
             return "noise between two runs of one model: unknown, because the attempts at each task are equal"
-        shown = f"{self.noise:.1%}" if self.quantity == "success" else f"{self.noise:.2g}"
-        return f"two runs of one model differ by up to {shown}"
+        amount = f"{self.noise:.1%}" if self.quantity == "success" else f"{self.noise:.2g}"
+        return f"two runs of one model differ by up to {amount}"
 
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
@@ -238,7 +239,7 @@ def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | Non
         gained = [task for task in shared if now[task] > was[task]]
         lost = [task for task in shared if now[task] < was[task]]
     noise = [noise_floor(each, shared, success=judged) for each in (before, after)]
-    known = [each for each in noise if each is not None]
+    known_noise = [each for each in noise if each is not None]
     return Comparison(
         quantity="success" if judged else "reward",
         tasks=len(shared),
@@ -246,7 +247,7 @@ def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | Non
         error=half_width(differences),
         p=p,
         test=test,
-        noise=max(known) if len(known) == 2 else None,
+        noise=max(known_noise) if len(known_noise) == 2 else None,
         gained=tuple(gained),
         lost=tuple(lost),
     )
@@ -273,10 +274,10 @@ def paired_p(differences: Sequence[float], *, seed: int = 0) -> tuple[float, str
     if len(values) <= EXACT_UP_TO:
         bits = np.arange(1 << len(values))[:, None] >> np.arange(len(values)) & 1
         return float((np.abs((1 - 2 * bits) @ sizes) >= observed).mean()), "exact permutation test"
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     reached = 0
     for _ in range(EXCHANGES // 1000):
-        signs = draw.integers(0, 2, (1000, len(values)), dtype=np.int8) * 2 - 1
+        signs = rng.integers(0, 2, (1000, len(values)), dtype=np.int8) * 2 - 1
         reached += int((np.abs(signs @ sizes) >= observed).sum())
     return (reached + 1) / (EXCHANGES + 1), "permutation test"
 

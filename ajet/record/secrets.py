@@ -48,17 +48,17 @@ class Redactor:
     """Replaces secrets by the name of their variable or key."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, literals: Iterable[tuple[str, str]] = ()) -> None:
-        found, interpolations = dict[str, str](), dict[str, str]()
-        named = os.environ if environment is None else environment
-        for name, value in [*literals, *named.items()]:
+        replacements, interpolations = dict[str, str](), dict[str, str]()
+        variables = os.environ if environment is None else environment
+        for name, value in [*literals, *variables.items()]:
             for secret in _secret_texts(name, value):
                 for form in _json_forms(secret):
-                    found[form] = f"[redacted {name}]"
-                if name in named and secret == named[name]:
+                    replacements[form] = f"[redacted {name}]"
+                if name in variables and secret == variables[name]:
                     interpolations[secret] = f"${{oc.env:{name}}}"
-        self._replacements = found
+        self._replacements = replacements
         self._interpolations = interpolations
-        self._longest_first = sorted(found, key=len, reverse=True)
+        self._longest_first = sorted(replacements, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for secret in self._longest_first:
@@ -86,8 +86,8 @@ class Redactor:
 
     def _redact_value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
-            own = key in _OWN_WORDS and _WORD_OF_A_LIST.fullmatch(value)
-            return value if own else self(value)
+            is_own_word = key in _OWN_WORDS and _WORD_OF_A_LIST.fullmatch(value)
+            return value if is_own_word else self(value)
         if isinstance(value, Mapping):
             return {name: self._redact_value(item, str(name)) for name, item in value.items()}
         if isinstance(value, (list, tuple)):

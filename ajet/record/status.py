@@ -73,12 +73,12 @@ class StatusFile:
     def add_process(self, pid: int, role: str) -> None:
         """Record a live process started by this run."""
         try:
-            found = ProcessIdentity.of(pid)
+            process = ProcessIdentity.of(pid)
         except psutil.NoSuchProcess:
             return
         with self._lock:
             processes = [entry for entry in self._content["processes"] if entry["pid"] != pid]
-            self.set(processes=[*processes, _process_entry(found, role)])
+            self.set(processes=[*processes, _process_entry(process, role)])
 
     def get(self, name: str) -> Any:
         """Return the current value of a field, or None if never set."""
@@ -107,15 +107,15 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, str]]:
     """Return the processes of a status with their roles. Invalid entries are skipped."""
-    found = []
-    place = {name: status.get(name) for name in ("host", "boot", "space")}
+    processes = []
+    machine = {name: status.get(name) for name in ("host", "boot", "space")}
     entries = status.get("processes")
     for entry in entries if isinstance(entries, list) else []:
         try:
-            found.append((ProcessIdentity.recorded({**place, **entry}), str(entry.get("role"))))
+            processes.append((ProcessIdentity.recorded({**machine, **entry}), str(entry.get("role"))))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
-    return found
+    return processes
 
 
 def find_run_state(status: dict[str, Any]) -> str:

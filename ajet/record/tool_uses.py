@@ -63,16 +63,16 @@ def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
         )
     if not (math.isfinite(use.started) and math.isfinite(use.ended)):
         raise ValueError("the times of a tool use must be seconds since the epoch")
-    most = max(0, min(RESULT, room))
-    cut = max(0, len(use.result) - most)
+    allowed = max(0, min(RESULT, room))
+    removed = max(0, len(use.result) - allowed)
     return replace(
         use,
         name=_replace_surrogates(str(use.name)[:NAME]),
         arguments=bound_arguments(use.arguments),
-        result=_replace_surrogates(use.result[:most]),
+        result=_replace_surrogates(use.result[:allowed]),
         server=_replace_surrogates(str(use.server)[:NAME]),
         call_id=_replace_surrogates(str(use.call_id)[:NAME]),
-        cut=use.cut + cut,
+        cut=use.cut + removed,
     )
 
 

@@ -94,34 +94,34 @@ class AttemptRunner:
         Args:
             stopped: Done, with the reason, when the attempt is to be aborted.
         """
-        played = AttemptResult(started=time.time())
-        played.task = identity.make_task()
-        await self._environments.enter(played, stopped)
-        if played.aborted or played.failure:
-            played.ended = time.time()
-            return played
-        attempt = self._make_attempt(identity, sampling, played, played.task)
+        result = AttemptResult(started=time.time())
+        result.task = identity.make_task()
+        await self._environments.enter(result, stopped)
+        if result.aborted or result.failure:
+            result.ended = time.time()
+            return result
+        attempt = self._make_attempt(identity, sampling, result, result.task)
         future = asyncio.wrap_future(self.isolation.start(attempt))
         line = await self._await_end(attempt, future, stopped)
-        ended = line is None
-        played.capture = await call_on_gateway(self._gateway, attempt.close)
-        played.ended = time.time()
-        played.printed = attempt.printed
-        if not ended:
+        is_finished = line is None
+        result.capture = await call_on_gateway(self._gateway, attempt.close)
+        result.ended = time.time()
+        result.printed = attempt.printed
+        if not is_finished:
             if stopped.done():
-                played.aborted = stopped.result()
+                result.aborted = stopped.result()
             else:
-                played.failure = classify_timeout(
-                    self._settings.rollout.episode_timeout, played.capture, played.started, played.ended,
+                result.failure = classify_timeout(
+                    self._settings.rollout.episode_timeout, result.capture, result.started, result.ended,
                     shared_loop=self.isolation.shares_loop, stood=line or "",
                 )  # fmt: skip
-            return played
+            return result
         try:
-            played.output = future.result()
+            result.output = future.result()
         except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
-            played.failure = classify_exception(problem, attempt.stage, attempt.task.task)
-        played.failure = find_failure(played.capture, played.failure)
-        return played
+            result.failure = classify_exception(problem, attempt.stage, attempt.task.task)
+        result.failure = find_failure(result.capture, result.failure)
+        return result
 
     def _make_attempt(
         self, identity: Identity, sampling: Sampling, played: AttemptResult, task: WorkflowTask
@@ -155,21 +155,21 @@ class AttemptRunner:
                 line is not known or the attempt was `stopped`.
         """
         timeout = self._settings.rollout.episode_timeout
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
-        ended, line = False, ""
+        remaining = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
+        is_finished, line = False, ""
         try:
-            await wait_first(future, stopped, timeout=left)
-            ended = future.done()
-            if not ended and not stopped.done():
-                where = self.isolation.locate  # a worker may reply late, so it is called in a thread
-                line = await in_thread(where, attempt) if self.isolation.is_remote else where(attempt)
+            await wait_first(future, stopped, timeout=remaining)
+            is_finished = future.done()
+            if not is_finished and not stopped.done():
+                locate = self.isolation.locate  # a worker may reply late, so it is called in a thread
+                line = await in_thread(locate, attempt) if self.isolation.is_remote else locate(attempt)
         finally:
-            if not ended:
+            if not is_finished:
                 future.add_done_callback(_consume_exception)
                 self.isolation.stop(attempt)
                 self._hanging.append(attempt.resources)
                 self._loop.call_later(HANG_TIMEOUT_S, self._close_hanging, attempt.resources)
-        return None if ended else line
+        return None if is_finished else line
 
     def release(self, task: WorkflowTask | None) -> None:
         """Release the environment instance of an attempt. `task` is None if no workflow was started."""
@@ -199,8 +199,12 @@ class AttemptRunner:
 
 def open_replay(experiment: Experiment) -> RunReplay | None:
     environment = experiment.ajet.environment
-    on_miss, named = environment.replay_miss, environment.replay
-    return RunReplay(find_replayed_run(named, base=experiment.base, root=experiment.root), on_miss) if named else None
+    on_miss, run_name = environment.replay_miss, environment.replay
+    return (
+        RunReplay(find_replayed_run(run_name, base=experiment.base, root=experiment.root), on_miss)
+        if run_name
+        else None
+    )
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
@@ -270,9 +274,9 @@ class EnvironmentInstances:
 
     def close(self) -> None:
         """Wait up to GOODBYE_S for the release of instances. Idempotent."""
-        until = time.monotonic() + GOODBYE_S
+        deadline = time.monotonic() + GOODBYE_S
         for thread in list(self._releasing):
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         if self._chosen is not None:
             self._chosen.close()
 

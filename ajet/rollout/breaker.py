@@ -88,8 +88,8 @@ class Breaker:
             if self.may_probe():
                 return True
             wait = asyncio.ensure_future(self._changed.wait())
-            left = None if self._probing else max(0.0, self.next_probe - time.monotonic())
-            await wait_first(wait, stopped, timeout=left)
+            remaining = None if self._probing else max(0.0, self.next_probe - time.monotonic())
+            await wait_first(wait, stopped, timeout=remaining)
             wait.cancel()
         return False
 

@@ -70,13 +70,13 @@ def find_nonsense(message: dict[str, Any]) -> list[str]:
 def find_loop(text: str) -> tuple[str, int] | None:
     """Return a piece of the text that repeats too often in a row, and the number of repeats. None: no such piece."""
     longest = len(text) // LETTERS_TIMES
-    place = 0
-    while place + KEY < len(text):
+    position = 0
+    while position + KEY < len(text):
         step = STRIDE
-        period = text.find(text[place : place + KEY], place + 1, place + longest + KEY) - place
+        period = text.find(text[position : position + KEY], position + 1, position + longest + KEY) - position
         if period > 0:
-            piece = text[place : place + period]
-            start, stop = place, place + period
+            piece = text[position : position + period]
+            start, stop = position, position + period
             while text.startswith(piece, stop):
                 stop += period
             while start and text[start - 1] == text[start - 1 + period]:
@@ -84,8 +84,8 @@ def find_loop(text: str) -> tuple[str, int] | None:
             times = (stop - start) // period
             if _is_excessive(piece, times):
                 return piece, times
-            step = max(step, stop - KEY - place)
-        place += step
+            step = max(step, stop - KEY - position)
+        position += step
     return None
 
 

@@ -53,15 +53,15 @@ def load_workflow(experiment: Experiment) -> type[Workflow]:
     shipped = find_part("workflow", reference)
     if shipped is not None:
         reference = shipped.code
-    found: type[Workflow] = (
+    workflow_class: type[Workflow] = (
         reference
         if isinstance(reference, type)
         else resolve_reference(
             reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow", convert=as_workflow
         )
     )
-    found.check(experiment.config)
-    return found
+    workflow_class.check(experiment.config)
+    return workflow_class
 
 
 def make_renderer(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:

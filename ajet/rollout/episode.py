@@ -193,20 +193,22 @@ def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     A value over the limit becomes the beginning of the value's JSON, or text. The key `cut` then names the value.
     """
     bounded: dict[str, Any] = {}
-    cut: list[str] = []
-    left = METADATA_CHARS
+    cut_values: list[str] = []
+    remaining = METADATA_CHARS
     for key, value in metadata.items():
         text = value if isinstance(value, str) else dumps(value)
-        most = max(0, min(VALUE_CHARS, left - len(str(key))))
-        if len(text) <= most:
+        limit = max(0, min(VALUE_CHARS, remaining - len(str(key))))
+        if len(text) <= limit:
             bounded[key] = value
-        elif len(cut) < 100:
-            cut.append(f"{keep_head(str(key), 100)}: {len(text)} characters")
-            if most and len(str(key)) < VALUE_CHARS:
-                bounded[key] = keep_head(text, most)
-        left -= min(len(text), most) + len(str(key))
-    if cut:
-        bounded["cut"] = f"of {len(metadata)} metadata values these were cut to the recorded length: {'; '.join(cut)}"
+        elif len(cut_values) < 100:
+            cut_values.append(f"{keep_head(str(key), 100)}: {len(text)} characters")
+            if limit and len(str(key)) < VALUE_CHARS:
+                bounded[key] = keep_head(text, limit)
+        remaining -= min(len(text), limit) + len(str(key))
+    if cut_values:
+        bounded["cut"] = (
+            f"of {len(metadata)} metadata values these were cut to the recorded length: {'; '.join(cut_values)}"
+        )
     return bounded
 
 
@@ -219,10 +221,10 @@ def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeli
         untrained["no_score" if episode.status == "completed" else "failed"] += rest
         return [], +untrained
     lines, untrained = cut_timelines(episode.calls, settings)
-    chosen, too_many = choose(
+    selected, too_many = choose(
         lines, settings.rollout.multi_turn.max_sample_per_task, seed=settings.seed, episode=episode.uuid
     )
-    return list(chosen), untrained + too_many
+    return list(selected), untrained + too_many
 
 
 def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
@@ -237,9 +239,9 @@ def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Tim
 def warn_of_near_names(output: WorkflowOutput) -> None:
     """Warn of a field whose name is close to a known field's, at most once in ten minutes per name."""
     for name in output.model_extra or {}:
-        near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
-        if near and warned_names.is_due(name):
-            logger.warning("WorkflowOutput({}=…) is recorded but not used by ajet: did you mean {}?", name, near[0])
+        similar = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
+        if similar and warned_names.is_due(name):
+            logger.warning("WorkflowOutput({}=…) is recorded but not used by ajet: did you mean {}?", name, similar[0])
 
 
 def _split_metrics(metrics: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:

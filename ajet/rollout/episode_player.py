@@ -86,22 +86,22 @@ class EpisodePlayer:
             try:
                 await wait_first(slot, group.stopped)
                 if group.stopped.done():
-                    played = AttemptResult(aborted=group.stopped.result(), attempts=number)
+                    result = AttemptResult(aborted=group.stopped.result(), attempts=number)
                 else:
                     group.note_start()
-                    played = await self._play_attempts(batch, group, identity, sampling, turn, number)
+                    result = await self._play_attempts(batch, group, identity, sampling, turn, number)
             finally:
                 # Before the judge: while an attempt is judged, another episode may play.
                 slots.release(slot)
-            verdict, is_reported = await self._judge_attempt(group, identity, played, turn)
+            verdict, is_reported = await self._judge_attempt(group, identity, result, turn)
             if self._teacher_scorer is not None:
-                await self._teacher_scorer.score_attempt(identity, played, verdict, group.stopped)
-            if played.attempts > number and not is_reported:
-                turn.report_end(played.failure, aborted=played.aborted is not None)
-            if not await turn.was_outage(played.failure, group.stopped):
-                return await self._builder.build(identity, played, verdict, group.stopped)
-            number = played.attempts
-            _count_retry(batch, played)
+                await self._teacher_scorer.score_attempt(identity, result, verdict, group.stopped)
+            if result.attempts > number and not is_reported:
+                turn.report_end(result.failure, aborted=result.aborted is not None)
+            if not await turn.was_outage(result.failure, group.stopped):
+                return await self._builder.build(identity, result, verdict, group.stopped)
+            number = result.attempts
+            _count_retry(batch, result)
 
     async def _play_attempts(
         self,
@@ -124,17 +124,17 @@ class EpisodePlayer:
             await turn.wait_admitted(group.stopped)
             if group.stopped.done():
                 return AttemptResult(aborted=group.stopped.result(), attempts=before + number - 1)
-            played = await self._attempts.play(identity, sampling, group.stopped)
-            played.attempts = before + number
-            failure = played.failure
+            result = await self._attempts.play(identity, sampling, group.stopped)
+            result.attempts = before + number
+            failure = result.failure
             if failure is None or not failure.retryable or number > self._max_retries:
-                return played
+                return result
             await wait_first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
             if group.stopped.done():
-                return played
+                return result
             turn.report_end(failure)
-            self._attempts.release(played.task)
-            _count_retry(batch, played)
+            self._attempts.release(result.task)
+            _count_retry(batch, result)
             number += 1
 
     async def _judge_attempt(

@@ -101,9 +101,9 @@ def make_error(
         ended: The exception that ended user code. Its lines become the traceback.
     """
     text = "" if ended is None else "".join(traceback.format_exception(ended))
-    own = boundary != "agent"
+    is_own = boundary != "agent"
     return EpisodeError(
-        bound_failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=own))
+        bound_failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=is_own))
     )
 
 
@@ -114,8 +114,8 @@ def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
 
 def keep_tail(text: str, most: int, *, dropped: int = 0, unit: str = "characters") -> str:
     """Return the last `most` characters. `dropped` is the amount lost before `text`, in `unit`."""
-    cut = max(0, len(text) - most) + dropped
-    return f"({cut} {unit} before this were cut) …\n{text[-most:]}" if cut else text
+    removed = max(0, len(text) - most) + dropped
+    return f"({removed} {unit} before this were cut) …\n{text[-most:]}" if removed else text
 
 
 def bound_failure(failure: Failure) -> Failure:
@@ -145,16 +145,16 @@ def classify_exception(problem: BaseException, stage: Stage = "execute", task: T
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
     cause: BaseException | None = problem
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
+    visited: set[int] = set()
+    while cause is not None and id(cause) not in visited:
         if isinstance(cause, BoundaryError):
-            own = stage == "open" or (stage == "judge" and bool(cause.own))
+            is_own = stage == "open" or (stage == "judge" and bool(cause.own))
             policy = cause.boundary == "agent" and stage == "execute"
             kind, message = type(cause).__name__, read_message(cause)
             side = cause.boundary if cause.boundary in get_args(Boundary) else "agent"  # a class of the user's own
             retryable = bool(cause.retryable)
-            return bound_failure(Failure(side, kind, message, retryable, text, own=own, policy=policy))
-        seen.add(id(cause))
+            return bound_failure(Failure(side, kind, message, retryable, text, own=is_own, policy=policy))
+        visited.add(id(cause))
         cause = cause.__cause__
     message = read_message(problem) or "(no message)"
     if stage == "execute":
@@ -168,15 +168,15 @@ def classify_exception(problem: BaseException, stage: Stage = "execute", task: T
         message = "code of the workflow cancelled the workflow's own asyncio task"
     boundary: Boundary = "ajet" if stage == "open" else "agent"
     policy = stage == "execute" and not _is_from_outside(problem)
-    kind, own = type(problem).__name__, stage == "open"
-    return bound_failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
+    kind, is_own = type(problem).__name__, stage == "open"
+    return bound_failure(Failure(boundary, kind, message, traceback=text, own=is_own, policy=policy))
 
 
 def _is_from_outside(problem: BaseException) -> bool:
     """True if an exception of the agent's code, or a cause of the exception, comes from outside the agent."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     cause: BaseException | None = problem
-    while cause is not None and id(cause) not in seen:
+    while cause is not None and id(cause) not in visited:
         names = [each.__name__ for each in type(cause).__mro__]
         if isinstance(cause, _OUTSIDE) or any(part in name for part in _OUTSIDE_NAMES for name in names):
             return True
@@ -184,7 +184,7 @@ def _is_from_outside(problem: BaseException) -> bool:
             getattr(cause, "status_code", None), int
         ):  # an HTTP client's error; the gateway records errors of the run's own calls
             return True
-        seen.add(id(cause))
+        visited.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     return False
 
@@ -205,18 +205,22 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
     if failure is None and (capture is None or not capture.calls):
         refusals = capture.refusals if capture is not None else []
         if refusals:
-            listed = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
+            refusal_list = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
             return make_error(
                 "calls_refused",
                 "the workflow ended without a reply of the model, because the gateway refused its model "
-                f"calls: {listed}",
+                f"calls: {refusal_list}",
             ).failure
         return make_error(
             "no_model_call",
             ("the workflow ended without a model call: call the model at the base URL and key that the tuner returns"),
         ).failure
-    if capture is not None and (failure is None or failure.policy) and (lost := _find_lost_tool(capture.tool_uses)):
-        return lost if failure is None else replace(lost, traceback=failure.traceback)
+    if (
+        capture is not None
+        and (failure is None or failure.policy)
+        and (lost_tool := _find_lost_tool(capture.tool_uses))
+    ):
+        return lost_tool if failure is None else replace(lost_tool, traceback=failure.traceback)
     return failure if failure is None or capture is None else _add_refusal(failure, capture)
 
 
@@ -288,10 +292,10 @@ def classify_timeout(
     if capture is None or not capture.calls:
         return Failure("agent", "timeout", message)
     spent, at_end = measure_places(capture.calls, capture.messages, began, ended)
-    most: Culprit = max(spent, key=lambda place: spent[place])
+    longest: Culprit = max(spent, key=lambda place: spent[place])
     shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
     message += f"; {shares}; at the end it was in the {at_end}" if shares else ""
-    blamed = at_end if at_end in ("engine", "tool") else most
+    blamed = at_end if at_end in ("engine", "tool") else longest
     if blamed == "engine" and (earlier := _find_engine_error(capture.calls)):
         return Failure("engine", "timeout", f"{message}; the model call before had failed: {earlier}", own=True)
     if blamed == "engine" or blamed == "tool":
@@ -370,8 +374,8 @@ def _explain_unawaited(problem: BaseException) -> str:
     The coroutine is closed. Python would otherwise warn later and name a line of Python's own code.
     """
     frame, name = None, ""
-    for found, local in _close_unstarted(problem.__traceback__):
-        frame, name = found, local
+    for local_frame, variable in _close_unstarted(problem.__traceback__):
+        frame, name = local_frame, variable
     if frame is None:
         return "an `await` is missing at the call that created it"
     file, function = frame.f_code.co_filename, frame.f_code.co_name

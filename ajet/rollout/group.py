@@ -269,13 +269,13 @@ class InflightBatch:
 
         If too few groups are selected, these fill the batch, scored groups first.
         """
-        left = [group for group in self._closed.values() if group.index not in self._selected_indexes]
-        left.sort(key=lambda group: (not group.build_group().scored, group.index))
-        for group in left:
+        unselected = [group for group in self._closed.values() if group.index not in self._selected_indexes]
+        unselected.sort(key=lambda group: (not group.build_group().scored, group.index))
+        for group in unselected:
             if group.is_cut_short:
-                lost = sum(episode.sampled_tokens for episode in group.episodes)
-                self.tally.lost_tokens += lost
-                self.events.put(ReturnedTask(group.order, group.stopped.result(), lost))
+                lost_tokens = sum(episode.sampled_tokens for episode in group.episodes)
+                self.tally.lost_tokens += lost_tokens
+                self.events.put(ReturnedTask(group.order, group.stopped.result(), lost_tokens))
             elif self.has_enough:
                 self.events.put(ClosedGroup(group.build_group(), is_selected=False))
             else:

@@ -48,8 +48,8 @@ def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None
     if len(parts) > MAX_PARTS:
         raise JudgeFailure(f"the judge returned {len(parts)} process rewards for one attempt; the limit is {MAX_PARTS}")
     all_calls = capture.calls if capture else []
-    found = [_tie_part(part, calls, all_calls, uses, messages, decode) for part in parts]
-    return replace(verdict, turns=(), process=tuple(found))
+    rewards = [_tie_part(part, calls, all_calls, uses, messages, decode) for part in parts]
+    return replace(verdict, turns=(), process=tuple(rewards))
 
 
 def _split_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[ProcessReward]:
@@ -88,10 +88,10 @@ def _tie_part(
     if part.agent:
         spans = [_make_reply_span(call) for call in calls if call.target == part.agent]
         if not spans:
-            there = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
+            targets = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
             raise JudgeFailure(
                 f"the judge returned a process reward for the agent {part.agent}; the attempt's trained agents "
-                f"are: {there}"
+                f"are: {targets}"
             )
     elif part.tool_use is not None:
         use = _get_part(uses, part.tool_use, "tool use")
@@ -148,5 +148,5 @@ def _find_text(part: ProcessReward, calls: Sequence[Call], decode: Decode) -> Re
     for call in calls if part.step is None else [_get_part(calls, part.step, "call")]:
         if (span := span_of_text(decode, call.response_ids, part.text)) is not None:
             return ReplySpan(call.index, *span)
-    where = "no reply" if part.step is None else f"the reply of call {part.step}"
-    raise JudgeFailure(f"the judge returned a process reward for the text {part.text[:80]!r}, which {where} contains")
+    place = "no reply" if part.step is None else f"the reply of call {part.step}"
+    raise JudgeFailure(f"the judge returned a process reward for the text {part.text[:80]!r}, which {place} contains")

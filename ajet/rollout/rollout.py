@@ -230,10 +230,10 @@ class Rollout:
         for batch, running in list(self._batches.items()):
             self.loop.call_soon_threadsafe(batch.stop, "interrupted")
             _await_end(running)
-        for played in list(self._single_groups):
-            self.stop_group(played)
-        for played in list(self._single_groups):
-            _await_end(played)
+        for future in list(self._single_groups):
+            self.stop_group(future)
+        for future in list(self._single_groups):
+            _await_end(future)
         self.attempts.stop()
         self.judge_caller.close()
         self.attempts.close()
@@ -318,8 +318,8 @@ class Rollout:
         runs = []
         for repeat in repeats:
             identity = Identity(self._run_id, options.split, options.step, group.task, group.order, group.index, repeat)
-            played = self._episodes.play(batch, group, slots, identity, options.sampling, on_end)
-            runs.append(asyncio.ensure_future(played))
+            episode = self._episodes.play(batch, group, slots, identity, options.sampling, on_end)
+            runs.append(asyncio.ensure_future(episode))
         return runs
 
 
@@ -336,7 +336,9 @@ def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
     """Return each task with its repeats that are not in `over`. Tasks without a remaining repeat are omitted."""
-    remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
+    remaining = [
+        (order, task, [repeat for repeat in range(repeats) if (order, repeat) not in over]) for order, task in tasks
+    ]
     return [each for each in remaining if each[2]]
 
 

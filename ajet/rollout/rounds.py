@@ -97,8 +97,8 @@ class RoundEngine(EngineWrapper):
         self._engine.close()
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one.loop.call_soon_threadsafe(one.refuse)
+        for waiter in waiting:
+            waiter.loop.call_soon_threadsafe(waiter.refuse)
 
     def _open_if_complete(self) -> None:
         """Admit all waiting requests in order if each live episode has one. The caller holds the lock."""
@@ -127,9 +127,9 @@ class _RoundArrival:
         self._left = loops
         self._lock = threading.Lock()
         self._hold = ExitStack()
-        held: Callable[[], AbstractContextManager[object]] | None = getattr(engine, "held", None)
-        if held is not None:
-            self._hold.enter_context(held())
+        hold_engine: Callable[[], AbstractContextManager[object]] | None = getattr(engine, "held", None)
+        if hold_engine is not None:
+            self._hold.enter_context(hold_engine())
 
     def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
         """Admit the requests in order. Each reaches the engine before the loop runs `note_arrival`."""

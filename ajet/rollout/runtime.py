@@ -212,13 +212,13 @@ class UserLoop:
         frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None:
             return
-        own = _find_user_frame(frame) or frame
-        inner = f" (in {_format_position(frame)})" if own is not frame else ""
+        user_frame = _find_user_frame(frame) or frame
+        inner = f" (in {_format_position(frame)})" if user_frame is not frame else ""
         logger.warning(
             "{} blocks the event loop that all episodes share for over a second at {}{}: all other episodes "
             "wait. Use `await` there, or set rollout.isolation: thread",
             self._what,
-            _format_position(own),
+            _format_position(user_frame),
             inner,
         )
 
@@ -231,19 +231,19 @@ def locate_code(thread: int | None, task: asyncio.Task[Any] | None) -> str:
         task: A waiting task, searched if the thread runs no user code.
     """
     frame = sys._current_frames().get(thread or 0)
-    found = _find_user_frame(frame) if frame is not None else None
-    if found is None and task is not None:
+    user_frame = _find_user_frame(frame) if frame is not None else None
+    if user_frame is None and task is not None:
         for waiting in _walk_awaited_frames(task.get_coro()):
-            found = _find_user_frame(waiting) or _find_frame_in_thread(waiting) or found
-    return _format_position(found) if found is not None else ""
+            user_frame = _find_user_frame(waiting) or _find_frame_in_thread(waiting) or user_frame
+    return _format_position(user_frame) if user_frame is not None else ""
 
 
 def _find_user_frame(frame: FrameType) -> FrameType | None:
     """Return the innermost frame outside the standard library, installed packages and ajet."""
-    found: FrameType | None = frame
-    while found is not None and found.f_code.co_filename.startswith(_LIBRARY_PATHS):
-        found = found.f_back
-    return found
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_LIBRARY_PATHS):
+        caller = caller.f_back
+    return caller
 
 
 def _format_position(frame: FrameType) -> str:

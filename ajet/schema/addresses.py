@@ -45,8 +45,8 @@ def parse_netloc(url: str) -> str:
 
 def parse_header_host(value: str) -> str | None:
     """Return the host of a Host header or an Origin, or None for an invalid value."""
-    found = _AUTHORITY.fullmatch(value)
-    return None if found is None else found["name"] or found["address"]
+    match = _AUTHORITY.fullmatch(value)
+    return None if match is None else match["name"] or match["address"]
 
 
 def list_loopback_hosts(host: str, port: int) -> frozenset[str]:
@@ -85,9 +85,9 @@ def _find_first_interface() -> str | None:
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    every = (each for name, found in psutil.net_if_addrs().items() if name in up for each in found)
-    own = (each.address for each in every if each.family == socket.AF_INET)
-    return next((each for each in own if not is_loopback(each)), None)
+    every = (each for name, addresses in psutil.net_if_addrs().items() if name in up for each in addresses)
+    ipv4 = (each.address for each in every if each.family == socket.AF_INET)
+    return next((each for each in ipv4 if not is_loopback(each)), None)
 
 
 ToolKind = Literal["http", "sse", "dock"]
@@ -99,10 +99,10 @@ def parse_address(url: str, schemes: tuple[str, ...] = ("http", "https")) -> Spl
     """Return the parts of a URL, or None without an allowed scheme, a host and a valid port."""
     try:
         parts = urlsplit(url)
-        named = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return None
-    return parts if named else None
+    return parts if is_valid else None
 
 
 def require_address(

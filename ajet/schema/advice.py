@@ -49,9 +49,9 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
     words = str(problem)
     if advice := advise_on_agentscope(problem):
         return advice
-    if isinstance(problem, AttributeError) and (found := _NO_ATTRIBUTE.search(words)):
-        return _advise_on_renamed_tuner(problem, found["name"]) or _advise_on_attribute(
-            found["kind"], found["name"], task
+    if isinstance(problem, AttributeError) and (match := _NO_ATTRIBUTE.search(words)):
+        return _advise_on_renamed_tuner(problem, match["name"]) or _advise_on_attribute(
+            match["kind"], match["name"], task
         )
     if isinstance(problem, TypeError) and (kind := _KIND.search(words)):
         return _MEANT[kind["kind"]]
@@ -153,6 +153,6 @@ def _advise_on_column(name: str, task: Task | None) -> str:
 
 def _list_columns(columns: Mapping[str, Any], name: str) -> str:
     folded = {each.casefold(): each for each in columns}
-    near = get_close_matches(name.casefold(), folded, 1)
-    listed = ", ".join(list(columns)[:MAX_SHOWN_COLUMNS]) + (", …" if len(columns) > MAX_SHOWN_COLUMNS else "")
-    return listed + (f'; did you mean "{folded[near[0]]}"?' if near else "")
+    similar = get_close_matches(name.casefold(), folded, 1)
+    column_list = ", ".join(list(columns)[:MAX_SHOWN_COLUMNS]) + (", …" if len(columns) > MAX_SHOWN_COLUMNS else "")
+    return column_list + (f'; did you mean "{folded[similar[0]]}"?' if similar else "")

@@ -67,8 +67,8 @@ class PolicySpan(NamedTuple):
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int, int]]) -> PolicySpan | None:
         """Return the span over all `VersionRun`s, or None for an empty input."""
-        found = list(runs)
-        return cls(min(low for _, low, _ in found), max(high for _, _, high in found)) if found else None
+        run_list = list(runs)
+        return cls(min(low for _, low, _ in run_list), max(high for _, _, high in run_list)) if run_list else None
 
 
 @dataclass(frozen=True, slots=True)

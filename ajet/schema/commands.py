@@ -29,24 +29,24 @@ def format_command(*words: object) -> str:
 def find_program() -> str:
     """Return the call of ajet: `ajet` if the PATH leads to the current program, else a path, else `python -m ajet`."""
     script = Path(sys.executable).parent / "ajet"
-    found = shutil.which("ajet")
-    if found is not None and (not script.exists() or _is_same_file(Path(found), script)):
+    on_path = shutil.which("ajet")
+    if on_path is not None and (not script.exists() or _is_same_file(Path(on_path), script)):
         return "ajet"
     return shlex.quote(shorten_path(script)) if script.exists() else f"{find_python()} -m ajet"
 
 
 def find_python() -> str:
     """Return the word to start the current interpreter."""
-    found = shutil.which("python")
-    if found is not None and Path(found) == Path(sys.executable):
+    on_path = shutil.which("python")
+    if on_path is not None and Path(on_path) == Path(sys.executable):
         return "python"
     return shlex.quote(shorten_path(Path(sys.executable)))
 
 
 def format_install(*packages: str) -> str:
     """Return the command to install packages into the current interpreter's environment."""
-    listed = " ".join(f'"{package}"' if not package.isidentifier() else package for package in packages)
-    return f"{_find_installer()} {listed}"
+    package_list = " ".join(f'"{package}"' if not package.isidentifier() else package for package in packages)
+    return f"{_find_installer()} {package_list}"
 
 
 def format_extra_install(extra: str) -> str:

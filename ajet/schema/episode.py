@@ -219,8 +219,8 @@ class Episode:
 
         A failed episode has a reward only for a policy failure under `rollout.policy_failure_reward`.
         """
-        ended = self.status == "completed" or (self.status == "failed" and self.failure is not None)
-        return ended and self.reward is not None
+        is_finished = self.status == "completed" or (self.status == "failed" and self.failure is not None)
+        return is_finished and self.reward is not None
 
     @property
     def left_out(self) -> bool:

@@ -152,11 +152,11 @@ def _split_lines(text: str) -> list[str]:
 
 def _parse_fences(lines: list[str], start: int) -> list[tuple[Token, int]]:
     text = "\n".join(lines[start:])
-    found = [token for token in _make_parser().parse(text) if token.type == "fence"]
-    if not found and (deep := _DEEP_FENCE.search(text)):  # CommonMark has no fence at four columns
+    fences = [token for token in _make_parser().parse(text) if token.type == "fence"]
+    if not fences and (deep := _DEEP_FENCE.search(text)):  # CommonMark has no fence at four columns
         text = re.sub(rf"^{deep[1]}", "", text, flags=re.MULTILINE)
-        found = [token for token in _make_parser().parse(text) if token.type == "fence"]
-    return [(token, start) for token in found]
+        fences = [token for token in _make_parser().parse(text) if token.type == "fence"]
+    return [(token, start) for token in fences]
 
 
 def _build_block(token: Token, offset: int) -> FencedBlock:
@@ -178,23 +178,23 @@ def _repair_block(
 ) -> FencedBlock | None:
     """Return the block with another end, or None if no end is better."""
     ends = 0
-    cut: FencedBlock | None = None
+    shorter: FencedBlock | None = None
     for number in range(block.start + 1, len(lines)):
-        place = lines[number].find(markup)
-        if place < 0:
+        column = lines[number].find(markup)
+        if column < 0:
             continue
         ends += 1
         if ends > MAX_ENDS:
             break
-        before, after = lines[number][:place], lines[number][place:].strip(markup[0] + " \t")
+        before, after = lines[number][:column], lines[number][column:].strip(markup[0] + " \t")
         opens = not before.strip(" \t>") and bool(after) and "`" not in after
         content = textwrap.dedent("\n".join([*lines[block.start + 1 : number], *([] if opens else [before])]))
-        found = FencedBlock(block.language, content, block.start, number if opens else number + 1)
+        repaired = FencedBlock(block.language, content, block.start, number if opens else number + 1)
         if is_complete(content):
-            return found
-        if opens and cut is None and number < block.stop:
-            cut = found
-    return cut
+            return repaired
+        if opens and shorter is None and number < block.stop:
+            shorter = repaired
+    return shorter
 
 
 def _is_program(block: FencedBlock) -> bool:
@@ -221,11 +221,11 @@ def _find_free_names(text: str) -> set[str]:
     tree = parse_python(text)
     if tree is None:
         return set()
-    read: set[str] = set()
+    read_names: set[str] = set()
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+            (read_names if isinstance(node.ctx, ast.Load) else bound).add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             bound.add(node.name)
         elif isinstance(node, ast.arg):
@@ -234,20 +234,20 @@ def _find_free_names(text: str) -> set[str]:
             bound |= {(each.asname or each.name).split(".")[0] for each in node.names}
         elif isinstance(node, ast.ExceptHandler) and node.name:
             bound.add(node.name)
-    return read - bound - _BUILTIN_NAMES
+    return read_names - bound - _BUILTIN_NAMES
 
 
 def _find_defined_names(text: str) -> set[str]:
     """Return the names bound at the top level of a program."""
     tree = parse_python(text)
-    found: set[str] = set()
+    defined: set[str] = set()
     for node in tree.body if tree is not None else []:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            defined.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {(each.asname or each.name).split(".")[0] for each in node.names}
+            defined |= {(each.asname or each.name).split(".")[0] for each in node.names}
         else:
-            found |= {
+            defined |= {
                 each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
             }
-    return found
+    return defined

@@ -65,10 +65,10 @@ def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
         raise FrameError("no sizes")
     if sum(sizes) != len(rest):
         raise FrameError("the sizes in the message do not add up")
-    blobs, at = [], 0
+    blobs, offset = [], 0
     for size in sizes:
-        blobs.append(rest[at : at + size])
-        at += size
+        blobs.append(rest[offset : offset + size])
+        offset += size
     return head, blobs
 
 

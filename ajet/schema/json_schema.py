@@ -158,9 +158,9 @@ def _charging_validator(kind: Any, parts: int) -> Any:
     import attrs
     from jsonschema import validators
 
-    own: dict[str, _Keyword] = {**kind.VALIDATORS, "pattern": _check_pattern, "uniqueItems": _check_unique_items}
+    keywords: dict[str, _Keyword] = {**kind.VALIDATORS, "pattern": _check_pattern, "uniqueItems": _check_unique_items}
     extended: Any = validators.extend(
-        kind, {name: _charge_keyword(name, keyword, parts) for name, keyword in own.items()}
+        kind, {name: _charge_keyword(name, keyword, parts) for name, keyword in keywords.items()}
     )
     # jsonschema's own `evolve` changes to a class without our keywords if a subschema has `$schema`.
     extended.evolve = attrs.evolve

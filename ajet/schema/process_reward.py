@@ -56,8 +56,13 @@ class ProcessReward(BaseModel):
 
     @model_validator(mode="after")
     def _require_one_part(self) -> ProcessReward:
-        named = [self.agent != "", self.tool_use is not None, self.text != "", self.step is not None and not self.text]
-        if sum(named) != 1:
+        set_parts = [
+            self.agent != "",
+            self.tool_use is not None,
+            self.text != "",
+            self.step is not None and not self.text,
+        ]
+        if sum(set_parts) != 1:
             raise ValueError("expected one of step, agent, tool_use and text (text may have a step)")
         return self
 

@@ -80,12 +80,12 @@ _RARE_CHARACTERS = "_-/JI"
 
 def _index_marks_by_character() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return shapes of secrets by a rare character: the text before it in marks, and the marks."""
-    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    by_character: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for mark in (mark for marks, _ in _SHAPES for mark in marks):
         char = next(char for char in _RARE_CHARACTERS if char in mark)
-        before, marks = found.get(char, ((), ()))
-        found[char] = (*before, max(mark.split(char)[:-1], key=len)), (*marks, mark)
-    return found
+        before, marks = by_character.get(char, ((), ()))
+        by_character[char] = (*before, max(mark.split(char)[:-1], key=len)), (*marks, mark)
+    return by_character
 
 
 _MARKS_BY_CHARACTER = _index_marks_by_character()
@@ -146,11 +146,11 @@ def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
 def list_secret_parts(text: str) -> list[str]:
     """Return the secrets inside one, to hide separately: a URL's password, the text after `Bearer` or `Basic`."""
     user_parts = [match.group().removeprefix("://") for match in _compile_shape(_USER_INFORMATION).finditer(text)]
-    found = [each.partition(":")[2] or each for each in user_parts]
+    secret_parts = [each.partition(":")[2] or each for each in user_parts]
     scheme, _, credential = text.strip().partition(" ")
     if scheme.lower() in ("bearer", "basic", "token") and credential.strip():
-        found.append(credential.strip())
-    return found
+        secret_parts.append(credential.strip())
+    return secret_parts
 
 
 def has_mark(text: str) -> bool:

@@ -35,9 +35,9 @@ class Task(BaseModel):
 
     @model_validator(mode="after")
     def _require_finite(self) -> Task:
-        found = find_non_finite(dict(self))
-        if found is not None:
-            field, number = found
+        invalid = find_non_finite(dict(self))
+        if invalid is not None:
+            field, number = invalid
             raise TaskError(
                 f"A task contains a number that is not finite: {field} is {json.dumps(number)}.",
                 where=f"task {self.task_id or self.main_query[:80]!r}, {field}",
@@ -120,16 +120,14 @@ def find_non_finite(value: Any) -> tuple[str, float] | None:
     """
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
-        place, each = waiting.pop()
+        path, each = waiting.pop()
         if isinstance(each, (float, np.floating)):
             if not math.isfinite(each):
-                return place, float(each)
+                return path, float(each)
         elif isinstance(each, Mapping):
-            waiting += [
-                (f"{place}.{name}" if place else str(name), part) for name, part in reversed(list(each.items()))
-            ]
+            waiting += [(f"{path}.{name}" if path else str(name), part) for name, part in reversed(list(each.items()))]
         elif isinstance(each, (list, tuple)):
-            waiting += [(f"{place}.{n}" if place else str(n), each[n]) for n in reversed(range(len(each)))]
+            waiting += [(f"{path}.{n}" if path else str(n), each[n]) for n in reversed(range(len(each)))]
     return None
 
 

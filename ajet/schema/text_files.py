@@ -21,8 +21,8 @@ _MARKS = (
 
 def guess_encoding(data: bytes) -> str:
     """Return the likely encoding of non-UTF-8 data, by iconv's name."""
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
+    for byte_order_mark, encoding in _MARKS:
+        if data.startswith(byte_order_mark):
             return "utf-16" if encoding.startswith("utf-16") else encoding
     if b"\0" in data:  # text has NUL bytes in UTF-16 only
         return "utf-16-be" if data.startswith(b"\0") else "utf-16-le"
@@ -37,8 +37,8 @@ def read_marked_encoding(path: Path) -> str:
     """Return the encoding of the file's byte order mark by Python's name, or "utf-8" without a mark."""
     with path.open("rb") as stream:
         head = stream.read(4)
-    found = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), "utf-8")
-    return found.removesuffix("-le").removesuffix("-be")  # these read the mark, and leave it out
+    marked = next((encoding for byte_order_mark, encoding in _MARKS if head.startswith(byte_order_mark)), "utf-8")
+    return marked.removesuffix("-le").removesuffix("-be")  # these read the mark, and leave it out
 
 
 def format_convert_command(path: Path, encoding: str) -> str:
@@ -49,9 +49,12 @@ def format_convert_command(path: Path, encoding: str) -> str:
 def read_text(path: Path) -> str:
     """Read a file in UTF-8 or in the encoding of its byte order mark. Raise UserError for other encodings."""
     data = path.read_bytes()
-    mark, encoding = next(((mark, each) for mark, each in _MARKS if data.startswith(mark)), (b"", "utf-8"))
+    byte_order_mark, encoding = next(
+        ((byte_order_mark, each) for byte_order_mark, each in _MARKS if data.startswith(byte_order_mark)),
+        (b"", "utf-8"),
+    )
     try:
-        text = data[len(mark) :].decode(encoding)
+        text = data[len(byte_order_mark) :].decode(encoding)
         if "\0" not in text:
             return text
         start = 0

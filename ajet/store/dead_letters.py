@@ -67,17 +67,19 @@ class DeadLetterLog:
             tasks: gives the task's name for the log; None to log the position alone.
         """
         dead = self.read_dead_letters()
-        new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._logged)}
-        for order, why in new.items():
-            if kind_of(why[-1]):  # logged when the group was refused
+        new = {
+            order: [reasons[:LONGEST_REASON] for reasons in dead[order]] for order in sorted(dead.keys() - self._logged)
+        }
+        for order, reasons in new.items():
+            if kind_of(reasons[-1]):  # logged when the group was refused
                 continue
             name = (
                 f"task {tasks.task(order).task_id!r} (position {order} of the training order)"
                 if tasks and order >= 0
                 else f"task {order}"
             )
-            times = f" after {len(why)} attempt{'' if len(why) == 1 else 's'}"
-            logger.warning("{} is given up{}: {}", name, "" if why[-1].startswith(ALTERED) else times, why[-1])
+            times = f" after {len(reasons)} attempt{'' if len(reasons) == 1 else 's'}"
+            logger.warning("{} is given up{}: {}", name, "" if reasons[-1].startswith(ALTERED) else times, reasons[-1])
         self._logged = set(dead)
         return new
 

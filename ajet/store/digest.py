@@ -57,5 +57,5 @@ def explain_alteration(order: int | None, uuid: str, store: str, sampler: object
     except AlteredEpisodeError as error:
         raise AlteredEpisodeError(f"{ALTERED}: episode {uuid} of position {order}: {error} ({store})") from error
     except _UNREADABLE as error:
-        why = f"it cannot be read: {type(error).__name__}: {str(error)[:100]}"
-        raise AlteredEpisodeError(f"{ALTERED}: episode {uuid} of position {order}: {why} ({store})") from error
+        cause = f"it cannot be read: {type(error).__name__}: {str(error)[:100]}"
+        raise AlteredEpisodeError(f"{ALTERED}: episode {uuid} of position {order}: {cause} ({store})") from error

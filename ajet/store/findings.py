@@ -32,13 +32,13 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
     dead = list(reasons)
     if not dead:
         return []
-    shown = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
+    examples = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
     more = f"; and {len(dead) - 3} more" if len(dead) > 3 else ""
     return [
         Finding(
             "dead letters",
             "warning",
-            f"{len(dead)}: {shown}{more}",
+            f"{len(dead)}: {examples}{more}",
             "these tasks will not be run again; correct what the reason names",
         )
     ]

@@ -78,22 +78,24 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
     Raises:
         GroupRefusedError: the group cannot be trained on. The message names attempt and sampler.
     """
-    for one in lease.attempts:
+    for attempt in lease.attempts:
         try:
-            _check_parts(one.episode)
-            _check_against_terms(one, lease.order, task_id, version, terms)
-            _check_timelines(one.episode)
+            _check_parts(attempt.episode)
+            _check_against_terms(attempt, lease.order, task_id, version, terms)
+            _check_timelines(attempt.episode)
         except GroupRefusedError as refused:
-            raise GroupRefusedError(refused.kind, f"{name_attempt(one)}: {refused}") from refused
-    repeats = sorted(one.episode.repeat for one in lease.attempts)
+            raise GroupRefusedError(refused.kind, f"{name_attempt(attempt)}: {refused}") from refused
+    repeats = sorted(attempt.episode.repeat for attempt in lease.attempts)
     if repeats != list(range(terms.repeats)):
-        samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.attempts})[:5])
-        found = (
+        samplers = ", ".join(
+            sorted({attempt.ended_by or attempt.episode.sampler or "unknown" for attempt in lease.attempts})[:5]
+        )
+        problem = (
             f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} attempts "
             "numbered from 0"
         )
-        raise GroupRefusedError("attempts", f"{found} (sampler {samplers or 'unknown'})")
-    if len({one.episode.group for one in lease.attempts}) > 1:
+        raise GroupRefusedError("attempts", f"{problem} (sampler {samplers or 'unknown'})")
+    if len({attempt.episode.group for attempt in lease.attempts}) > 1:
         raise GroupRefusedError("task", f"the attempts belong to different groups ({name_attempt(lease.attempts[0])})")
 
 
@@ -107,8 +109,8 @@ def _check_parts(episode: Episode) -> None:
     _check_plain(episode)
     if episode.verdict is not None:
         _check_verdict(episode.verdict, episode.calls)
-    for at, call in enumerate(episode.calls):
-        _check_call(call, at)
+    for number, call in enumerate(episode.calls):
+        _check_call(call, number)
 
 
 def name_attempt(one: Kept) -> str:
@@ -144,9 +146,9 @@ def _check_against_terms(one: Kept, order: int, task_id: str, version: int, term
     )
     for call in episode.calls:
         _check_ids(call, terms.vocabulary)
-        known = terms.adapters is None or call.terms.adapter is None or call.terms.adapter in terms.adapters
+        is_known = terms.adapters is None or call.terms.adapter is None or call.terms.adapter in terms.adapters
         _require_valid(
-            known, "call", f"call {call.index} was sampled with the unknown adapter {quote(call.terms.adapter)}"
+            is_known, "call", f"call {call.index} was sampled with the unknown adapter {quote(call.terms.adapter)}"
         )
     for timeline in episode.timelines:
         size = timeline.ids.size
@@ -162,12 +164,12 @@ def _check_ids(call: Call, vocabulary: int | None) -> None:
         if not ids.size:
             continue
         lowest, highest = int(ids.min()), int(ids.max())
-        wrong = lowest if lowest < 0 else highest
+        invalid = lowest if lowest < 0 else highest
         inside = lowest >= 0 and (vocabulary is None or highest < vocabulary)
         _require_valid(
             inside,
             "token_id",
-            f"call {call.index} has the token id {wrong}, but the vocabulary has {vocabulary} tokens",
+            f"call {call.index} has the token id {invalid}, but the vocabulary has {vocabulary} tokens",
         )
 
 
@@ -231,7 +233,7 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
         "number",
         f"the rewards of its turns, {quote(verdict.turns)}, are not a list",
     )
-    _require_numbers(((str(at), reward) for at, reward in enumerate(verdict.turns)), "reward of turn")
+    _require_numbers(((str(turn), reward) for turn, reward in enumerate(verdict.turns)), "reward of turn")
     for part in verdict.process:
         _require_valid(
             _is_finite(part.reward), "number", f"a process reward is {quote(part.reward)}, expected a finite number"
@@ -262,8 +264,8 @@ def _check_call(call: Call, at: int) -> None:
     _require_numbers((("started", call.started), ("ended", call.ended)), f"call {at}")
     if call.trained and not (np.isfinite(call.logprobs).all() and np.isfinite(call.logprobs_unit).all()):
         raise GroupRefusedError("number", f"a log-probability of call {at} is not finite")
-    known = bool(call.versions) or not call.trained or not replied
-    _require_valid(known, "policy_version", f"no policy version is recorded for call {at}")
+    has_version = bool(call.versions) or not call.trained or not replied
+    _require_valid(has_version, "policy_version", f"no policy version is recorded for call {at}")
     are_counts = all(_is_count(number) for run in call.versions for number in run)
     firsts = [run.first for run in call.versions]
     _require_valid(
@@ -280,17 +282,17 @@ def _check_call(call: Call, at: int) -> None:
 def _check_timelines(episode: Episode) -> None:
     """Check that each sampled token is in one timeline at most, and that all sampled tokens are counted."""
     calls = episode.calls
-    seen = [np.zeros(len(call.response_ids), dtype=np.bool_) for call in calls]
-    for at, timeline in enumerate(episode.timelines):
-        _check_timeline(timeline, at, calls)
+    is_trained = [np.zeros(len(call.response_ids), dtype=np.bool_) for call in calls]
+    for number, timeline in enumerate(episode.timelines):
+        _check_timeline(timeline, number, calls)
         for span in timeline.spans:
             part = _reply_part(span, calls[span.call])
             _require_valid(
-                not seen[span.call][part].any(),
+                not is_trained[span.call][part].any(),
                 "timeline",
-                f"timeline {at} trains tokens that another timeline trains too",
+                f"timeline {number} trains tokens that another timeline trains too",
             )
-            seen[span.call][part] = True
+            is_trained[span.call][part] = True
     counted = sum(timeline.sampled for timeline in episode.timelines) + episode.untrained.total()
     _require_valid(
         counted == episode.sampled_tokens,

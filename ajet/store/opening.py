@@ -72,12 +72,12 @@ class Address:
             )
         if not parts.netloc:
             raise ConfigError("The store's address contains no host.", where="store.uri", expected=list_forms())
-        named = parts.path.strip("/") or database_name(run)
-        if not named:
+        database = parts.path.strip("/") or database_name(run)
+        if not database:
             raise ConfigError(
                 "The store's address contains no database name.", where="store.uri", expected=list_forms()
             )
-        return cls(uri=parts._replace(path="/").geturl(), database=named)
+        return cls(uri=parts._replace(path="/").geturl(), database=database)
 
     @property
     def scheme(self) -> str:
@@ -191,8 +191,8 @@ def credentials(environment: Mapping[str, str] | None = None) -> tuple[str, str]
 
     Raises ConfigError if only one is set.
     """
-    found = os.environ if environment is None else environment
-    user, password = found.get(USER, ""), found.get(PASSWORD, "")
+    variables = os.environ if environment is None else environment
+    user, password = variables.get(USER, ""), variables.get(PASSWORD, "")
     if bool(user) != bool(password):
         raise ConfigError(
             f"The variable {PASSWORD if user else USER} is not set, but {USER if user else PASSWORD} is.",
@@ -223,10 +223,10 @@ def open_shared(
     Raises:
         UserError: the store cannot be opened. An unreachable server at the start is a user error, not a failed run.
     """
-    found = Address.of(address) if isinstance(address, str) else address
+    parsed = Address.of(address) if isinstance(address, str) else address
     opener = StoreOptions(lease_seconds, max_attempts, rolls, at, run, settings, redact, unreachable_timeout, usable)
     try:
-        return find_driver(found).open(found, opener)
+        return find_driver(parsed).open(parsed, opener)
     except (StoreDownError, StoreUnreachableError) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
 
@@ -256,12 +256,12 @@ def survey(text: str, *, base: Path | None = None) -> list[Finding]:
 
 def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftovers:
     """Find leftovers in the store of the run in `folder`. `remove` deletes them."""
-    named = folder / ADDRESS_FILE
-    address = named.read_text().strip() if named.exists() else ""
+    address_file = folder / ADDRESS_FILE
+    address = address_file.read_text().strip() if address_file.exists() else ""
     if find_shared_store(address.partition(":")[0]) is None:  # a store class of the user, or no store
         return StoreLeftovers()
     try:
-        found = Address.of(address)
-        return find_driver(found).find_leftovers(found, remove=remove)
+        parsed = Address.of(address)
+        return find_driver(parsed).find_leftovers(parsed, remove=remove)
     except UserError as error:
         return StoreLeftovers(why_not=error.what)

@@ -97,22 +97,22 @@ class Outage:
 
     def outlast(self, operation: Callable[[], T]) -> T:
         """Call the operation and return its result. Repeat it on StoreUnreachableError until the patience is over."""
-        began, pause = time.monotonic(), FIRST_PAUSE
+        started, pause = time.monotonic(), FIRST_PAUSE
         while True:
             try:
                 result = operation()
             except StoreUnreachableError:
-                if not self._may_wait(began, pause) or self._wait_for_retry(pause):
+                if not self._may_wait(started, pause) or self._wait_for_retry(pause):
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
-                if self._since is not None or time.monotonic() - began > LOGGED_AFTER:
+                if self._since is not None or time.monotonic() - started > LOGGED_AFTER:
                     self._note_back()
                 return result
 
     def _wait_for_retry(self, seconds: float) -> bool:
         """Wait until the next try. Return True if the store was closed."""
-        raise_interrupt, until = _raise_interrupt.get(), time.monotonic() + seconds
+        raise_interrupt, deadline = _raise_interrupt.get(), time.monotonic() + seconds
         while True:
             if raise_interrupt is not None:
                 try:
@@ -120,8 +120,8 @@ class Outage:
                 except BaseException:
                     self._has_given_up = True
                     raise
-            left = until - time.monotonic()
-            if left <= 0 or self._closing.wait(min(left, GLANCE)):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or self._closing.wait(min(remaining, GLANCE)):
                 return self._closing.is_set()
 
     def _may_wait(self, began: float, pause: float) -> bool:
@@ -138,8 +138,10 @@ class Outage:
             self._since = began if self._since is None else self._since
             if not self._is_logged and now - self._since > LOGGED_AFTER:
                 self._is_logged = True
-                left = max(0.0, self._since + self.patience - now)
-                logger.warning("the store {} cannot be reached: ajet retries for up to {:.0f} s", self._shown, left)
+                remaining = max(0.0, self._since + self.patience - now)
+                logger.warning(
+                    "the store {} cannot be reached: ajet retries for up to {:.0f} s", self._shown, remaining
+                )
             if limit is not None and now + pause > began + limit:
                 return False
             if self._has_given_up or now + pause > min(began, self._since) + self.patience:

@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 def store_address(experiment: Experiment, folder: Path) -> Address | None:
     """Return the address of the run's shared store, or None for a private store. Raises ConfigError."""
-    chosen = experiment.ajet.store
-    part = find_part("store", chosen.type)
+    config = experiment.ajet.store
+    part = find_part("store", config.type)
     if part is None or not part.schemes:
         return None
     default = load_code(part.code).default
-    found = Address.of(chosen.uri or default, base=folder, run=folder.name)
-    if found.scheme not in part.schemes:
+    address = Address.of(config.uri or default, base=folder, run=folder.name)
+    if address.scheme not in part.schemes:
         raise ConfigError(
-            f"store.uri is not an address of a store of type {chosen.type}: {found.shown}.",
+            f"store.uri is not an address of a store of type {config.type}: {address.shown}.",
             where="store.uri",
             expected=f"an address such as {default}",
         )
-    return found
+    return address
 
 
 def require_own_store(experiment: Experiment, folder: Path) -> None:
@@ -85,12 +85,12 @@ def open_store(
         usable: Returns True if a position's stored episodes may be used at the checkpoint.
     """
     if (address := store_address(experiment, folder)) is not None:
-        chosen = experiment.ajet.store
+        config = experiment.ajet.store
         shared = open_shared(
             address,
-            lease_seconds=chosen.lease_seconds,
-            max_attempts=chosen.max_attempts,
-            unreachable_timeout=chosen.unreachable_timeout,
+            lease_seconds=config.lease_seconds,
+            max_attempts=config.max_attempts,
+            unreachable_timeout=config.unreachable_timeout,
             at=at,
             rolls=True,
             run=ledger,
@@ -101,10 +101,10 @@ def open_store(
         write_store_address(folder, address.shown)
         return shared
     more: dict[str, Any] = {"usable": usable} if usable is not None else {}
-    opened: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
-    if not isinstance(opened, RunStore):  # ajet does not know where a custom store keeps its episodes
+    store: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
+    if not isinstance(store, RunStore):  # ajet does not know where a custom store keeps its episodes
         write_store_address(folder, experiment.ajet.store.type)
-    return opened
+    return store
 
 
 def open_reader(address: Address) -> StoreReader:
@@ -125,5 +125,5 @@ def store_class(experiment: Experiment) -> type[Any]:
     from ajet.config.references import resolve_class
 
     does = ("lease", "put", "close", "use", "commit", "forget")
-    chosen, like = experiment.ajet.store.type, "ajet.store.Store"
-    return resolve_class(chosen, "store", base=experiment.base, what="ajet.store.type", methods=does, like=like)
+    store_type, like = experiment.ajet.store.type, "ajet.store.Store"
+    return resolve_class(store_type, "store", base=experiment.base, what="ajet.store.type", methods=does, like=like)

@@ -176,8 +176,8 @@ class RunStore:
 
     def lease_kept(self) -> list[Lease]:
         with self._lock:
-            left = sorted(order for order in self._put_episodes if self._positions.is_waiting(order))
-            return [self._attach_episodes(self._positions.claim(order)) for order in left]
+            waiting = sorted(order for order in self._put_episodes if self._positions.is_waiting(order))
+            return [self._attach_episodes(self._positions.claim(order)) for order in waiting]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
         """Write episodes to a file of pending episodes. Episodes that are already stored are skipped."""
@@ -185,17 +185,18 @@ class RunStore:
             raise RuntimeError("the store has no folder")
         with self._lock:
             self._positions.require_lease(lease)
-            held = self._put_episodes.get(lease.order, [])
-            new = [one for one in kept if all(one.episode.uuid != other.episode.uuid for other in held)]
+            stored = self._put_episodes.get(lease.order, [])
+            new = [attempt for attempt in kept if all(attempt.episode.uuid != other.episode.uuid for other in stored)]
             if not new:
                 return
             number = self._numbers.get(lease.order, self._last + 1)
             notes = {
-                one.episode.uuid: {"alone": one.alone, "ended_by": one.ended_by, "position": lease.order} for one in new
+                attempt.episode.uuid: {"alone": attempt.alone, "ended_by": attempt.ended_by, "position": lease.order}
+                for attempt in new
             }
-            self._files.write(number, "train", [one.episode for one in new], notes=notes)
+            self._files.write(number, "train", [attempt.episode for attempt in new], notes=notes)
             self._numbers[lease.order], self._last = number, max(self._last, number)
-            self._put_episodes[lease.order] = [*held, *new]
+            self._put_episodes[lease.order] = [*stored, *new]
 
     def close(self, lease: Lease) -> None:
         with self._lock:
@@ -222,8 +223,10 @@ class RunStore:
             # `late`: positions that this step or a later one has used already. Check everything first, so that an error
             # changes nothing.
             late = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
-            if wrong := sorted({*late, *(staying - (self._closed & self._put_episodes.keys()))}):
-                raise LeaseLostError(f"positions {wrong} have no complete group, or step {step} has used them already")
+            if unusable := sorted({*late, *(staying - (self._closed & self._put_episodes.keys()))}):
+                raise LeaseLostError(
+                    f"positions {unusable} have no complete group, or step {step} has used them already"
+                )
             ending = using - staying
             self._positions.end(ending)
             for order in staying:
@@ -261,7 +264,7 @@ class RunStore:
 
     def forget(self, step: int) -> None:
         with self._lock:
-            for name in [name for name, used in self._used.items() if used <= step]:
+            for name in [name for name, used_at in self._used.items() if used_at <= step]:
                 if self._files is not None and name in self._over:
                     self._remove_files(self._files, self._over.pop(name))
                 del self._used[name]
@@ -289,10 +292,10 @@ class RunStore:
     @staticmethod
     def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
         """Raise UserError if a line of a pending file or its arrays were changed."""
-        for at, altered in _find_changed(path, lines):
+        for line_number, altered in _find_changed(path, lines):
             raise UserError(
                 f"A recorded episode that is not trained yet was {altered}.",
-                where=f"{path}:{at}",
+                where=f"{path}:{line_number}",
                 expected="the unchanged line and arrays that the run wrote",
                 do=f"restore {path.name} and its .bin file, or remove both: the task is then run again",
             )
@@ -318,13 +321,13 @@ class RunStore:
 
     def _remove_files(self, files: EpisodeFiles, number: int) -> None:
         path = files.path(number)
-        for gone in (path, path.with_suffix(".bin"), self._closed_marker(number)):
-            gone.unlink(missing_ok=True)
+        for file in (path, path.with_suffix(".bin"), self._closed_marker(number)):
+            file.unlink(missing_ok=True)
 
     def _attach_episodes(self, lease: Lease) -> Lease:
         """Return the lease with the position's stored episodes and the steps that used the position."""
-        used = tuple(self._steps.get(lease.order, ()))
-        return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), used)
+        steps = tuple(self._steps.get(lease.order, ()))
+        return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), steps)
 
     def _closed_marker(self, number: int) -> Path:
         """Path of the marker file of a closed group."""
@@ -338,7 +341,7 @@ def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpis
     for path in map(files.path, files.steps()):
         lines = list(read_lines(path))
         try:
-            yield from ((path, at, altered) for at, altered in _find_changed(path, lines))
+            yield from ((path, line_number, altered) for line_number, altered in _find_changed(path, lines))
         except UserError:
             if path.exists():  # a live run may remove the file meanwhile, once no checkpoint needs the file
                 raise
@@ -349,10 +352,10 @@ def _find_changed(path: Path, lines: Sequence[Line]) -> Iterator[tuple[int, Alte
     if not lines:
         return
     with open_arrays(path) as blobs:
-        for at, (row, line) in enumerate(lines, 1):
+        for line_number, (row, line) in enumerate(lines, 1):
             try:
                 with explain_alteration(row.get("position"), str(row.get("uuid")), path.name):
                     if not matches_digest(row, line, blobs):
                         raise AlteredEpisodeError
             except AlteredEpisodeError as altered:
-                yield at, altered
+                yield line_number, altered

@@ -33,11 +33,11 @@ def signs_of_life(
         longest: seconds after which the calls end, even if the block still runs: it may hang.
         silent: warning to log when the calls end for that reason.
     """
-    over, until = threading.Event(), time.monotonic() + longest
+    ended, deadline = threading.Event(), time.monotonic() + longest
 
     def repeat() -> None:
-        while not over.wait(every):
-            if time.monotonic() > until:
+        while not ended.wait(every):
+            if time.monotonic() > deadline:
                 logger.warning("{}", silent)
                 return
             with suppress(LeaseLostError, *TRANSIENT_ERRORS):
@@ -48,5 +48,5 @@ def signs_of_life(
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join(timeout=LONGEST_JOIN)  # the thread may wait for an unreachable store

@@ -102,8 +102,8 @@ class SqliteReader:
     def announced(self) -> Policy | None:
         """Return the latest announced policy, or None without one."""
         with self.bound_reads():
-            found = self.database.execute("SELECT said FROM policy").fetchone()
-            return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
+            row = self.database.execute("SELECT said FROM policy").fetchone()
+            return read_announced((row[0], 0, 0.0), 0.0).policy if row else None
 
     def begun(self) -> int:
         """Return the first position of the training order never leased."""
@@ -113,37 +113,37 @@ class SqliteReader:
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
         query = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
         with self.bound_reads():
-            found = [read_position(row) for row in self.database.execute(query, (len(beginning), beginning))]
-        return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
+            positions = [read_position(row) for row in self.database.execute(query, (len(beginning), beginning))]
+        return [order for order in positions if not steps or {*self._uses_of(order).steps} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
         with self.bound_reads():
             self.database.execute("BEGIN")
             try:
-                found = self.database.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
+                row = self.database.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
                 ends = list(self._episodes.iterate_episodes(self.database, order))
             finally:
                 self.database.execute("ROLLBACK")
-        if found is None or not ends:
+        if row is None or not ends:
             return None
-        return build_stored_position(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
+        return build_stored_position(order, row[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
 
     def _load_facts(self) -> None:
         """Check the file's version, and read the run's identity, its settings and the valid uses."""
-        found = read_version(self.database)
-        if not found:
+        version = read_version(self.database)
+        if not version:
             raise missing_store_error(f"sqlite:{self._path}")
         require_own(self.database, self._path)
         facts = dict(self.database.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
-        held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
+        query = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
         self._uses: dict[int, _PositionUses] = {}
-        for order, step, reason in self.database.execute(held):
-            of = self._uses.setdefault(order, _PositionUses())
+        for order, step, reason in self.database.execute(query):
+            position_uses = self._uses.setdefault(order, _PositionUses())
             if reason is None:
-                of.steps.append(step)
+                position_uses.steps.append(step)
             else:
-                of.left = reason
+                position_uses.left = reason
 
     def _uses_of(self, order: int) -> _PositionUses:
         return self._uses.get(order, _PositionUses())
@@ -189,31 +189,31 @@ def survey_file(path: Path) -> list[Finding]:
 def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
     """Return the findings about schema, contents, failed positions, policy and members of a store."""
     started = time.perf_counter()
-    (found,) = base.execute("PRAGMA user_version").fetchone()
+    (version,) = base.execute("PRAGMA user_version").fetchone()
     milliseconds = 1000 * (time.perf_counter() - started)
-    shown = [Finding("file", "ok", f"{path}, SQLite {sqlite3.sqlite_version}, read in {milliseconds:.1f} ms")]
-    if not found:
+    findings = [Finding("file", "ok", f"{path}, SQLite {sqlite3.sqlite_version}, read in {milliseconds:.1f} ms")]
+    if not version:
         sqlite_tables.require_own(base, path)
-        return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it creates them")]
-    shown.append(report_schema_version(found, sqlite_tables.VERSION))
-    if found != sqlite_tables.VERSION:
-        return shown
+        return [*findings, Finding("schema", "note", "no tables yet", "the first process that opens it creates them")]
+    findings.append(report_schema_version(version, sqlite_tables.VERSION))
+    if version != sqlite_tables.VERSION:
+        return findings
     sqlite_tables.require_own(base, path)
     states = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
     (ends,) = base.execute("SELECT COUNT(*) FROM ends").fetchone()
-    shown.append(report_contents(states, ends, path.stat().st_size))
+    findings.append(report_contents(states, ends, path.stat().st_size))
     dead = base.execute("SELECT place, reasons FROM positions WHERE state = 'dead' ORDER BY place").fetchall()
-    shown += report_dead_letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
+    findings += report_dead_letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
     for row in base.execute("SELECT said, trainer, time FROM policy"):
         latest = read_announced(row, time.time())
-        shown.append(report_policy(asdict(latest.policy), latest.age))
+        findings.append(report_policy(asdict(latest.policy), latest.age))
     leased = "SELECT holder, COUNT(*) FROM positions WHERE state = 'leased' GROUP BY holder"
     holds = dict(base.execute(leased).fetchall())
     for row in base.execute("SELECT role, name, seen, joined, told, 0 FROM members ORDER BY role DESC, name"):
         if (member := read_member(row, time.time())) is not None:
-            shown.append(report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
+            findings.append(report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
         else:
-            shown.append(
+            findings.append(
                 Finding(
                     "members",
                     "warning",
@@ -221,4 +221,4 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
                     "ajet skips the row",
                 )
             )
-    return shown
+    return findings

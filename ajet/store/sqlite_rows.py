@@ -50,11 +50,11 @@ def read_position(row: tuple[Any, ...]) -> int:
 def read_reasons(text: object) -> list[str]:
     """Return the reasons of a position's failed attempts. Unreadable reasons become one entry that says so."""
     try:
-        found = parse_json(text) if isinstance(text, str) else None
+        reasons = parse_json(text) if isinstance(text, str) else None
     except ValueError:
-        found = None
-    if isinstance(found, list) and all(isinstance(each, str) for each in found):
-        return found
+        reasons = None
+    if isinstance(reasons, list) and all(isinstance(each, str) for each in reasons):
+        return reasons
     return [f"the reasons of its earlier failures cannot be read: {quote(text)}"]
 
 
@@ -65,14 +65,14 @@ def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
     """
     role, name, seen, joined, details, leases = row
     try:
-        found = parse_json(details) if isinstance(details, str) else None
+        parsed = parse_json(details) if isinstance(details, str) else None
     except ValueError:
         return None
-    if not (isinstance(name, str) and role in get_args(Role) and isinstance(found, dict)):
+    if not (isinstance(name, str) and role in get_args(Role) and isinstance(parsed, dict)):
         return None
     if not (_is_time(seen) and _is_time(joined)):
         return None
-    return StoreMember(role, name, now - seen, now - joined, leases, found)
+    return StoreMember(role, name, now - seen, now - joined, leases, parsed)
 
 
 def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
@@ -123,9 +123,9 @@ class SqliteEpisodes:
             ends: The episodes.
         """
         rows = []
-        for one in ends:
-            row, arrays = encode(one.episode)
-            about = (one.episode.uuid, lease.order, one.alone, one.ended_by, self._redact.row(row), arrays)
+        for attempt in ends:
+            row, arrays = encode(attempt.episode)
+            about = (attempt.episode.uuid, lease.order, attempt.alone, attempt.ended_by, self._redact.row(row), arrays)
             rows.append((*about, _digest_row(*about)))
         return rows
 
@@ -137,10 +137,10 @@ class SqliteEpisodes:
     def load_episodes(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
         """Return the episodes of a position, as they were put. Raises AlteredEpisodeError."""
         episodes = []
-        for found in self.iterate_episodes(base, order):
-            if isinstance(found, AlteredEpisodeError):
-                raise found
-            episodes.append(found)
+        for episode in self.iterate_episodes(base, order):
+            if isinstance(episode, AlteredEpisodeError):
+                raise episode
+            episodes.append(episode)
         return tuple(episodes)
 
     def iterate_episodes(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | AlteredEpisodeError]:
@@ -222,12 +222,12 @@ class SqlitePositions:
         if self._outage.ended_within(self._seconds):
             return
         now = time.time()
-        ended = (
+        expired = (
             "SELECT place FROM positions WHERE state = 'leased' AND trainer = 0 "
             # The upper bound: after the clock was set back, a lease that ends far in the future must not stay for ever.
             "AND until NOT BETWEEN ? AND ? + 2 * MAX(seconds, 1)"
         )
-        for (order,) in base.execute(ended, (now, now)).fetchall():
+        for (order,) in base.execute(expired, (now, now)).fetchall():
             self.record_failure(base, order, EXPIRED)
 
     @staticmethod
@@ -243,8 +243,8 @@ class SqlitePositions:
         query = (
             "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
         )
-        found = next((since for place, since in base.execute(query, (state,)) if place not in but), None)
-        return None if found is None else max(0.0, time.time() - float(found))
+        oldest = next((since for place, since in base.execute(query, (state,)) if place not in but), None)
+        return None if oldest is None else max(0.0, time.time() - float(oldest))
 
     def record_failure(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
         """Count a failed attempt at a position.
@@ -252,8 +252,8 @@ class SqlitePositions:
         Args:
             dead: True to allow no further attempt.
         """
-        (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
-        reasons = [*read_reasons(found), reason]
+        (stored,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
+        reasons = [*read_reasons(stored), reason]
         state = "waiting" if len(reasons) < self._most and not dead else "dead"
         changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
         base.execute(changed, (state, dumps(reasons), order))

@@ -140,8 +140,8 @@ class SqliteStore:
     def lease_kept(self) -> list[Lease]:
         with self._open_lease_transaction() as base:
             put = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
-            found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
-            return self._lease_positions(base, [int(row[0]) for row in found])
+            rows = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
+            return self._lease_positions(base, [int(row[0]) for row in rows])
 
     @_outlast_outage
     def put(self, lease: Lease, *kept: Kept) -> None:
@@ -161,11 +161,13 @@ class SqliteStore:
         """Return the first `count` positions that are closed and not over, except those in `but`. None: all."""
         with self.open_transaction() as base:
             rows = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
-            found = [(order, fence) for order, fence in rows if order not in but][:count]
-            used = self._read_reused_steps(base)
-            episodes = self._load_unaltered(base, [order for order, _ in found])
+            closed_rows = [(order, fence) for order, fence in rows if order not in but][:count]
+            reused_steps = self._read_reused_steps(base)
+            episodes = self._load_unaltered(base, [order for order, _ in closed_rows])
             return [
-                Lease(order, fence, episodes[order], used.get(order, ())) for order, fence in found if order in episodes
+                Lease(order, fence, episodes[order], reused_steps.get(order, ()))
+                for order, fence in closed_rows
+                if order in episodes
             ]
 
     @_outlast_outage
@@ -173,9 +175,9 @@ class SqliteStore:
         """Return the positions of the training order that were leased and never used or discarded."""
         with self.open_transaction() as base:
             query = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
-            found = [int(row[0]) for row in base.execute(query)]
-            used = self._read_reused_steps(base)
-            return [order for order in found if order not in used]
+            leased = [int(row[0]) for row in base.execute(query)]
+            reused_steps = self._read_reused_steps(base)
+            return [order for order in leased if order not in reused_steps]
 
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
@@ -215,9 +217,9 @@ class SqliteStore:
     def forget(self, step: int) -> None:
         with self.open_transaction() as base:
             self._require_trainer(base)
-            gone = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
+            rows = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
             for table in ("ends", "positions", "uses"):
-                base.executemany(f"DELETE FROM {table} WHERE place = ?", gone)
+                base.executemany(f"DELETE FROM {table} WHERE place = ?", rows)
 
     def renew(self, leases: Iterable[Lease]) -> None:
         if lost := self._renew_leases(list(leases)):
@@ -285,8 +287,8 @@ class SqliteStore:
     def announced(self) -> AnnouncedPolicy | None:
         """Return the latest announced policy, or None without one."""
         with self.open_transaction() as base:
-            found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
-            return read_announced(found, time.time()) if found else None
+            row = base.execute("SELECT said, trainer, time FROM policy").fetchone()
+            return read_announced(row, time.time()) if row else None
 
     @_outlast_outage
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
@@ -326,11 +328,11 @@ class SqliteStore:
             counts = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
             for state in counts.keys() - STATES:
                 self._warn_of_row("positions", state)
-            found = {state: counts.get(state, 0) for state in STATES}
+            depths = {state: counts.get(state, 0) for state in STATES}
             if reused := self._read_reused_steps(base):
-                found |= {"closed": found["closed"] - len(reused), "again": len(reused)}
+                depths |= {"closed": depths["closed"] - len(reused), "again": len(reused)}
             return StoreDepths(
-                **found,
+                **depths,
                 next=fetch_count(base, "next"),
                 oldest_lease=self._positions.oldest_age(base, "leased"),
                 oldest_closed=self._positions.oldest_age(base, "closed", but=reused),
@@ -343,10 +345,10 @@ class SqliteStore:
             table: Name of the table.
             name: Value that identifies the row.
         """
-        shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
-        if shown not in self._warned:
-            self._warned.add(shown)
-            logger.warning("ajet skips a row of the store {}, because ajet did not write it ({})", self._path, shown)
+        row_name = f"{table}: {str(name)[:LONGEST_VALUE]}"
+        if row_name not in self._warned:
+            self._warned.add(row_name)
+            logger.warning("ajet skips a row of the store {}, because ajet did not write it ({})", self._path, row_name)
 
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -374,12 +376,12 @@ class SqliteStore:
         except DamagedRowError as damaged:
             raise damaged_file(self._path, damaged) from damaged
         except sqlite3.Error as error:
-            found = None
+            version = None
             with suppress(sqlite3.Error):  # the file may be damaged or closed
-                found = read_version(self.database)
-            if found is not None and found > VERSION:
-                raise other_version_error(str(self._path), found, VERSION) from error
-            if found == VERSION and is_mistake(error):
+                version = read_version(self.database)
+            if version is not None and version > VERSION:
+                raise other_version_error(str(self._path), version, VERSION) from error
+            if version == VERSION and is_mistake(error):
                 raise
             raise explain_error(self._path, error) from error
 
@@ -406,10 +408,10 @@ class SqliteStore:
             if who.settings:
                 base.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (who.settings,))
             if who.at is not None:
-                found = base.execute("SELECT number FROM commits WHERE name = ?", (who.at.get("commit"),)).fetchone()
-                if found is None:
+                row = base.execute("SELECT number FROM commits WHERE name = ?", (who.at.get("commit"),)).fetchone()
+                if row is None:
                     raise other_store_error(str(self._path))
-                number = int(found[0])
+                number = int(row[0])
             # A higher number than every earlier trainer's: these are refused from now on.
             self._trainer = fetch_count(base, "trainer", 1) + 1
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
@@ -428,12 +430,12 @@ class SqliteStore:
 
     def _drop_unusable(self, base: sqlite3.Connection, usable: Usable) -> None:
         """Remove stored episodes for which `usable` returns False, if no step has used their position."""
-        there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
-        used = self._read_reused_steps(base)
+        query = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
+        reused_steps = self._read_reused_steps(base)
         for order, episodes in self._load_unaltered(
-            base, [order for (order,) in base.execute(there).fetchall()]
+            base, [order for (order,) in base.execute(query).fetchall()]
         ).items():
-            if order not in used and not usable(episodes):
+            if order not in reused_steps and not usable(episodes):
                 self._remove_episodes(base, order)
 
     @staticmethod
@@ -453,15 +455,15 @@ class SqliteStore:
         """Return the stored episodes by position. A position with a changed episode becomes a dead letter and
         is left out.
         """
-        found = {}
+        episodes = {}
         for order in orders:
             try:
-                found[order] = self._episodes.load_episodes(base, order)
+                episodes[order] = self._episodes.load_episodes(base, order)
             except AlteredEpisodeError as altered:
-                why = self._redact(str(altered))
-                logger.warning("this process has no valid lease of position {} any more: {}", order, why)
-                self._positions.record_failure(base, order, why, dead=True)
-        return found
+                reason = self._redact(str(altered))
+                logger.warning("this process has no valid lease of position {} any more: {}", order, reason)
+                self._positions.record_failure(base, order, reason, dead=True)
+        return episodes
 
     def _require_trainer(self, base: sqlite3.Connection) -> None:
         """Raise TrainerFencedError unless this process is the store's latest trainer."""
@@ -482,22 +484,22 @@ class SqliteStore:
         """
         with self.open_transaction() as base:
             self._require_trainer(base)
-            used = self._read_reused_steps(base)
+            reused_steps = self._read_reused_steps(base)
             for order in set(orders):
-                over = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
+                ends = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
                 stays = (
                     "UPDATE positions SET state = 'closed' WHERE place = ? AND state = 'closed' "
                     "AND place IN (SELECT place FROM ends)"
                 )
-                if not base.execute(stays if order in reused else over, (order,)).rowcount:
+                if not base.execute(stays if order in reused else ends, (order,)).rowcount:
                     state = "closed" if order in reused else "leased"
                     raise LeaseLostError(
                         f"step {step} cannot train on the group at position {order}: its state is not {state} any more"
                     )
-                if used.get(order, (-1,))[-1] >= step:
+                if reused_steps.get(order, (-1,))[-1] >= step:
                     raise LeaseLostError(
-                        f"step {step} cannot train on the group at position {order}: step {used[order][-1]} has "
-                        "used it already"
+                        f"step {step} cannot train on the group at position {order}: step {reused_steps[order][-1]} "
+                        "has used it already"
                     )
                 row = (order, step, reason, order in reused)
                 base.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
@@ -507,9 +509,9 @@ class SqliteStore:
         """Return the steps that used each closed position that later steps may use again, by position."""
         if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
             return {}
-        found: dict[int, tuple[int, ...]] = {}
+        steps: dict[int, tuple[int, ...]] = {}
         for order, step in base.execute(_REUSED):
             if not isinstance(step, int):
                 raise DamagedRowError(f"position {order} is recorded as used by the invalid step {step!r:.60}")
-            found[order] = (*found.get(order, ()), step)
-        return found
+            steps[order] = (*steps.get(order, ()), step)
+        return steps

@@ -90,8 +90,8 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
     try:
         if path.exists():
             alone = not path.with_name(f"{path.name}-wal").exists()  # no process has it open: all data is in this file
-            seen = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
-            with closing(sqlite3.connect(seen, uri=True, timeout=PATIENCE)) as base:
+            uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
+            with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE)) as base:
                 require_own(base, path)
             if not os.access(path, os.W_OK):
                 raise sqlite3.OperationalError
@@ -114,34 +114,34 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
     An empty file passes.
     """
     bound_statements(base)
-    made = base.execute(_MADE).fetchall()
-    (found,) = (int(value) for kind, value in made if kind == "version")
-    tables = {name for kind, name in made if kind == "table"}
+    entries = base.execute(_MADE).fetchall()
+    (version,) = (int(value) for kind, value in entries if kind == "version")
+    tables = {name for kind, name in entries if kind == "table"}
     if tables and "positions" not in tables:
         raise UserError(
             f"The store {path} cannot be opened: the file is the database of another program (its tables: "
             f"{', '.join(sorted(tables)[:5])}).",
             expected="a file created by ajet, or no file, in a folder that this user may write to",
         )
-    if found != VERSION and (found or tables):
-        raise other_version_error(str(path), found, VERSION)
-    added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index", "version")]
+    if version != VERSION and (version or tables):
+        raise other_version_error(str(path), version, VERSION)
+    added = [f"the {kind} {name!r:.60}" for kind, name in entries if kind not in ("table", "index", "version")]
     if added:  # a view can replace a table and run any code; a trigger can change stored rows
         raise UserError(
             f"The store {path} cannot be opened: another program has added {added[0]} to the file.",
             expected="a file that contains only the tables of ajet",
         )
-    if found == VERSION and (gone := TABLES - tables):
+    if version == VERSION and (missing := TABLES - tables):
         raise UserError(
-            f"The store {path} cannot be opened: its table {min(gone)} is missing.",
+            f"The store {path} cannot be opened: its table {min(missing)} is missing.",
             expected="a file created by ajet, with all its tables",
         )
 
 
 def bound_statements(base: sqlite3.Connection) -> None:
     """Bound the run time of later statements. SQLite ends a longer one with SQLITE_INTERRUPT."""
-    left = iter(range(MOST_STEPS // STEPS))
-    base.set_progress_handler(lambda: next(left, None) is None, STEPS)
+    steps = iter(range(MOST_STEPS // STEPS))
+    base.set_progress_handler(lambda: next(steps, None) is None, STEPS)
 
 
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
@@ -167,13 +167,13 @@ def is_mistake(error: sqlite3.Error) -> bool:
 
 def _write_ahead(base: sqlite3.Connection) -> None:
     """Switch to write-ahead logging. SQLite reports a lock instead of waiting if two processes switch at once."""
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             base.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
         time.sleep(PAUSE)
 
@@ -183,9 +183,9 @@ def _create_tables(base: sqlite3.Connection, path: Path) -> None:
     if read_version(base) == VERSION:
         return
     base.execute("BEGIN IMMEDIATE")  # if a later statement fails, `connect` closes the file and ends it
-    found = read_version(base)  # another process may have created the tables meanwhile
+    version = read_version(base)  # another process may have created the tables meanwhile
     require_own(base, path)
-    if found != VERSION:
+    if version != VERSION:
         for statement in _SCHEMA.split(";"):
             base.execute(statement)
         base.execute(f"PRAGMA user_version = {VERSION}")
@@ -194,8 +194,8 @@ def _create_tables(base: sqlite3.Connection, path: Path) -> None:
 
 def read_version(base: sqlite3.Connection) -> int:
     """Return the version of the file's tables, or 0 for an empty file."""
-    (found,) = base.execute("PRAGMA user_version").fetchone()
-    return int(found)
+    (version,) = base.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 OUT_OF_REACH = (
@@ -238,17 +238,17 @@ _ADVICE = {
 def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
     """Return the error to show for a SQLite error that is not a mistake in ajet."""
     code = error_code(error)
-    what = f"The store {path} failed: {error}."
+    problem = f"The store {path} failed: {error}."
     if code in OUT_OF_REACH:
         return StoreUnreachableError(
-            what,
+            problem,
             where=str(path),
             expected="a disk or network folder that can be reached, and no other program that locks the file",
             do="Mount the folder again, or stop the other program; then start the same command again: no stored "
             "episode is lost.",
         )
     expected, do = _ADVICE.get(code, ("an open, undamaged file created by ajet", "Start the same command again."))
-    return StoreUnavailableError(what, where=str(path), expected=expected, do=do)
+    return StoreUnavailableError(problem, where=str(path), expected=expected, do=do)
 
 
 def damaged_file(path: Path, what: object) -> StoreUnavailableError:

@@ -76,41 +76,41 @@ def find_boxes(text: str) -> list[str]:
     gives 42.
     """
     text = strip_thoughts(text)
-    found: list[str] = []
+    boxes: list[str] = []
     closing = _match_braces(text)
     stop = 0
     for box in _BOX.finditer(text):
         end = closing.get(box.end() - 1)
         if box.start() < stop or end is None:
             continue
-        found.append(_unwrap_box(text[box.end() : end]))
+        boxes.append(_unwrap_box(text[box.end() : end]))
         stop = end
-    return found
+    return boxes
 
 
 def boxed_answer(text: Any, *, first: bool = False) -> str | None:
     """Return the content of the last (or first) non-empty box; "" if all are empty, None without a box."""
-    found = find_boxes(answer_text(text))
-    return next((content for content in (found if first else reversed(found)) if content), "" if found else None)
+    boxes = find_boxes(answer_text(text))
+    return next((content for content in (boxes if first else reversed(boxes)) if content), "" if boxes else None)
 
 
 def tagged_answer(text: Any, *, first: bool = False) -> str | None:
     """Return the content of the last (or first) <answer>…</answer> outside <think>, or None."""
-    text, start, found = strip_thoughts(answer_text(text)), None, None
+    text, start, tagged = strip_thoughts(answer_text(text)), None, None
     for tag in _ANSWER.finditer(text):
         if not tag.group(1):
             start = tag.end()
         elif start is not None:
-            found, start = text[start : tag.start()].strip(), None
+            tagged, start = text[start : tag.start()].strip(), None
             if first:
                 break
-    return found
+    return tagged
 
 
 def hash_answer(text: Any) -> str | None:
     """Return the text after the last #### of a line, as in GSM8K ("#### 1,234" gives "1,234"); None without."""
-    found = _HASHES.findall(strip_thoughts(answer_text(text)))
-    return found[-1].strip() if found else None
+    answers = _HASHES.findall(strip_thoughts(answer_text(text)))
+    return answers[-1].strip() if answers else None
 
 
 def extract_answer(text: Any) -> str | None:
@@ -125,12 +125,12 @@ def extract_answer(text: Any) -> str | None:
 def _match_braces(text: str) -> dict[int, int]:
     """Return the index of the closing brace for each matched opening brace."""
     closing: dict[int, int] = {}
-    opened: list[int] = []
+    open_braces: list[int] = []
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         if brace.group() == "{":
-            opened.append(brace.start())
-        elif brace.group() == "}" and opened:
-            closing[opened.pop()] = brace.start()
+            open_braces.append(brace.start())
+        elif brace.group() == "}" and open_braces:
+            closing[open_braces.pop()] = brace.start()
     return closing
 
 
@@ -163,9 +163,9 @@ def _parse_printed_blocks(text: str) -> list[dict[str, Any]] | None:
     inside = text.strip()
     if not (inside.startswith("[{") and inside.endswith("}]")):
         return None
-    for read in (ast.literal_eval, json.loads):
+    for parse in (ast.literal_eval, json.loads):
         try:
-            value = read(inside)
+            value = parse(inside)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         if isinstance(value, list) and all(_is_block(part) for part in value):
@@ -198,11 +198,11 @@ def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) ->
     Raises:
         BoundaryError: the name is unknown.
     """
-    named = metadata.get("answer_schema") or otherwise or ""
-    if named not in FORMS:
-        known = ", ".join(name for name in FORMS if name)
-        raise BoundaryError(f"the task's answer_schema is {named!r}; it must be one of {known}")
-    return str(named)
+    form_name = metadata.get("answer_schema") or otherwise or ""
+    if form_name not in FORMS:
+        form_names = ", ".join(name for name in FORMS if name)
+        raise BoundaryError(f"the task's answer_schema is {form_name!r}; it must be one of {form_names}")
+    return str(form_name)
 
 
 def find_form(metadata: Mapping[str, Any], otherwise: str | None = None) -> AnswerForm:

@@ -40,14 +40,14 @@ class MathAnswerJudge(BaseJudge):
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
         text = answer_text(workflow_output.metadata.get("final_answer"))
         first = workflow_task.task.metadata.get("data_source") == "gaia"
-        given = (
+        answer = (
             (tagged_answer(text, first=True) if first else None)
             or extract_answer(text)
             or _short_answer(strip_thoughts(text))
         )
-        if not given:
+        if not answer:
             return Verdict(0.0, False, "the reply contains no answer")
-        return compare_answers(given, reference)
+        return compare_answers(answer, reference)
 
 
 def extract_reference(wanted: Any) -> str:

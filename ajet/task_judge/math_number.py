@@ -60,11 +60,11 @@ def parse_number(text: str) -> StatedNumber | None:
         return StatedNumber(-inside.value, inside.unit, inside.fraction, inside.lowest) if inside else None
     money = _MONEY.match(text)
     amount = money.group(1) + money.group(3) + text[money.end() :] if money else text
-    read = _NUMBER.match(amount)
-    found = _read_value(read) if read else None
-    if read is None or found is None:
+    match = _NUMBER.match(amount)
+    stated = _read_value(match) if match else None
+    if match is None or stated is None:
         return None
-    rest, factor = _read_magnitude(amount[read.end() :], bool(money))
+    rest, factor = _read_magnitude(amount[match.end() :], bool(money))
     unit = parse_unit(rest)
     letter = _LETTER.fullmatch(rest)
     if unit is None and not letter:
@@ -76,7 +76,7 @@ def parse_number(text: str) -> StatedNumber | None:
         unit = unit if get_ratio(unit, currency or ()) == 1 else tuple(sorted((*(currency or ()), *unit)))
     if unit is None:
         return None
-    return StatedNumber(found.value * factor, unit, found.fraction, found.lowest, bool(letter and not money))
+    return StatedNumber(stated.value * factor, unit, stated.fraction, stated.lowest, bool(letter and not money))
 
 
 def convert_to_unit(candidate: StatedNumber, reference: StatedNumber) -> Fraction | None:
@@ -121,11 +121,14 @@ def _read_value(read: re.Match[str]) -> StatedNumber | None:
         above, below = int(read["a"] or read["c"]), int(read["b"] or read["d"])
         return StatedNumber(sign * (int(read["whole"]) + Fraction(above, below))) if above < below else None
     if read["above"] or read["over"]:
-        one, other = _read_decimal(read["above"] or read["over"]), _read_decimal(read["below"] or read["under"])
-        if other == 0:
+        numerator, denominator = (
+            _read_decimal(read["above"] or read["over"]),
+            _read_decimal(read["below"] or read["under"]),
+        )
+        if denominator == 0:
             return None
-        value = one / other
-        lowest = one.denominator == other.denominator == 1 and (value.denominator == abs(other))
+        value = numerator / denominator
+        lowest = numerator.denominator == denominator.denominator == 1 and (value.denominator == abs(denominator))
         return StatedNumber(sign * value, fraction=True, lowest=lowest)
     bar = read["bar"] or read["bar2"]
     if bar:
@@ -147,18 +150,18 @@ def _read_decimal(digits: str) -> Fraction:
 def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
     """Return the text after the magnitudes, and their product."""
     factor = 1
-    if money and (found := _MONEY_MAGNITUDE.match(rest)):
-        return rest[found.end() :], CURRENCY_MAGNITUDES[found[1]]
-    while parse_unit(rest) is None and (found := _MAGNITUDE.match(rest)):
-        rest, factor = rest[found.end() :], factor * MAGNITUDES[found[1].lower()]
+    if money and (match := _MONEY_MAGNITUDE.match(rest)):
+        return rest[match.end() :], CURRENCY_MAGNITUDES[match[1]]
+    while parse_unit(rest) is None and (match := _MAGNITUDE.match(rest)):
+        rest, factor = rest[match.end() :], factor * MAGNITUDES[match[1].lower()]
     return rest, factor
 
 
 def _add_parts(text: str) -> StatedNumber | None:
     """Return the sum of two amounts of one kind, the larger unit first."""
     parts = _SUM.fullmatch(text)
-    one, other = (parse_number(parts[1]), parse_number(parts[2])) if parts else (None, None)
-    if one is None or other is None or not one.unit or not other.unit or other.value < 0:
+    larger, smaller = (parse_number(parts[1]), parse_number(parts[2])) if parts else (None, None)
+    if larger is None or smaller is None or not larger.unit or not smaller.unit or smaller.value < 0:
         return None
-    ratio = get_ratio(one.unit, other.unit)
-    return StatedNumber(one.value * ratio + other.value, other.unit) if ratio and ratio > 1 else None
+    ratio = get_ratio(larger.unit, smaller.unit)
+    return StatedNumber(larger.value * ratio + smaller.value, smaller.unit) if ratio and ratio > 1 else None

@@ -82,44 +82,49 @@ class AnswerComparer:
             or max(measure_depth(candidate), measure_depth(reference)) > DEEPEST
         ):
             return False
-        for read in (_read_date, _read_time, _read_based):  # (2) dates, times, numbers in another base
-            if read(candidate) or read(reference):
-                return read(candidate) == read(reference)
+        for read_form in (_read_date, _read_time, _read_based):  # (2) dates, times, numbers in another base
+            if read_form(candidate) or read_form(reference):
+                return read_form(candidate) == read_form(reference)
         terms, wanted_terms = split_outside(candidate, ":"), split_outside(reference, ":")  # (2) ratios
         if any(len(each) > 1 and None not in map(parse_number, each) for each in (terms, wanted_terms)):
             return _read_ratio(terms) == _read_ratio(wanted_terms) is not None
         if max(len(terms), len(wanted_terms)) > 2:  # math-verify reads the first two
             return len(terms) == len(wanted_terms) and all(map(self.decide, terms, wanted_terms))
-        given, wanted = parse_number(candidate), parse_number(reference)
-        if given and wanted:  # (3) two numbers
-            return is_same_number(given, wanted)
+        candidate_number, reference_number = parse_number(candidate), parse_number(reference)
+        if candidate_number and reference_number:  # (3) two numbers
+            return is_same_number(candidate_number, reference_number)
         sides, wanted_sides = _split_equation(candidate), _split_equation(reference)
         if len(sides) > 1 or len(wanted_sides) > 1:  # (4) equations
             return self._decide_equations(sides, wanted_sides)
-        one, other = None if given else read_members(candidate), None if wanted else read_members(reference)
-        if one or other:  # (5) several members
-            return self._decide_members(candidate, one, reference, other)
+        members, reference_members = (
+            None if candidate_number else read_members(candidate),
+            None if reference_number else read_members(reference),
+        )
+        if members or reference_members:  # (5) several members
+            return self._decide_members(candidate, members, reference, reference_members)
         if _WORDS.fullmatch(reference) and not _NO_WORDS.fullmatch(reference):  # (6) words
             return _normalize_words(candidate) == _normalize_words(reference)
         (value, unit), (wanted_value, wanted_unit) = split_unit(candidate), split_unit(reference)
         if unit or wanted_unit:  # (7) units: one side may leave out its unit, except a percent sign
             dropped = (unit or wanted_unit) != ("%",) and not (unit and wanted_unit)
             return (dropped or get_ratio(unit, wanted_unit) == 1) and self.decide(value, wanted_value)
-        if wanted and not wanted.letter:  # (8) a number was expected, and the candidate is no number
+        if (
+            reference_number and not reference_number.letter
+        ):  # (8) a number was expected, and the candidate is no number
             return False
         return self._ask_math_verify(candidate, reference)  # (9) any other expression
 
     def _decide_equations(self, sides: list[str], wanted_sides: list[str]) -> bool:
         """Return True if two equations are equal, or an equation equals a single value (rule 4)."""
-        (name, value), (wanted_name, wanted) = _split_name(sides), _split_name(wanted_sides)
+        (name, value), (wanted_name, reference_value) = _split_name(sides), _split_name(wanted_sides)
         if len(wanted_sides) == 1:
             parts = [part for part in sides if name is None and part is not value and not _NAME.fullmatch(part)]
-            return self.decide(value, wanted) and all(self.decide(value, part) for part in parts)
+            return self.decide(value, reference_value) and all(self.decide(value, part) for part in parts)
         if len(sides) == 1:
-            return wanted_name is not None and self.decide(value, wanted)
+            return wanted_name is not None and self.decide(value, reference_value)
         if name is not None and name == wanted_name:
-            return self.decide(value, wanted)
-        if wanted_name is not None and parse_number(wanted):
+            return self.decide(value, reference_value)
+        if wanted_name is not None and parse_number(reference_value):
             return False
         return self.ask("=".join(sides), "=".join(wanted_sides))
 
@@ -173,40 +178,40 @@ class AnswerComparer:
         return all(any(self.decide(*((each, part) if swapped else (part, each))) for each in wanted) for part in parts)
 
     def _is_rearranged(self, parts: list[str], wanted: list[str]) -> bool:
-        left = list(wanted)
+        unmatched = list(wanted)
         for part in parts:
-            found = next((each for each in left if self.decide(part, each)), None)
-            if found is None:
+            equal_part = next((each for each in unmatched if self.decide(part, each)), None)
+            if equal_part is None:
                 return False
-            left.remove(found)
+            unmatched.remove(equal_part)
         return True
 
 
 def _read_date(text: str) -> tuple[int, int, str | None] | None:
-    found = next(filter(None, (pattern.fullmatch(text) for pattern in _DATES)), None)
-    if not found:
+    match = next(filter(None, (pattern.fullmatch(text) for pattern in _DATES)), None)
+    if not match:
         return None
-    month = found["month"].lower()
-    place = int(month) if month.isdecimal() else 1 + [each[:3] for each in _MONTHS].index(month[:3])
-    return place, int(found["day"]), found["year"]
+    month = match["month"].lower()
+    month_number = int(month) if month.isdecimal() else 1 + [each[:3] for each in _MONTHS].index(month[:3])
+    return month_number, int(match["day"]), match["year"]
 
 
 def _read_time(text: str) -> tuple[str, str, str] | None:
-    found = _TIME.fullmatch(text)
-    return (found[1], found[2], (found[3] or "").lower()) if found else None
+    match = _TIME.fullmatch(text)
+    return (match[1], match[2], (match[3] or "").lower()) if match else None
 
 
 def _read_based(text: str) -> tuple[str, str] | None:
     """Return digits and base of `2516_8`."""
-    found = _BASED.fullmatch(text)
-    return (found[1].upper(), found[2]) if found else None
+    match = _BASED.fullmatch(text)
+    return (match[1].upper(), match[2]) if match else None
 
 
 def _read_ratio(terms: list[str]) -> list[Fraction] | None:
     """Return the terms of `3:4:5`, or of the fraction `3/4`, divided by the first term that is not 0."""
     if len(terms) == 1:
-        found = parse_number(terms[0])
-        values = [found.value, Fraction(1)] if found and found.fraction and not found.unit else []
+        number = parse_number(terms[0])
+        values = [number.value, Fraction(1)] if number and number.fraction and not number.unit else []
     else:
         values = [each.value for each in map(parse_number, terms) if each and not each.unit]
     first = next((value for value in values if value), None)
@@ -289,9 +294,9 @@ def read_members(text: str) -> MemberList | None:
                 return MemberList("set", inside)
             if len(inside) > 1:
                 return MemberList(opening + ending, inside)
-    listed = split_list(text)
-    if len(listed) > 1:
-        return MemberList("list", listed)
+    members = split_list(text)
+    if len(members) > 1:
+        return MemberList("list", members)
     if text.count(r"\pm") == 1:
         return MemberList("list", [text.replace(r"\pm", sign).strip() for sign in "+-"])
     return None
@@ -299,23 +304,23 @@ def read_members(text: str) -> MemberList | None:
 
 def split_list(text: str) -> list[str]:
     """Return the members of `1, 2 and 3`; the text itself if not a list."""
-    listed = [part for piece in split_outside(text, ",", ";") for part in _AND_OR.split(piece)]
-    return [part.strip(" $") for part in listed if part.strip(" $")]
+    pieces = [part for piece in split_outside(text, ",", ";") for part in _AND_OR.split(piece)]
+    return [part.strip(" $") for part in pieces if part.strip(" $")]
 
 
 def split_outside(text: str, *marks: str) -> list[str]:
     """Return the parts of a text, split at marks outside of brackets."""
-    depth, start, parts, place = 0, 0, list[str](), 0
-    while place < len(text):
-        mark = next((each for each in marks if text.startswith(each, place)), None)
-        if depth == 0 and mark:
-            parts.append(text[start:place].strip())
-            place += len(mark)
-            start = place
+    depth, start, parts, index = 0, 0, list[str](), 0
+    while index < len(text):
+        separator = next((each for each in marks if text.startswith(each, index)), None)
+        if depth == 0 and separator:
+            parts.append(text[start:index].strip())
+            index += len(separator)
+            start = index
             continue
-        depth += text[place] in "([{"
-        depth -= text[place] in ")]}"
-        place += 1
+        depth += text[index] in "([{"
+        depth -= text[index] in ")]}"
+        index += 1
     return [*parts, text[start:].strip()]
 
 
@@ -330,9 +335,9 @@ def measure_depth(text: str) -> int:
 
 def _is_closed_at_end(text: str, opening: str, ending: str) -> bool:
     depth = 0
-    for place in range(len(opening) - 1, len(text)):
-        depth += text[place] in "([{"
-        depth -= text[place] in ")]}"
+    for index in range(len(opening) - 1, len(text)):
+        depth += text[index] in "([{"
+        depth -= text[index] in ")]}"
         if depth == 0:
-            return place >= len(text) - len(ending)
+            return index >= len(text) - len(ending)
     return False

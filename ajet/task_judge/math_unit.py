@@ -164,12 +164,12 @@ def parse_unit(text: str) -> Unit | None:
         text = pattern.sub(spelling, text)
     text = text.strip()
     factors: dict[str, int] = {}
-    place, sign, power = 0, 1, 1
-    while place < len(text):
-        token = _TOKEN.match(text, place)
+    position, sign, power = 0, 1, 1
+    while position < len(text):
+        token = _TOKEN.match(text, position)
         if token is None:
             return None
-        place = token.end()
+        position = token.end()
         if token["join"]:
             sign = -1 if token["join"] in ("/", "per") else sign
         elif token["power"]:

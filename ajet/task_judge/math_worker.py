@@ -33,8 +33,8 @@ def main() -> None:
 
     def parsed(text: str) -> list[Any]:
         delimited = "$" in text or "\\[" in text or "\\(" in text
-        read: list[Any] = parse(text if delimited else f"${text}$", forms, parsing_timeout=None)
-        return read
+        parsed_forms: list[Any] = parse(text if delimited else f"${text}$", forms, parsing_timeout=None)
+        return parsed_forms
 
     def same(candidate: str, reference: str) -> bool:
         try:
@@ -63,11 +63,11 @@ def _limit_memory() -> None:
         return
     try:
         with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
+            used_bytes = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + MEMORY, hard))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
         history: Any = list(messages)
         settings = {"temperature": 0.0, "max_completion_tokens": longest, **(sampling_params_override or {})}
         problem: Exception | None = None
-        why = ""
+        reason = ""
         for key in server.keys:
             with OpenAI(base_url=server.base_url, api_key=key, max_retries=RETRIES, timeout=TIMEOUT) as client:
                 try:
@@ -44,14 +44,14 @@ def make_model_caller(model: str, longest: int) -> Ask:
                     message = answer.choices[0].message
                     return {"role": message.role or "assistant", "content": message.content or ""}
                 except APITimeoutError as error:
-                    problem, why = error, f"it sent nothing for {TIMEOUT:g} s, {RETRIES + 1} times"
+                    problem, reason = error, f"it sent nothing for {TIMEOUT:g} s, {RETRIES + 1} times"
                 except OpenAIError as error:
-                    problem, why = error, str(error)
+                    problem, reason = error, str(error)
                 except (ValueError, AttributeError, TypeError, IndexError) as error:  # the reply is a page or empty
-                    problem, why = error, NO_COMPLETION
-        why = why.replace(key, "[redacted]")
+                    problem, reason = error, NO_COMPLETION
+        reason = reason.replace(key, "[redacted]")
         raise JudgeFailure(
-            f"{model} at {server.base_url} does not answer: {why}", retryable=True, own=True
+            f"{model} at {server.base_url} does not answer: {reason}", retryable=True, own=True
         ) from problem
 
     return ask

@@ -103,8 +103,8 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
     names = ("workflow_task", "workflow_output")
     require_order(inspect.unwrap(method), names, what=key, reference=f"{reference}.compute_reward", method=True)
     try:
-        made = getattr(kind, "of_experiment", None)
-        judging: Judging = kind(experiment.config) if made is None else made(experiment)
+        constructor = getattr(kind, "of_experiment", None)
+        judging: Judging = kind(experiment.config) if constructor is None else constructor(experiment)
     except UserError:
         raise
     except Exception as problem:
@@ -131,18 +131,18 @@ def check_functions(experiment: Experiment) -> None:
     if judge.judge_type != "customized_protocol":
         return
     arguments: dict[tuple[str | int, ...], Mapping[str, Any]] = {}
-    arguments |= {("task_judge", "scorers", at, "name"): each.arguments for at, each in enumerate(judge.scorers)}
-    arguments |= {("task_judge", "stages", at, "scorer"): each.arguments for at, each in enumerate(judge.stages)}
+    arguments |= {("task_judge", "scorers", index, "name"): each.arguments for index, each in enumerate(judge.scorers)}
+    arguments |= {("task_judge", "stages", index, "scorer"): each.arguments for index, each in enumerate(judge.stages)}
     for path, reference in judge.list_judges():
         key = f"ajet.{'.'.join(map(str, path))}"
-        found = read_parameters_of(reference, base=experiment.base, what=key) if is_reference(reference) else None
-        if found is None:
+        parameters = read_parameters_of(reference, base=experiment.base, what=key) if is_reference(reference) else None
+        if parameters is None:
             continue
-        if path[-1] != "judge_protocol" or (is_scorer_function(found) and not is_trl_reward(found)):
+        if path[-1] != "judge_protocol" or (is_scorer_function(parameters) and not is_trl_reward(parameters)):
             name = parse_reference(reference, what=key).name
-            BoundScorer(found, name, arguments.get(path, {}), experiment, what=key)
+            BoundScorer(parameters, name, arguments.get(path, {}), experiment, what=key)
         else:
-            _make_function_judge(found, reference, what=key)
+            _make_function_judge(parameters, reference, what=key)
 
 
 def _make_function_judge(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:

@@ -80,28 +80,28 @@ def _arguments_of(
 ) -> dict[str, list[Any]]:
     """Return one-item lists for the function's parameters. Raises JudgeFailure for a missing column."""
     text = ScorerCall(WorkflowTask(task=task), output).text
-    known: dict[str, Any] = {_PROMPTS: task.main_query, _COMPLETIONS: text}
+    known_arguments: dict[str, Any] = {_PROMPTS: task.main_query, _COMPLETIONS: text}
     if task.init_messages and not task.main_query:  # conversational, as TRL calls it
-        known = {_PROMPTS: task.init_messages, _COMPLETIONS: [{"role": "assistant", "content": text}]}
+        known_arguments = {_PROMPTS: task.init_messages, _COMPLETIONS: [{"role": "assistant", "content": text}]}
     columns = RowColumns(task.metadata)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        given = {str(name): [value] for name, value in columns.row.items()} | {
-            name: [value] for name, value in known.items()
+        arguments = {str(name): [value] for name, value in columns.row.items()} | {
+            name: [value] for name, value in known_arguments.items()
         }
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        if name in known:
-            given[name] = [known[name]]
+        if name in known_arguments:
+            arguments[name] = [known_arguments[name]]
         elif (column := name if name in columns.row else columns.find(name)) is not None:
-            given[name] = [columns.row[column]]
+            arguments[name] = [columns.row[column]]
         elif parameter.default is parameter.empty:
             raise JudgeFailure(
                 f"the reward needs the column {name}, but the row of task {task.task_id} has "
                 f"{', '.join(columns.row) or 'none'}"
             )
-    return given
+    return arguments
 
 
 def _single_reward(found: Any, reference: str) -> Any:

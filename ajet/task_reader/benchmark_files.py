@@ -25,22 +25,24 @@ METADATA = "metadata"
 
 def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
     """The files of one split, in order. Raises TaskError."""
-    place = find_path(path, base)
-    if place is None:
+    existing = find_path(path, base)
+    if existing is None:
         head, _, split = path.rstrip("/").rpartition("/")
         above = find_path(head, base) if head else None
-        named = _find_named_split(above, split) if above is not None and above.is_dir() else []
-        if named:
-            return named
-        place = require_place(path, base, key=key, what="benchmark")
-    if place.is_file():
-        return [place]
-    files = _list_data_files(place)
-    names = [split for split in SPLITS if (place / split).is_dir() or any(_is_named_for(each, split) for each in files)]
+        split_files = _find_named_split(above, split) if above is not None and above.is_dir() else []
+        if split_files:
+            return split_files
+        existing = require_place(path, base, key=key, what="benchmark")
+    if existing.is_file():
+        return [existing]
+    files = _list_data_files(existing)
+    names = [
+        split for split in SPLITS if (existing / split).is_dir() or any(_is_named_for(each, split) for each in files)
+    ]
     if len(names) > 1:
         raise TaskError(f"The folder {path} contains several splits.", where=key, expected=f"one of {', '.join(names)}",
                         do=f"append the split to the folder, as in {path.rstrip('/')}/{names[0]}")  # fmt: skip
-    files = files or sorted(each for each in place.rglob("*.json") if each.is_file())
+    files = files or sorted(each for each in existing.rglob("*.json") if each.is_file())
     if not files:
         raise TaskError(
             f"The folder {path} contains no data file.", where=key, expected=f"files ending in {', '.join(FORMATS)}"
@@ -50,11 +52,13 @@ def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
 
 def _find_named_split(above: Path, split: str) -> list[Path]:
     """Return files named for a split, in a folder or a known subfolder."""
-    for place in (above, *(above / name for name in INNER)):
-        if (place / split).is_dir():
-            return find_split_files(str(place / split), above, key="")
-        if place.is_dir() and (found := [each for each in _list_data_files(place) if _is_named_for(each, split)]):
-            return found
+    for folder in (above, *(above / name for name in INNER)):
+        if (folder / split).is_dir():
+            return find_split_files(str(folder / split), above, key="")
+        if folder.is_dir() and (
+            split_files := [each for each in _list_data_files(folder) if _is_named_for(each, split)]
+        ):
+            return split_files
     return []
 
 
@@ -63,9 +67,11 @@ def _list_data_files(folder: Path) -> list[Path]:
 
     GAIA's folder also has the same rows by level, and task files of any kind.
     """
-    found = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
-    complete = sorted((each for each in found if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix))
-    return complete[:1] or [each for each in found if each.stem.startswith(f"{METADATA}.")] or found
+    data_files = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
+    complete = sorted(
+        (each for each in data_files if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix)
+    )
+    return complete[:1] or [each for each in data_files if each.stem.startswith(f"{METADATA}.")] or data_files
 
 
 def _is_named_for(file: Path, split: str) -> bool:
@@ -88,14 +94,14 @@ def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]
     try:
         value = decode_json(text)
     except BadRowError as problem:
-        where = str(file) if problem.line is None else f"{file}:{problem.line}"
+        location = str(file) if problem.line is None else f"{file}:{problem.line}"
         raise TaskError(
-            f"The file is not valid JSON: {problem}.", where=where, expected="an array of objects"
+            f"The file is not valid JSON: {problem}.", where=location, expected="an array of objects"
         ) from None
     several = isinstance(value, list)
     for number, row in enumerate(value if several else [value]):
-        where = f"{file}, row {number}" if several else str(file)
-        yield where, row if isinstance(row, dict) else BadRowError(f"a JSON {type(row).__name__}, not an object")
+        location = f"{file}, row {number}" if several else str(file)
+        yield location, row if isinstance(row, dict) else BadRowError(f"a JSON {type(row).__name__}, not an object")
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:

@@ -51,7 +51,7 @@ class BenchmarkReader:
         tasks: list[Task] = []
         bad: list[tuple[str, str]] = []
         for file in find_split_files(path, self._base, key=key):
-            for where, row in read_rows(file):
+            for location, row in read_rows(file):
                 try:
                     if isinstance(row, BadRowError):
                         raise row
@@ -61,10 +61,10 @@ class BenchmarkReader:
                     if not self._skip:
                         raise TaskError(
                             f"A row does not have the form of {self.section}: {problem}.",
-                            where=where, expected=self.shape,
+                            where=location, expected=self.shape,
                             do="correct the row, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                         ) from None  # fmt: skip
-                    bad.append((where, str(problem)))
+                    bad.append((location, str(problem)))
         if bad:
             total = len(bad) + len(tasks)
             logger.warning("{}: ajet left out {} of {} rows; the first, {}: {}", path, len(bad), total, *bad[0])
@@ -174,10 +174,10 @@ def find_boxed(solution: str) -> str | None:
     if not rest.lstrip().startswith("{"):
         return rest.partition("$")[0].strip() or None
     rest, depth = rest.lstrip(), 0
-    for place, sign in enumerate(rest):
+    for index, sign in enumerate(rest):
         depth += (sign == "{") - (sign == "}")
         if depth == 0:
-            return rest[1:place].strip() or None
+            return rest[1:index].strip() or None
     return None
 
 
@@ -196,8 +196,8 @@ def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
 def _make_task(
     row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
 ) -> Task:
-    if (found := find_non_finite(row)) is not None:
-        raise BadRowError(f"{found[0]} is {found[1]}, expected a finite number")
+    if (invalid := find_non_finite(row)) is not None:
+        raise BadRowError(f"{invalid[0]} is {invalid[1]}, expected a finite number")
     columns = {name: value for name, value in row.items() if name != "answer"}
     metadata = {**columns, **more, **({"answer": answer} if answer else {})}
     return Task(main_query=question, task_id=str(named or ""), metadata=metadata)
@@ -208,8 +208,8 @@ def _read_text_field(row: Mapping[str, Any], name: str, *, optional: bool = Fals
     if value is None and optional:
         return ""
     if value is None:
-        there = ", ".join(map(str, row)) or "nothing"
-        raise BadRowError(f"it has no {name}; its keys are {there[:200]}")
+        present = ", ".join(map(str, row)) or "nothing"
+        raise BadRowError(f"it has no {name}; its keys are {present[:200]}")
     if not isinstance(value, str):
         raise BadRowError(f"its {name} is {type(value).__name__}, expected text")
     if not value.strip() and not optional:

@@ -30,8 +30,8 @@ def fold_name(name: str) -> str:
 def nearest_name(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar of `names`; None without a close match."""
     folded = {fold_name(each): each for each in names}
-    near = get_close_matches(fold_name(name), folded, 1)
-    return folded[near[0]] if near else None
+    similar = get_close_matches(fold_name(name), folded, 1)
+    return folded[similar[0]] if similar else None
 
 
 class RowColumns:
@@ -52,27 +52,27 @@ class RowColumns:
 
     def find(self, name: str) -> str | None:
         """Return the column of a standard name with a value; None without one. Raises BadRowError."""
-        found = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
-        if len(found) > 1:
+        matches = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
+        if len(matches) > 1:
             raise BadRowError(
-                f"the columns {' and '.join(map(repr, found))} can both be {name}: rename one, or set the right "
+                f"the columns {' and '.join(map(repr, matches))} can both be {name}: rename one, or set the right "
                 "one in ajet.task_reader.columns"
             )
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def first(self, names: Iterable[str]) -> str | None:
         """Return the column of the first of these names with a value. Raises BadRowError."""
-        return next((found for name in names if (found := self.find(name)) is not None), None)
+        return next((column for name in names if (column := self.find(name)) is not None), None)
 
     def get(self, name: str) -> Any:
         """Return the value of a standard name's column, or None. Raises BadRowError."""
-        found = self.find(name)
-        return None if found is None else self.row[found]
+        column = self.find(name)
+        return None if column is None else self.row[column]
 
     def first_value(self, names: Iterable[str]) -> Any:
         """Return the first value in the columns of these names, or None. Raises BadRowError."""
-        found = self.first(names)
-        return None if found is None else self.row[found]
+        column = self.first(names)
+        return None if column is None else self.row[column]
 
     def is_any_of(self, name: str, names: Collection[str]) -> bool:
         """True if a column name matches one of these names."""
@@ -91,8 +91,8 @@ class RowColumns:
         for part in name.split("."):
             key = _find_key(value, part) if isinstance(value, Mapping) else None
             if key is None:
-                near = nearest_name(name, self.row)
-                hint = f"; did you mean {near}?" if near else ""
+                similar = nearest_name(name, self.row)
+                hint = f"; did you mean {similar}?" if similar else ""
                 raise BadRowError(f"there is no column {name}; the columns are {', '.join(self.row) or 'none'}{hint}")
             value = value[key]
         return value
@@ -102,10 +102,10 @@ def _find_key(row: Mapping[str, Any], name: str) -> str | None:
     """Return the key of `row` that `name` names: the very same first. Raises BadRowError if two others do."""
     if name in row:
         return name
-    found = [each for each in row if fold_name(each) == fold_name(name)]
-    if len(found) > 1:
+    matches = [each for each in row if fold_name(each) == fold_name(name)]
+    if len(matches) > 1:
         raise BadRowError(
-            f"the columns {' and '.join(map(repr, found))} differ from {name} only in case or blanks: write one "
+            f"the columns {' and '.join(map(repr, matches))} differ from {name} only in case or blanks: write one "
             "exactly as in the file"
         )
-    return found[0] if found else None
+    return matches[0] if matches else None

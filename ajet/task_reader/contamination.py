@@ -44,7 +44,7 @@ class TaskOverlap:
     def words(self) -> str:
         """Return a sentence on the overlap; "" without overlap."""
         kinds = (("as they are", self.same), ("in another order", self.mirrored), ("in part", self.in_part))
-        parts = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
+        parts = [f"{len(ids)} {relation} (such as {ids[0]})" for relation, ids in kinds if ids]
         if not parts:
             return ""
         return f"{self.found} of {self.held_out} validation tasks are also training tasks: {', '.join(parts)}"
@@ -53,12 +53,12 @@ class TaskOverlap:
 def find_overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> TaskOverlap:
     """Each held-out task is counted once, by the strongest of the three."""
     tasks = {task.task_id: task for task in islice(held_out, MOST_HELD_OUT)}
-    theirs = {name: prompt_words(task) for name, task in tasks.items()}
+    words_by_task = {name: prompt_words(task) for name, task in tasks.items()}
     runs: dict[tuple[str, ...], str] = {}
-    common = Counter(run for words in theirs.values() for run in set(_word_runs(words)))
-    for name, words in theirs.items():
+    common = Counter(run for words in words_by_task.values() for run in set(_word_runs(words)))
+    for name, words in words_by_task.items():
         runs |= {run: name for run in _word_runs(words) if common[run] == 1}
-    held_out_words = set(theirs.values())
+    held_out_words = set(words_by_task.values())
     worlds: dict[tuple[str, ...], set[str]] = {}
     mixed, parts, count = set(), set(), 0
     for task in islice(trained, MOST_TRAINED):
@@ -69,12 +69,14 @@ def find_overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> TaskOverl
         mixed.add(tuple(sorted(words)))
         parts |= {runs[run] for run in _word_runs(words) if run in runs} if runs else set()
     same = tuple(
-        name for name, task in tasks.items() if theirs[name] and _is_trained(task, worlds.get(theirs[name], set()))
+        name
+        for name, task in tasks.items()
+        if words_by_task[name] and _is_trained(task, worlds.get(words_by_task[name], set()))
     )
-    other = {name: words for name, words in theirs.items() if words and words not in worlds}
+    other = {name: words for name, words in words_by_task.items() if words and words not in worlds}
     mirrored = tuple(name for name, words in other.items() if tuple(sorted(words)) in mixed)
     in_part = tuple(name for name in other if name in parts and name not in mirrored)
-    return TaskOverlap(same, mirrored, in_part, count, len(theirs))
+    return TaskOverlap(same, mirrored, in_part, count, len(words_by_task))
 
 
 def prompt_words(task: Task) -> tuple[str, ...]:
@@ -94,4 +96,4 @@ def _world_key(task: Task) -> str:
 
 
 def _word_runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    return (tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1))
+    return (tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1))

@@ -37,8 +37,8 @@ class TaskReader(Protocol):
 
 def find_path(path: str, base: Path) -> Path | None:
     """Return the path in the YAML's folder, else in the working directory; None if missing."""
-    wanted = Path(path).expanduser()
-    places = [wanted] if wanted.is_absolute() else [base / wanted, Path.cwd() / wanted]
+    relative = Path(path).expanduser()
+    places = [relative] if relative.is_absolute() else [base / relative, Path.cwd() / relative]
     return next((place for place in places if place.exists()), None)
 
 
@@ -57,42 +57,42 @@ def explain_read_errors(place: Path) -> Iterator[None]:
 
 def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
     """Return the path of a JSON-lines file. `what`: its name in errors. Raises TaskError with the key."""
-    found = find_path(path, base)
-    if found is None:
+    file = find_path(path, base)
+    if file is None:
         raise _missing_path_error(
             path, base, key, what, "a file", "correct the path, or create the file with one JSON object per line"
         )
-    if not found.is_file():
+    if not file.is_file():
         raise TaskError(
             f"The {what} {path} is a folder, not a file.", where=key, expected="a file", do=f"set {key} to a file"
         )
-    return found
+    return file
 
 
 def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
     """Return the path of a file or folder. Raises TaskError with the key."""
-    found = find_path(path, base)
-    if found is None:
+    existing = find_path(path, base)
+    if existing is None:
         raise _missing_path_error(path, base, key, what, "a file or a folder", "correct the path")
-    return found
+    return existing
 
 
 def _missing_path_error(path: str, base: Path, key: str, what: str, kind: str, do: str) -> TaskError:
     folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
-    near = _similar_paths(Path(path), folders, files=kind == "a file")
+    similar = _similar_paths(Path(path), folders, files=kind == "a file")
     return TaskError(
         f"The {what} {path} does not exist.",
         where=key,
         expected=f"{kind}, in {' or '.join(map(str, folders))}",
-        do=advise_on_path(path) or (f"did you mean {near[0]}?" if near else do),
+        do=advise_on_path(path) or (f"did you mean {similar[0]}?" if similar else do),
     )
 
 
 def _similar_paths(path: Path, folders: Sequence[Path], *, files: bool) -> list[str]:
     """Return existing paths similar to a missing one. `files`: ignore folders."""
     for folder in folders:
-        place = (folder / path.expanduser()).parent
-        names = [each.name for each in place.iterdir() if each.is_file() or not files] if place.is_dir() else []
-        if near := get_close_matches(path.name, names, 1):
-            return [str(path.parent / near[0])]
+        parent = (folder / path.expanduser()).parent
+        names = [each.name for each in parent.iterdir() if each.is_file() or not files] if parent.is_dir() else []
+        if similar := get_close_matches(path.name, names, 1):
+            return [str(path.parent / similar[0])]
     return []

@@ -94,9 +94,11 @@ def _is_regular(text: str, separator: str) -> bool:
 def _first_rows(text: str, separator: str) -> list[tuple[int, list[str]]]:
     """Return the first non-empty rows with their last line numbers, up to a row unreadable by csv."""
     rows = csv.reader(io.StringIO(text[:LOOKED_AT], newline=""), delimiter=separator)
-    found: list[tuple[int, list[str]]] = []
+    first_rows: list[tuple[int, list[str]]] = []
     try:
-        found += islice(((rows.line_num, row) for row in rows if any(row)), SAMPLE)
+        first_rows += islice(((rows.line_num, row) for row in rows if any(row)), SAMPLE)
     except csv.Error:  # a cell of more than 131,072 letters, which pandas reads
-        return found
-    return found[:-1] if len(text) > LOOKED_AT and len(found) < SAMPLE else found  # the last row may be cut off
+        return first_rows
+    return (
+        first_rows[:-1] if len(text) > LOOKED_AT and len(first_rows) < SAMPLE else first_rows
+    )  # the last row may be cut off

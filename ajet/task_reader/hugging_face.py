@@ -88,8 +88,8 @@ class HuggingFaceReader:
         if not name:
             key = f"{KEY}.{'training' if split == 'train' else split}_split"
             raise TaskError(f"No split is set for the {split} tasks.", where=key, do=f"set {key}")
-        place = locate_dataset(self._path, self._config, self._base)
-        return self._build_tasks(load_rows(place, name), f"{place}, split {name}")
+        dataset = locate_dataset(self._path, self._config, self._base)
+        return self._build_tasks(load_rows(dataset, name), f"{dataset}, split {name}")
 
     def _build_tasks(self, dataset: Any, where: str) -> list[Task]:
         images = ImageColumns({} if isinstance(dataset, list) else dataset.features)
@@ -127,21 +127,21 @@ class HuggingFaceReader:
 
 def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
     """Resolve `dataset_path` and `dataset_name`. Raises TaskError."""
-    found = find_path(path, base)
-    if found is not None and found.is_file():
-        require_no_spreadsheet(found)
-        if found.suffix.lower() not in FORMATS:
+    local = find_path(path, base)
+    if local is not None and local.is_file():
+        require_no_spreadsheet(local)
+        if local.suffix.lower() not in FORMATS:
             raise TaskError(
-                f"{found.name} is not a data file that ajet can read.",
+                f"{local.name} is not a data file that ajet can read.",
                 where=f"{KEY}.dataset_path",
                 expected=f"a folder, a name on the Hugging Face hub, or a file ending in {', '.join(FORMATS)}",
             )
-        return DatasetPlace(str(found), file=found)
-    if found is not None:
-        parent = found.parent
-        if config is None and found.name in _named_configs(parent):
-            return DatasetPlace(str(parent), found.name)
-        return _locate_in_folder(found, config)
+        return DatasetPlace(str(local), file=local)
+    if local is not None:
+        parent = local.parent
+        if config is None and local.name in _named_configs(parent):
+            return DatasetPlace(str(parent), local.name)
+        return _locate_in_folder(local, config)
     head, _, tail = path.rstrip("/").rpartition("/")
     above = find_path(head, base) if head.strip("./~") else None
     is_parent = above is not None and above.is_dir() and config is None
@@ -185,8 +185,8 @@ def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
         builder = datasets.load_dataset_builder(place.path, place.config)
         name, files = split.partition("[")[0], builder.config.data_files or {}
         if isinstance(builder, Json) and name in files:
-            found = datasets.DownloadManager().download_and_extract([str(each) for each in files[name]])
-            return _slice_rows(datasets, [row for each in found for row in _json_rows(Path(each))], split)
+            extracted = datasets.DownloadManager().download_and_extract([str(each) for each in files[name]])
+            return _slice_rows(datasets, [row for each in extracted for row in _json_rows(Path(each))], split)
         options: dict[str, Any] = {}
         if isinstance(builder, Csv) and builder.config.features is None and name in files:
             first = datasets.DownloadManager().download_and_extract(str(files[name][0]))
@@ -211,9 +211,9 @@ def _load_error(datasets: Any, place: DatasetPlace, split: str, problem: Excepti
 
 
 def _unknown_config_error(path: str, config: str | None, names: Iterable[str]) -> TaskError:
-    what = f"has no configuration {config}" if config else "has several configurations"
+    problem = f"has no configuration {config}" if config else "has several configurations"
     return TaskError(
-        f"The data set {path} {what}.",
+        f"The data set {path} {problem}.",
         where=f"{KEY}.dataset_path",
         expected=f"one of: {', '.join(sorted(names))}",
         do=f"append it to the path, as in {path}/{min(names, default='NAME')}",
@@ -265,13 +265,15 @@ def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
     """
     import pandas
 
-    found = find_csv_format(file, separator)
-    if found.separator != separator:
-        logger.info("ajet reads {} as a file separated by {}", file.name, SEPARATORS[found.separator])
-    names = pandas.read_csv(file, sep=found.separator, encoding=found.encoding, nrows=0, index_col=False).columns
+    csv_format = find_csv_format(file, separator)
+    if csv_format.separator != separator:
+        logger.info("ajet reads {} as a file separated by {}", file.name, SEPARATORS[csv_format.separator])
+    names = pandas.read_csv(
+        file, sep=csv_format.separator, encoding=csv_format.encoding, nrows=0, index_col=False
+    ).columns
     return {
-        "sep": found.separator,
-        "encoding": found.encoding,
+        "sep": csv_format.separator,
+        "encoding": csv_format.encoding,
         "features": datasets.Features({str(name): datasets.Value("string") for name in names}),
         "keep_default_na": False,
         "na_values": [""],
@@ -286,12 +288,12 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
     """
     with explain_read_errors(file), file.open("rb") as stream:
         start = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-    found = read_array(file) if start.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
+    located_rows = read_array(file) if start.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
     rows: list[dict[str, Any]] = []
-    for where, row in found:
+    for location, row in located_rows:
         if isinstance(row, BadRowError):
             raise TaskError(
-                f"A row is not a valid JSON object: {row}.", where=where, expected="one JSON object per line"
+                f"A row is not a valid JSON object: {row}.", where=location, expected="one JSON object per line"
             )
         rows.append(row)
     if not rows:
@@ -310,16 +312,16 @@ def _slice_rows(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[d
 
 
 def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
-    named = _named_configs(folder)
-    folders = [] if named else _config_folders(folder)
-    if named:
-        if config is None and len(named) > 1:
-            usual = next((name for name, first in named.items() if first or name == "default"), None)
-            config = usual or _usual_config(folder, named)
+    configs = _named_configs(folder)
+    folders = [] if configs else _config_folders(folder)
+    if configs:
+        if config is None and len(configs) > 1:
+            usual = next((name for name, first in configs.items() if first or name == "default"), None)
+            config = usual or _usual_config(folder, configs)
         elif config is None:
-            config = next(iter(named))
-        if config not in named:
-            raise _unknown_config_error(str(folder), config, named)
+            config = next(iter(configs))
+        if config not in configs:
+            raise _unknown_config_error(str(folder), config, configs)
         return DatasetPlace(str(folder), config)
     if folders:
         config = config or (folders[0] if len(folders) == 1 else _usual_config(folder, folders))

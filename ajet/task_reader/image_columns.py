@@ -30,8 +30,8 @@ class ImageColumns:
 
     def __init__(self, features: Mapping[str, Any]) -> None:
         """`features`: the data set's, by column."""
-        found = ((name, _make_converter(feature)) for name, feature in features.items())
-        self._converters = {name: convert for name, convert in found if convert is not None}
+        converters = ((name, _make_converter(feature)) for name, feature in features.items())
+        self._converters = {name: convert for name, convert in converters if convert is not None}
 
     def rows(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
         """Yield the rows of a `datasets.Dataset` without decoding images; `urls` converts them."""
@@ -67,8 +67,8 @@ def _make_converter(feature: Any) -> _Convert | None:
     if isinstance(feature, Mapping):
         if set(feature) == _STORED and getattr(feature["bytes"], "dtype", "") in ("binary", "large_binary"):
             return _convert_if_image
-        found = ((name, _make_converter(each)) for name, each in feature.items())
-        inner = {name: convert for name, convert in found if convert is not None}
+        converters = ((name, _make_converter(each)) for name, each in feature.items())
+        inner = {name: convert for name, convert in converters if convert is not None}
         return partial(_convert_object, inner) if inner else None
     item = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
     convert = None if item is None else _make_converter(item)

@@ -119,8 +119,10 @@ def read_tasks(
     if counter is not None:
         counter.note_lines(file, numbers)
     if not tasks:
-        why = f": all {len(bad)} rows were left out, the first because {bad[0][1]}" if bad else ""
-        raise TaskError(f"The task file contains no task{why}.", where=str(file), expected="one JSON object per line")
+        reason = f": all {len(bad)} rows were left out, the first because {bad[0][1]}" if bad else ""
+        raise TaskError(
+            f"The task file contains no task{reason}.", where=str(file), expected="one JSON object per line"
+        )
     return tasks
 
 
@@ -130,11 +132,11 @@ def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
         anew = f"convert the file, for example by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
         return "The task file is a JSON array, or begins like one", anew
     if file.suffix.lower() in TABLES:
-        read = (
+        advice = (
             "to read it, set task_reader: {type: huggingface_dat_repo, huggingface_dat_repo: {dataset_path: "
             f"{file.name}}}}}"
         )
-        return f"The task file has the format {file.suffix.lower().lstrip('.')}, not JSON Lines", read
+        return f"The task file has the format {file.suffix.lower().lstrip('.')}, not JSON Lines", advice
     return None
 
 

@@ -47,15 +47,15 @@ class TaskOrder:
 
     def task(self, order: int) -> Task:
         """Return the task at the position `order`."""
-        epoch, place = divmod(order, len(self))
+        epoch, index = divmod(order, len(self))
         if self._curriculum is not None:
-            return self._by_id[self._curriculum.epoch(epoch)[place]]
+            return self._by_id[self._curriculum.epoch(epoch)[index]]
         if not self._shuffle:
-            return self._tasks[place]
+            return self._tasks[index]
         if self._permutation[0] != epoch:
             ranks = [shuffle_key(self._seed, epoch, task.task_id) for task in self._tasks]
             self._permutation = (epoch, sorted(range(len(self._tasks)), key=ranks.__getitem__))
-        return self._tasks[self._permutation[1][place]]
+        return self._tasks[self._permutation[1][index]]
 
     def record_results(self, groups: Iterable[Group], waiting: Sequence[int]) -> None:
         """Record results of attempts for the curriculum. `waiting`: started positions of `Store.begun`."""
@@ -152,9 +152,9 @@ class CurriculumSampler:
         """Add the successes of scored attempts to the success rates of their tasks."""
         for group in groups:
             for episode in group.scored:
-                seen = self._seen.setdefault(group.task.task_id, [0.0, 0.0])
-                seen[0] += _success_share(episode)
-                seen[1] += 1
+                success_and_count = self._seen.setdefault(group.task.task_id, [0.0, 0.0])
+                success_and_count[0] += _success_share(episode)
+                success_and_count[1] += 1
 
     def share(self, task_id: str) -> float:
         """Return the smoothed share of successful attempts at a task; one half without attempts."""
@@ -171,7 +171,9 @@ class CurriculumSampler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
-        self._seen = {name: [float(number) for number in seen] for name, seen in state["seen"].items()}
+        self._seen = {
+            name: [float(number) for number in success_and_count] for name, success_and_count in state["seen"].items()
+        }
         self._epochs = {int(number): list(ids) for number, ids in state["epochs"].items()}
 
     def _draw_key(self, epoch: int, task_id: str) -> float:
@@ -182,8 +184,8 @@ class CurriculumSampler:
     def _draw_weight(self, share: float) -> float:
         floor, prefer = self._settings.floor, self._settings.prefer
         assert prefer is not None, "else there is no curriculum"
-        wanted = {"uncertain": 4 * share * (1 - share), "easy": share, "hard": 1 - share}[prefer]
-        return floor + (1 - floor) * wanted
+        preference = {"uncertain": 4 * share * (1 - share), "easy": share, "hard": 1 - share}[prefer]
+        return floor + (1 - floor) * preference
 
 
 def _success_share(episode: Episode) -> float:

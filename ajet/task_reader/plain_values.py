@@ -57,8 +57,8 @@ def decode_json(text: str) -> Any:
         raise BadRowError("nested too deeply") from None
     except ValueError:  # Python reads no integer beyond this limit
         limit = sys.get_int_max_str_digits()
-        found = re.search(rf"\d{{{limit + 1}}}", text)
-        line = text.count("\n", 0, found.start()) + 1 if found is not None else None
+        long_number = re.search(rf"\d{{{limit + 1}}}", text)
+        line = text.count("\n", 0, long_number.start()) + 1 if long_number is not None else None
         raise BadRowError(
             f"it contains an integer of more than {limit:,} digits; write the number as a string", line
         ) from None
@@ -100,7 +100,7 @@ def to_plain(value: Any, place: str = "") -> Any:
         _check_text("".join(names), place)
         return {str(name): to_plain(part, f"{place}.{name}" if place else str(name)) for name, part in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [to_plain(part, f"{place}.{at}" if place else str(at)) for at, part in enumerate(value)]
+        return [to_plain(part, f"{place}.{index}" if place else str(index)) for index, part in enumerate(value)]
     raise BadRowError(f"{place}: JSON cannot represent a {type(value).__name__}")
 
 
@@ -120,8 +120,8 @@ def _check_value(value: Any, place: str) -> None:
             _check_text(name, place)
             _check_value(part, f"{place}.{name}" if place else name)
     elif isinstance(value, (list, tuple)):
-        for at, part in enumerate(value):
-            _check_value(part, f"{place}.{at}" if place else str(at))
+        for index, part in enumerate(value):
+            _check_value(part, f"{place}.{index}" if place else str(index))
     elif value is None or isinstance(value, (str, bool, int, float)):
         to_plain(value, place)
     else:

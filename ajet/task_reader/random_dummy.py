@@ -34,10 +34,10 @@ class RandomDummyReader:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Return the configured number of tasks."""
-        draw = random.Random(f"{self._seed}/{split}")
+        rng = random.Random(f"{self._seed}/{split}")
         numbers: dict[int, None] = {}
         while len(numbers) < self._sizes[split]:
-            numbers[draw.randrange(HALF) + (HALF if split == "validation" else 0)] = None
+            numbers[rng.randrange(HALF) + (HALF if split == "validation" else 0)] = None
         return [
             Task(main_query=f"Random task {number}", task_id=f"random-{number}", metadata={"random_number": number})
             for number in numbers

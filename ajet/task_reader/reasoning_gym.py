@@ -82,13 +82,13 @@ class ReasoningGymReader:
                 "reasoning-gym", "reasoning-gym", needed_for="task_reader.type: reasoning_gym"
             ) from None
         if self._family not in DATASETS:
-            near = difflib.get_close_matches(str(self._family), DATASETS, n=3) or sorted(DATASETS)[:8]
+            similar = difflib.get_close_matches(str(self._family), DATASETS, n=3) or sorted(DATASETS)[:8]
             raise TaskError(
                 f"reasoning-gym has no task family {self._family}.",
                 where=f"{KEY}.dataset",
-                expected=f"one of its {len(DATASETS)} families, such as {', '.join(near)}",
+                expected=f"one of its {len(DATASETS)} families, such as {', '.join(similar)}",
             )
-        size = max((self._sizes[split] for split, own in self._seeds.items() if own == seed), default=1)
+        size = max((self._sizes[split] for split, split_seed in self._seeds.items() if split_seed == seed), default=1)
         try:
             return create_dataset(self._family, seed=seed, size=max(1, size), **self._params)
         except (TypeError, ValueError, AssertionError) as problem:

@@ -71,7 +71,7 @@ class OpenedReader:
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
-        read = tasks
+        read_tasks = tasks
         try:
             tasks, shared = assign_ids(tasks)
         except ValueError:  # an integer that is too long to be written: no record could hold the task
@@ -79,7 +79,7 @@ class OpenedReader:
                 require_json(task, f"{self._name}, {split} task {index}")
             raise
         place = getattr(self._reader, "place_of", None) or (lambda index: f"{split} task {index}")
-        if warning := explain_ids(read, shared, place):
+        if warning := explain_ids(read_tasks, shared, place):
             logger.warning("{}", warning)
         return tasks
 
@@ -148,6 +148,6 @@ def count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
         require_place(path, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set")
     elif reader.type not in LOCAL_FILES:
         return None
-    opened = open_reader(experiment)
+    task_reader = open_reader(experiment)
     splits: tuple[TaskSplit, ...] = get_args(TaskSplit)
-    return {split: len(opened.tasks(split)) for split in splits if opened.has(split)}
+    return {split: len(task_reader.tasks(split)) for split in splits if task_reader.has(split)}

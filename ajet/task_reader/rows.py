@@ -46,10 +46,10 @@ class ColumnNames:
     @classmethod
     def of(cls, experiment: Experiment) -> ColumnNames:
         """Return the configured columns. An environment opens the dialogue itself, so no question is required."""
-        reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use or ""
-        opened = is_service_url(used) or is_world(used)
+        reader, environment = experiment.ajet.task_reader, experiment.ajet.environment.use or ""
+        brings_tasks = is_service_url(environment) or is_world(environment)
         names = reader.columns
-        return cls(names.main_query, names.task_id, names.answer, reader.require_question and not opened)
+        return cls(names.main_query, names.task_id, names.answer, reader.require_question and not brings_tasks)
 
 
 def row_of(task: Task) -> dict[str, Any]:
@@ -69,13 +69,13 @@ def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
             have one name, or JSON cannot hold a value.
     """
     try:
-        found = RowColumns(to_plain(row))
+        row_columns = RowColumns(to_plain(row))
     except RecursionError:
         raise BadRowError("nested too deeply") from None
-    row = found.row
-    query_column = columns.main_query or found.first(QUERY_COLUMNS)
-    query = None if query_column is None else found.look_up(query_column)
-    messages = found.get("init_messages") or []
+    row = row_columns.row
+    query_column = columns.main_query or row_columns.first(QUERY_COLUMNS)
+    query = None if query_column is None else row_columns.look_up(query_column)
+    messages = row_columns.get("init_messages") or []
     reply = None
     if isinstance(query, list) and messages:  # the messages already open the dialogue
         query = ""
@@ -84,17 +84,17 @@ def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
         if fold_name(query_column or _PROMPT) != _PROMPT:
             messages, reply = _split_reply(messages)
     query = "" if query is None else query
-    env_type = found.get("env_type") or "no_env"
-    own = found.get("metadata")
+    env_type = row_columns.get("env_type") or "no_env"
+    own_metadata = row_columns.get("metadata")
     metadata = dict(row)
-    if isinstance(own, Mapping):
-        metadata = {name: value for name, value in row.items() if not found.is_any_of(name, Task.model_fields)}
-        metadata.update(own)
-    answer = found.look_up(columns.answer) if columns.answer else found.first_value(ANSWER_COLUMNS)
+    if isinstance(own_metadata, Mapping):
+        metadata = {name: value for name, value in row.items() if not row_columns.is_any_of(name, Task.model_fields)}
+        metadata.update(own_metadata)
+    answer = row_columns.look_up(columns.answer) if columns.answer else row_columns.first_value(ANSWER_COLUMNS)
     answer = reply if answer is None else answer
     if answer is not None and (columns.answer or metadata.get("answer") is None):
         metadata["answer"] = answer
-    task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(ID_COLUMNS)
+    task_id = row_columns.look_up(columns.task_id) if columns.task_id else row_columns.first_value(ID_COLUMNS)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):
             raise BadRowError(f"{name} is {type(value).__name__}, expected a string")
@@ -128,18 +128,19 @@ def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
 
 def _no_question_error(row: Mapping[str, Any]) -> BadRowError:
     """Return the error for a row without a question column, with the most likely column."""
-    near = _nearest_question(row)
-    listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
-    named = (
-        f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column contains the question; "
-        if near
+    similar = _nearest_question(row)
+    column_list = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
+    advice = (
+        f"set ajet.task_reader.columns.main_query={json.dumps(similar)} if that column contains the question; "
+        if similar
         else ""
     )
     return BadRowError(
-        f"it has neither a text question nor messages: none of its columns ({listed}) is one of "
+        f"it has neither a text question nor messages: none of its columns ({column_list}) is one of "
         + ", ".join(QUERY_COLUMNS)
-        + (f"; the most similar column is {near}" if near else ""),
-        do=f"{named}set ajet.task_reader.require_question=false if the workflow builds the question from other columns",
+        + (f"; the most similar column is {similar}" if similar else ""),
+        do=f"{advice}set ajet.task_reader.require_question=false if the workflow builds the question from other "
+        "columns",
     )
 
 
@@ -160,10 +161,10 @@ def _nearest_question(row: Mapping[str, Any]) -> str | None:
         if isinstance(inner, str | list)
     ]
     for usual in QUERY_COLUMNS:
-        if found := next((name for name in texts if usual in fold_name(name)), None) or nearest_name(usual, texts):
-            return found
-    taken = (*ANSWER_COLUMNS, *ID_COLUMNS)
-    return next((name for name in texts if not any(usual in fold_name(name) for usual in taken)), None)
+        if similar := next((name for name in texts if usual in fold_name(name)), None) or nearest_name(usual, texts):
+            return similar
+    other_columns = (*ANSWER_COLUMNS, *ID_COLUMNS)
+    return next((name for name in texts if not any(usual in fold_name(name) for usual in other_columns)), None)
 
 
 def _is_dialogue(value: Any) -> bool:
@@ -183,37 +184,37 @@ def assign_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]
     places: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
         places.setdefault(task.task_id, []).append(index)
-    seen = {task_id: len(indices) for task_id, indices in places.items()}
+    id_counts = {task_id: len(indices) for task_id, indices in places.items()}
     result: list[Task] = []
-    used = {task_id for task_id, count in seen.items() if count == 1 and task_id}
+    used_ids = {task_id for task_id, count in id_counts.items() if count == 1 and task_id}
     numbers: Counter[str] = Counter()
     for task in tasks:
-        if task.task_id and seen[task.task_id] == 1:
+        if task.task_id and id_counts[task.task_id] == 1:
             result.append(task)
             continue
         base = f"{task.task_id}-{_digest_content(task)}" if task.task_id else _digest_content(task)
         name = base
-        while name in used:
+        while name in used_ids:
             numbers[base] += 1
             name = f"{base}-{numbers[base] + 1}"
-        used.add(name)
+        used_ids.add(name)
         result.append(task.model_copy(update={"task_id": name}))
     return result, {task_id: indices for task_id, indices in places.items() if task_id and len(indices) > 1}
 
 
 def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], place: Callable[[int], str]) -> str:
     """Describe invalid ids and their places; "" without any. `place`: location of a task by index."""
-    wrong = [
+    problems = [
         f"the same id {json.dumps(task_id, ensure_ascii=False)} at {_format_places(indices, place)}"
         for task_id, indices in list(shared.items())[:SHOWN_IDS]
     ]
-    wrong += [f"{len(shared) - SHOWN_IDS} more such ids"] if len(shared) > SHOWN_IDS else []
+    problems += [f"{len(shared) - SHOWN_IDS} more such ids"] if len(shared) > SHOWN_IDS else []
     empty = [index for index, task in enumerate(tasks) if any(task.metadata.get(name) == "" for name in ID_COLUMNS)]
-    wrong += [f"an empty id at {_format_places(empty, place)}"] if empty else []
-    if not wrong:
+    problems += [f"an empty id at {_format_places(empty, place)}"] if empty else []
+    if not problems:
         return ""
     return (
-        f"{'; '.join(wrong)}. ajet gives these tasks ids made from their content; to use your own ids, make each "
+        f"{'; '.join(problems)}. ajet gives these tasks ids made from their content; to use your own ids, make each "
         "id unique and not empty"
     )
 

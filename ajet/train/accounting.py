@@ -28,9 +28,10 @@ def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], t
     """Raise AssertionError with the episode's name if a sampled token is neither trained nor counted."""
     for episode in episodes:
         counted = episode.untrained_with(outcomes.get(episode.uuid, NO_OUTCOME))
-        own = trained.get(episode.uuid, 0)
-        assert episode.sampled_tokens == own + sum(counted.values()), (
-            f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {own}, counted {dict(counted)}"
+        trained_tokens = trained.get(episode.uuid, 0)
+        assert episode.sampled_tokens == trained_tokens + sum(counted.values()), (
+            f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {trained_tokens}, "
+            f"counted {dict(counted)}"
         )
 
 
@@ -69,18 +70,18 @@ def episode_metrics(
         metrics[f"{prefix}/success_rate"] = fmean(episode.succeeded for episode in counted)
     for boundary, count in Counter(e.failure.boundary for e in episodes if e.failure).items():
         metrics[f"{prefix}/failed/{boundary}"] = count
-    if cut := sum(call.is_cut for call in calls):
-        metrics[f"{prefix}/cut_replies"] = cut
+    if cut_replies := sum(call.is_cut for call in calls):
+        metrics[f"{prefix}/cut_replies"] = cut_replies
     for fork, count in Counter(call.fork for call in calls if call.fork).items():
         metrics[f"{prefix}/fork_rate/{fork}"] = count / len(calls)
     for check, count in Counter(check for e in episodes for check in e.checks).items():
         metrics[f"{prefix}/checks/{check}"] = count
-    left = (e.untrained_with((outcomes or {}).get(e.uuid, NO_OUTCOME)) for e in episodes)
-    for reason, count in sum(left, Counter[str]()).items():
+    untrained = (e.untrained_with((outcomes or {}).get(e.uuid, NO_OUTCOME)) for e in episodes)
+    for reason, count in sum(untrained, Counter[str]()).items():
         metrics[f"{prefix}/untrained/{reason}"] = count
     metrics.update(_scorer_metrics(episodes, prefix))
-    own = _collect_values(episode.metrics for episode in scored)
-    metrics.update({f"{prefix}/workflow/{name}": fmean(values) for name, values in own.items()})
+    workflow_values = _collect_values(episode.metrics for episode in scored)
+    metrics.update({f"{prefix}/workflow/{name}": fmean(values) for name, values in workflow_values.items()})
     return metrics | judge_metrics(episodes, prefix)
 
 
@@ -122,8 +123,8 @@ def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
     Tasks with fewer counted attempts than the task with most are omitted.
     """
     rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
-    most = max(map(len, rows), default=0)
-    return [row for row in rows if len(row) == most > 0]
+    longest = max(map(len, rows), default=0)
+    return [row for row in rows if len(row) == longest > 0]
 
 
 def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
@@ -148,10 +149,10 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
 
 def group_by_order(episodes: Iterable[Episode]) -> list[Group]:
     """Return one group per task for episodes in any order, sorted by the position in the training order."""
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for episode in episodes:
-        found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
-    return [found[order] for order in sorted(found)]
+        groups.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
+    return [groups[order] for order in sorted(groups)]
 
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -194,11 +195,11 @@ def judge_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
         if verdict.reward is not None and isinstance(verdict.details.get("answer_chars"), int)
     ]
     places = [
-        (-float(shown), float(place))
+        (-float(rank), float(true_rank))
         for verdict in verdicts
         for ranking in [verdict.details.get("ranking")]
         if isinstance(ranking, dict)
-        for shown, place in zip(ranking.get("shown", ()), ranking.get("places", ()), strict=False)
+        for rank, true_rank in zip(ranking.get("shown", ()), ranking.get("places", ()), strict=False)
     ]
     if (bias := correlate(lengths)) is not None:
         metrics[f"{prefix}/judge/length_bias"] = bias

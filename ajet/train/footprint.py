@@ -282,14 +282,14 @@ def render_with_tools(
     prompt, bare = renderer.render(messages, tools), renderer.render(messages)
     names = [tool["function"]["name"] for tool in tools]
     tokens = len(prompt.ids) - len(bare.ids)
-    most = experiment.ajet.rollout.max_model_len - REPLY
-    if len(prompt.ids) > most:
-        shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    limit = experiment.ajet.rollout.max_model_len - REPLY
+    if len(prompt.ids) > limit:
+        tool_list = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise UserError(
             f"The tools do not fit into the prompt: {len(names)} tools take {tokens} tokens, but the prompt has "
-            f"room for {most}, of which the first task and the system prompt take {len(bare.ids)}.",
+            f"room for {limit}, of which the first task and the system prompt take {len(bare.ids)}.",
             where="ajet.rollout.max_model_len",
-            expected=f"more than {len(prompt.ids) + REPLY}, or fewer tools; the tools are {shown}",
+            expected=f"more than {len(prompt.ids) + REPLY}, or fewer tools; the tools are {tool_list}",
             do="raise it, or use fewer tools (`tools:` in the environment's file, or fewer servers)",
         )
     return prompt, f"{tokens} of them for {counted(len(names), 'tool')}"

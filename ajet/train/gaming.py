@@ -44,15 +44,15 @@ class GamingWatch:
         self._steps = {each: self._steps[each] for each in watched}
         if step % EVERY:
             return
-        found = detect_gaming(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])
-        if found is not None or self._fired:
-            self._run.status.set(**{GAMED: None if found is None else as_status(found)})
-        if found is not None and not self._fired:
+        alarm = detect_gaming(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])
+        if alarm is not None or self._fired:
+            self._run.status.set(**{GAMED: None if alarm is None else as_status(alarm)})
+        if alarm is not None and not self._fired:
             self._fired = True
-            named = format_run_name(self._run.path, self._run.name)
+            run_name = format_run_name(self._run.path, self._run.name)
             logger.warning(
                 "The agent may be gaming the rewards of this run: {}",
-                "\n".join(describe_alarm(as_status(found), named)),
+                "\n".join(describe_alarm(as_status(alarm), run_name)),
             )
 
 
@@ -66,8 +66,8 @@ def describe_alarm(status: dict[str, Any], run: str) -> list[str]:
     """Return lines on the alarm, with commands to show the episodes."""
     lines = [f"After step {status['step']}, {status['text']}. Check these episodes:"]
     for each in status["episodes"]:
-        shown = format_command("episodes", run, "--episode", each["uuid"])
-        lines.append(f"  {shown}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")
+        command = format_command("episodes", run, "--episode", each["uuid"])
+        lines.append(f"  {command}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")
     return lines
 
 

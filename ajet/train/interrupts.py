@@ -242,8 +242,8 @@ def _log_warning(text: str) -> None:
 
 def _count_down(over: threading.Event, seconds: float, may_complete: Callable[[], bool] | None) -> None:
     """Resend SIGTERM at the time limit, or as soon as the step cannot complete any more."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and (may_complete is None or may_complete()):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and (may_complete is None or may_complete()):
         if over.wait(POLL_S):
             return
     if not over.is_set():

@@ -67,10 +67,10 @@ def describe_remarks(
 def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str:
     """Return the remarks with the places of their keys, or "" without remarks."""
     rows = []
-    for key, what, do in remarks:
-        where = experiment.layers.locate(("ajet", *key.split(".")))
-        place = where if where.startswith(f"ajet.{key}") else f"ajet.{key} ({where})"
-        rows.append(f"\n  {place}: {what}. Expected: {do}.")
+    for key, problem, do in remarks:
+        location = experiment.layers.locate(("ajet", *key.split(".")))
+        key_place = location if location.startswith(f"ajet.{key}") else f"ajet.{key} ({location})"
+        rows.append(f"\n  {key_place}: {problem}. Expected: {do}.")
     return "".join(["These settings are allowed, but probably not intended:", *rows]) if rows else ""
 
 
@@ -105,10 +105,10 @@ def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) ->
             f"a divisor of {tasks}, or another data.train_batch_size",
         )
     prompt = settings.data.max_prompt_length
-    if (room := rollout.max_model_len - prompt) < REPLY:
+    if (reply_room := rollout.max_model_len - prompt) < REPLY:
         yield PlanRemark(
             "rollout.max_model_len",
-            f"a prompt of data.max_prompt_length ({prompt}) tokens leaves {max(room, 0)} tokens for its reply",
+            f"a prompt of data.max_prompt_length ({prompt}) tokens leaves {max(reply_room, 0)} tokens for its reply",
             f"more than {prompt + REPLY}, or a smaller data.max_prompt_length",
         )
 
@@ -167,11 +167,11 @@ def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterato
         known: Held-out tasks that are also training tasks. None: no overlap is known.
     """
     reader = experiment.ajet.task_reader
-    if known is None or not (what := known.words()):
+    if known is None or not (overlap := known.words()):
         return
     if reader.type == "jsonl_dataset_file":
         key = "task_reader.jsonl_dataset_file.validation.file_path"
-        yield PlanRemark(key, what, "other tasks, or no validation tasks (delete the key)")
+        yield PlanRemark(key, overlap, "other tasks, or no validation tasks (delete the key)")
         return
     do, path = "validation tasks that the run does not train on", reader.huggingface_dat_repo.dataset_path
     file = find_path(path, experiment.base) if path and reader.type == "huggingface_dat_repo" else None
@@ -180,7 +180,7 @@ def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterato
             "; a single file is one split, whatever its name: split it (training_split: 'train[:90%]', "
             "validation_split: 'train[90%:]'), or run no validation (validation_split: null)"
         )
-    yield PlanRemark("task_reader", what, do)
+    yield PlanRemark("task_reader", overlap, do)
 
 
 def review_machine(

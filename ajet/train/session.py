@@ -321,11 +321,11 @@ def score_twice(
     Args:
         tokens: tokens of a forward pass (`micro_batch_tokens`).
     """
-    found = []
+    scores = []
     for reference in (False, True):
         with backbone.scorer(reference=reference) as scorer:
-            found.append(score_samples(scorer, samples, tokens=tokens, temperature=temperature))
-    policy, reference_model = found
+            scores.append(score_samples(scorer, samples, tokens=tokens, temperature=temperature))
+    policy, reference_model = scores
     return policy, reference_model
 
 

@@ -105,8 +105,8 @@ class RunSink:
         log_formats(episodes, settings.context_tracker)
         check_tokens([*episodes, *unused], outcomes, trained.tokens)
         metrics = episode_metrics(episodes, "train", outcomes)
-        taken = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
-        metrics |= compute_staleness_metrics(taken, trained.version)
+        used = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
+        metrics |= compute_staleness_metrics(used, trained.version)
         metrics |= self.observers.metrics(episodes, step, trained.newest_version)
         metrics["train/trained_tokens"] = sum(trained.tokens.values())
         metrics |= trained.metrics
@@ -119,7 +119,7 @@ class RunSink:
             algorithm = settings.trainer_common.algorithm
             more["bounds"] = {name: getattr(algorithm, name) for name in ("max_trained_count", "retrained_interval")}
         if trained.given_up:
-            more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
+            more["given_up"] = {str(order): list(reasons) for order, reasons in sorted(trained.given_up.items())}
         if trained.dead:
             metrics["train/given_up"] = trained.dead
         if trained.quarantined:
@@ -191,11 +191,11 @@ def measure_span(episodes: Sequence[Episode]) -> float:
 
 def group_by_task(episodes: Sequence[Episode]) -> list[Group]:
     """Return a group per task for attempts that arrived separately, in order of arrival."""
-    found: list[Group] = []
+    groups: list[Group] = []
     for episode in episodes:
-        group = next((each for each in found if each.task == episode.task), None)
+        group = next((each for each in groups if each.task == episode.task), None)
         if group is None:
-            group = Group(episode.task, len(found), [])
-            found.append(group)
+            group = Group(episode.task, len(groups), [])
+            groups.append(group)
         group.episodes.append(replace(episode, repeat=len(group.episodes)))
-    return found
+    return groups

@@ -152,14 +152,14 @@ class StepObservers:
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
         """Return the metrics of all observers in one mapping. Arguments: as in `StepObserver.metrics`."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for observer in self._observers:
-            found |= observer.metrics(episodes, step, newest)
-        return found
+            metrics |= observer.metrics(episodes, step, newest)
+        return metrics
 
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
         """Return the numbers computed by all observers with the present weights."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for observer in self._observers:
-            found |= observer.recomputed(episodes, step, backbone)
-        return found
+            metrics |= observer.recomputed(episodes, step, backbone)
+        return metrics

@@ -30,18 +30,18 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
     Greedy validation plays each task `val_kwargs.num_repeat` times. With `val_kwargs.do_sample` each task is played
     `val_pass_n` times, and pass@n and all@n are added. Raises UserError if every episode before step 1 failed.
     """
-    began, run = time.monotonic(), sink.run
+    started, run = time.monotonic(), sink.run
     tasks = list(enumerate(parts.tasks("validation")))
     repeats = choose_repeats(parts.experiment.ajet, "validation")
     earlier = _read_recorded(run, tasks, step, repeats=repeats)
-    over = {(episode.order, episode.repeat) for episode in earlier}
-    run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(over)})
-    played = list(parts.rollout.play(tasks, step=step, split="validation", over=over))
+    recorded = {(episode.order, episode.repeat) for episode in earlier}
+    run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(recorded)})
+    played = list(parts.rollout.play(tasks, step=step, split="validation", over=recorded))
     groups = _merge_groups(tasks, played, earlier)
     metrics, measured = sink.commit_validation(
         groups,
         step=step,
-        seconds=time.monotonic() - began + measure_span(earlier),
+        seconds=time.monotonic() - started + measure_span(earlier),
         recorded={episode.uuid for episode in earlier},
     )
     if step == 0:
@@ -56,22 +56,22 @@ def _read_recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: i
     """
     if not run.episodes.path(step, "validation").with_suffix(".bin").exists():
         return []
-    wanted = {
+    expected = {
         Identity(run.run_id, "validation", step, task, order, order, repeat).uuid
         for order, task in tasks
         for repeat in range(repeats)
     }
-    return [episode for episode in run.episodes.read(step, "validation") if episode.uuid in wanted]
+    return [episode for episode in run.episodes.read(step, "validation") if episode.uuid in expected]
 
 
 def _merge_groups(
     tasks: Sequence[tuple[int, Task]], played: Sequence[Group], earlier: Sequence[Episode]
 ) -> list[Group]:
     """Return one group per task, with the attempts played now and those recorded earlier."""
-    found = {group.order: group for group in played}
+    by_order = {group.order: group for group in played}
     for episode in earlier:
-        group = found.setdefault(episode.order, Group(episode.task, episode.order, []))
+        group = by_order.setdefault(episode.order, Group(episode.task, episode.order, []))
         group.episodes.append(episode)
-    for group in found.values():
+    for group in by_order.values():
         group.episodes.sort(key=lambda episode: episode.repeat)
-    return [found[order] for order, _ in tasks if order in found] if earlier else list(played)
+    return [by_order[order] for order, _ in tasks if order in by_order] if earlier else list(played)

@@ -75,16 +75,16 @@ class RunEnvironment:
     """The environment of a run, from now until `close`. `endpoint`: the gateway's address with the run's key."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        given = endpoint.environment
-        taken = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
-        names = [name for brand in taken for name in brand]
+        variables = endpoint.environment
+        unset_brands = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
+        names = [name for brand in unset_brands for name in brand]
         bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
         self._before = {name: os.environ.get(name) for name in (*names, *bypass)}
         os.environ.update(bypass)
         _watch_endpoint(endpoint)
         for name in names:
             os.environ[OUTSIDE + name] = self._before[name] or ""
-            os.environ[name] = given[name]
+            os.environ[name] = variables[name]
         self._key = endpoint.api_key
 
     def close(self) -> None:
@@ -135,8 +135,8 @@ def _wrap_send(kind: Any, made: Any) -> None:
 def _unwrap_clients() -> None:
     """Restore `send`, unless another library has wrapped the method since; our wrapper then passes requests
     unchanged."""
-    for kind, (original, ours) in list(_wrapped.items()):
-        if kind.send is ours:
+    for kind, (original, wrapper) in list(_wrapped.items()):
+        if kind.send is wrapper:
             kind.send = original
             del _wrapped[kind]
 
@@ -176,9 +176,9 @@ def bind_request(request: Any) -> None:
         key = headers.get(header, "").removeprefix(prefix)
         if key in _unbound_keys:
             endpoint = endpoints(AGENT, AGENT, None)
-            place = urlsplit(endpoint.base_url)
-            request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
-            headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
+            address = urlsplit(endpoint.base_url)
+            request.url = request.url.copy_with(scheme=address.scheme, host=address.hostname, port=address.port)
+            headers[header], headers["host"] = prefix + endpoint.api_key, address.netloc
         elif _endpoints_by_key.get(key, endpoints) is not endpoints:
             headers[header] = prefix + FOREIGN_KEY
 
@@ -216,7 +216,7 @@ _pools_lock = threading.Lock()
 
 def split_pools(holder: Any) -> None:
     """Give each event loop its own connections in all pools of an HTTP client or transport. Idempotent."""
-    rest, seen = [holder], {id(holder)}
+    rest, visited = [holder], {id(holder)}
     while rest:
         holder = rest.pop()
         for name, value in list(vars(holder).items()):
@@ -226,8 +226,8 @@ def split_pools(holder: Any) -> None:
                 setattr(holder, name, PoolPerLoop(value))
                 continue
             for each in value.values() if isinstance(value, dict) else (value,):
-                if _is_sender(each) and id(each) not in seen:  # a transport, which may hold others: retries, proxies
-                    seen.add(id(each))
+                if _is_sender(each) and id(each) not in visited:  # a transport, which may hold others: retries, proxies
+                    visited.add(id(each))
                     rest.append(each)
 
 

@@ -63,15 +63,15 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
 
 def _require_makeable(kind: type[Workflow], reference: str) -> None:
     """Raises ConfigError for a class of which no object can be made without arguments."""
-    own: Any = kind.__init__
-    if own is not BaseModel.__init__:
-        code = getattr(inspect.unwrap(own), "__code__", None)
-        where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else KEY
+    initializer: Any = kind.__init__
+    if initializer is not BaseModel.__init__:
+        code = getattr(inspect.unwrap(initializer), "__code__", None)
+        location = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else KEY
         try:
-            inspect.signature(own).bind(None)
+            inspect.signature(initializer).bind(None)
         except TypeError:
             raise _not_makeable_error(
-                f"the signature of {reference}.__init__ is {inspect.signature(own)}", where
+                f"the signature of {reference}.__init__ is {inspect.signature(initializer)}", location
             ) from None
     elif required := [name for name, field in kind.model_fields.items() if field.is_required()]:
         raise _not_makeable_error(f"{reference} has no default for {', '.join(required)}", KEY)
@@ -99,8 +99,8 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
         return to_output(await function(workflow_task.task, tuner))
 
     def execute_plain(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> Any:
-        found = function(workflow_task.task, tuner)
-        return _await_output(found) if inspect.isawaitable(found) else to_output(found)
+        returned = function(workflow_task.task, tuner)
+        return _await_output(returned) if inspect.isawaitable(returned) else to_output(returned)
 
     class FunctionWorkflow(Workflow):
         name: str = called

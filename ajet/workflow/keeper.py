@@ -42,12 +42,12 @@ class ProcessTree:
 
     def start(self, order: dict) -> str:
         """Run the command. An empty string, or why it could not be started."""
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
         self.first = os.fork()
         if self.first == 0:
-            _exec_command(order, theirs)
-        os.close(theirs)
-        with open(ours, "rb") as report:
+            _exec_command(order, write_end)
+        os.close(write_end)
+        with open(read_end, "rb") as report:
             problem = report.read().decode()
         return problem
 
@@ -55,13 +55,13 @@ class ProcessTree:
         """Return process ids, parents before children."""
         if not LINUX:
             return [self.first] if self.status is None else []
-        found = []
+        pids = []
         todo = [os.getpid()]
         while todo:
             below = _child_pids(todo.pop())
-            found += below
+            pids += below
             todo += below
-        return found
+        return pids
 
     def reap(self) -> None:
         """Reap ended children and store the command's status."""
@@ -95,25 +95,25 @@ class ProcessTree:
         while True:
             self.send(signal.SIGKILL)
             self.reap()
-            left = self.members()
-            if not left or time.monotonic() > deadline:
-                return len(left)
+            remaining = self.members()
+            if not remaining or time.monotonic() > deadline:
+                return len(remaining)
             time.sleep(0.005)
 
     def use(self) -> dict:
         """Return the usage of the tree: processes, memory in bytes, CPU seconds including ended processes."""
         done = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used = {"processes": 0, "memory": 0, "cpu": done.ru_utime + done.ru_stime}
+        usage = {"processes": 0, "memory": 0, "cpu": done.ru_utime + done.ru_stime}
         for pid in self.members() if LINUX else []:
             try:
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            used["processes"] += 1
-            used["memory"] += int(fields[21]) * PAGE
-            used["cpu"] += sum(map(int, fields[11:15])) / TICKS
-        return used
+            usage["processes"] += 1
+            usage["memory"] += int(fields[21]) * PAGE
+            usage["cpu"] += sum(map(int, fields[11:15])) / TICKS
+        return usage
 
     def exact_memory(self) -> int | None:
         """Return the memory in bytes, counting shared pages once; slower than `use`. None if unknown."""
@@ -133,7 +133,7 @@ def run_order(order: dict, guard: int) -> dict:
     An order without `measured` has no limits on the tree and is not polled.
     """
     tree = ProcessTree()
-    began = time.monotonic()
+    started = time.monotonic()
     ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
     wake, wakened = os.pipe()
     for end in (wake, wakened):
@@ -149,13 +149,13 @@ def run_order(order: dict, guard: int) -> dict:
             ended_by, problem = "stopped", FROM_OUTSIDE
             break
         now = time.monotonic()
-        if timeout and now - began >= timeout and not term_sent:
+        if timeout and now - started >= timeout and not term_sent:
             ended_by, term_sent = "timeout", now
             tree.send(signal.SIGTERM)
         if term_sent and now - term_sent >= max(GRACE, grace):
             break
         look = LOOK_EVERY if measured or term_sent else None
-        due = began + timeout - now if timeout and not term_sent else look
+        due = started + timeout - now if timeout and not term_sent else look
         wait = None if due is None else max(0.0, due if look is None else min(look, due))
         ready, _, _ = select.select(watched, [], [], wait)
         if 0 in ready and not os.read(0, 1):
@@ -167,25 +167,25 @@ def run_order(order: dict, guard: int) -> dict:
         if wake in ready:
             os.read(wake, 4096)
         if measured:
-            used = tree.use()
-            peak = {name: max(peak[name], used[name]) for name in used}
-            over = _exceeded_limit(tree, used, limits)
-            if over:
-                ended_by = over
+            usage = tree.use()
+            peak = {name: max(peak[name], usage[name]) for name in usage}
+            exceeded = _exceeded_limit(tree, usage, limits)
+            if exceeded:
+                ended_by = exceeded
                 break
         tree.reap()
-    left = tree.end()
+    remaining = tree.end()
     done = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = None if tree.status is None else os.waitstatus_to_exitcode(tree.status)
     return {
         "problem": problem,
         "code": code,
         "ended_by": ended_by,
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started,
         "cpu": done.ru_utime + done.ru_stime,
         "memory": max(peak["memory"], done.ru_maxrss * 1024 if LINUX else 0),
         "processes": peak["processes"],
-        "left": left,
+        "left": remaining,
     }
 
 
@@ -194,8 +194,8 @@ def _exceeded_limit(tree: ProcessTree, used: dict, limits: dict) -> str:
     for name in ("processes", "cpu"):
         if limits.get(name) and used[name] > limits[name]:
             return name
-    most = limits.get("memory")
-    if most and used["memory"] > most and (tree.exact_memory() or used["memory"]) > most:
+    memory_limit = limits.get("memory")
+    if memory_limit and used["memory"] > memory_limit and (tree.exact_memory() or used["memory"]) > memory_limit:
         return "memory"
     return ""
 
@@ -242,15 +242,15 @@ def _standard_input(order: dict) -> int:
 
 
 def _child_pids(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:
         if pid == os.getpid():
-            return found or _scan_descendants(pid)
-    return found
+            return pids or _scan_descendants(pid)
+    return pids
 
 
 def _scan_descendants(parent: int) -> list[int]:
@@ -263,13 +263,13 @@ def _scan_descendants(parent: int) -> list[int]:
                     parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue
-    known = {parent}
+    descendants = {parent}
     grown = True
     while grown:
-        more = {pid for pid, above in parents.items() if above in known} - known
-        known |= more
+        more = {pid for pid, above in parents.items() if above in descendants} - descendants
+        descendants |= more
         grown = bool(more)
-    return sorted(known - {parent})
+    return sorted(descendants - {parent})
 
 
 def _send_signal(pid: int, number: int) -> None:
@@ -285,19 +285,19 @@ def fork_guarded(report: int) -> int:
     The parent only ends the child's tree if the child is killed.
     """
     tree = ProcessTree()
-    own = os.getpid()
+    own_pid = os.getpid()
     if (child := os.fork()) == 0:
         call = ctypes.CDLL(None).prctl
         os.setpgid(0, 0)  # a signal to the group of one process must not end the other
         call(SUBREAPER, 1, 0, 0, 0)
         call(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-        return own
+        return own_pid
     for standard in (0, 1, 2):
         os.close(standard)
     status = os.waitpid(child, 0)[1]
     if status:
-        left = tree.end()
-        result = {"problem": FROM_OUTSIDE, "code": None, "ended_by": "stopped", "left": left}
+        remaining = tree.end()
+        result = {"problem": FROM_OUTSIDE, "code": None, "ended_by": "stopped", "left": remaining}
         os.write(report, json.dumps(result).encode())
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 

@@ -95,9 +95,9 @@ class Resources:
         """Leave all, from code that has no running event loop. Idempotent."""
         for name, leave in self._take_exits():
             with _warn_on_error(name):
-                left = leave()
-                if asyncio.iscoroutine(left):
-                    _run_close(left)
+                close_result = leave()
+                if asyncio.iscoroutine(close_result):
+                    _run_close(close_result)
 
     async def aclose(self) -> None:
         """Close all in the task that entered them, as some managers require. A cancellation waits for all exits."""
@@ -105,9 +105,9 @@ class Resources:
         for name, leave in self._take_exits():
             try:
                 with _warn_on_error(name):
-                    left = leave()
-                    if asyncio.iscoroutine(left):
-                        await left
+                    close_result = leave()
+                    if asyncio.iscoroutine(close_result):
+                        await close_result
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -129,17 +129,17 @@ class Resources:
                 self._exits.append((name, leave))
                 return
         with _warn_on_error(name):
-            left = leave()
-            if asyncio.iscoroutine(left):
-                threading.Thread(target=asyncio.run, args=(left,), name="ajet-close", daemon=True).start()
+            close_result = leave()
+            if asyncio.iscoroutine(close_result):
+                threading.Thread(target=asyncio.run, args=(close_result,), name="ajet-close", daemon=True).start()
         self._require_open()
 
     def _take_exits(self) -> list[tuple[str, Any]]:
         if os.getpid() != self._owner:  # in a process forked by user code the exits belong to the parent
             return []
         with self._lock:
-            found, self._exits = self._exits or [], None
-        return found[::-1]
+            exits, self._exits = self._exits or [], None
+        return exits[::-1]
 
 
 def _run_close(left: Coroutine[Any, Any, Any]) -> None:
@@ -199,14 +199,14 @@ def find_sandbox_maker(config: Any) -> SandboxFactory:
 def open_sandbox(
     config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
 ) -> Sandbox:
-    began = time.time()
+    started = time.time()
     try:
         sandbox = find_sandbox_maker(config).open(environment)
     except UserError as error:
         raise SandboxFailure(f"{error.what} {error.do}".strip(), retryable=False) from error
     resources.callback(sandbox.close)
     arguments = {"mechanism": sandbox.mechanism, "confined": sandbox.mechanism != "none"}
-    record(ToolUse(OPENING, arguments, "", compute_digest(""), began, time.time(), server="sandbox"))
+    record(ToolUse(OPENING, arguments, "", compute_digest(""), started, time.time(), server="sandbox"))
     return sandbox
 
 

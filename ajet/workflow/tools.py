@@ -100,10 +100,10 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = time.time()
+        end_time = time.time()
         if not self.replayed:
             self._finish_result(problem)
-        facts = (self._digest, self._started, ended, self.error, self.server, self.call_id)
+        facts = (self._digest, self._started, end_time, self.error, self.server, self.call_id)
         self._record(ToolUse(self.name, self.arguments, self.result, *facts, whole=self._full_length, json=self._json))
 
     def _finish_result(self, problem: BaseException | None) -> None:
@@ -151,13 +151,13 @@ def record_calls(
     """
     limit = deadline or Deadline(None)
     name = getattr(_unwrap_partial(function), "__name__", type(function).__name__)
-    named = _make_argument_namer(function)
+    name_arguments = _make_argument_namer(function)
 
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with RunningToolUse(name, named(args, kwargs), record, replay) as running:
+            with RunningToolUse(name, name_arguments(args, kwargs), record, replay) as running:
                 if running.replayed:
                     return running.value()
                 running.result = result = await asyncio.wait_for(function(*args, **kwargs), limit.of_a_tool)
@@ -167,7 +167,7 @@ def record_calls(
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with RunningToolUse(name, named(args, kwargs), record, replay) as running:
+        with RunningToolUse(name, name_arguments(args, kwargs), record, replay) as running:
             if running.replayed:
                 return running.value()
             running.result = result = function(*args, **kwargs)
@@ -179,10 +179,10 @@ def record_calls(
 def _parse_arguments(written: str) -> dict[str, Any]:
     """Parse arguments written by a model; text that is no JSON object is stored as text."""
     try:
-        found = parse_object(written)
+        parsed = parse_object(written)
     except ValueError:
         return {"written": written}
-    return found
+    return parsed
 
 
 def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,16 +197,16 @@ def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, .
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function written in C may have no signature
-        return lambda args, kwargs: {**{str(at): value for at, value in enumerate(args)}, **kwargs}
+        return lambda args, kwargs: {**{str(index): value for index, value in enumerate(args)}, **kwargs}
     spread = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = dict(signature.bind(*args, **kwargs).arguments)
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError:  # the call itself raises an error that explains the mistake
             return {"args": list(args), **kwargs}
         for each in spread:
-            found |= found.pop(each, {})
-        return found
+            arguments |= arguments.pop(each, {})
+        return arguments
 
     return named

@@ -93,10 +93,10 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Create an object that may be set up before or without `super().__init__()`."""
-        made = super().__new__(cls)
+        instance = super().__new__(cls)
         if cls.__init__ is not BaseModel.__init__:
-            prepare_instance(made)
-        return made
+            prepare_instance(instance)
+        return instance
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a class attribute becomes the object's own."""

@@ -56,9 +56,9 @@ class AworldAgentLoop(Workflow):
         Each call returns a new one, valid until the episode ends. It contains a key and must be kept secret; any
         `llm_api_key` works. The result may be awaited. `server_name` has no effect.
         """
-        at = self._require_tuner().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
-        self._addresses.add(at.keyed_url)
-        return Told(at.keyed_url)
+        endpoint = self._require_tuner().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
+        self._addresses.add(endpoint.keyed_url)
+        return Told(endpoint.keyed_url)
 
     def get_llm_server_model_name(self) -> Told:
         """Return the `llm_model_name` of a trained agent. May be awaited."""

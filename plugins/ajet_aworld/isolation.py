@@ -64,8 +64,8 @@ class _Table(MutableMapping[str, Any]):
         return self._outside if state is None else state.tables[self._name]
 
     def __getitem__(self, key: str) -> Any:
-        here = self._own_table
-        return here[key] if key in here else self._outside[key]
+        own_table = self._own_table
+        return own_table[key] if key in own_table else self._outside[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._own_table[key] = value
@@ -115,9 +115,9 @@ def _poll_within_episode(self: Any, timeout: float | None = None) -> None:
     """Replace AWorld's polling for the end of a task: it stops at a known end, and with the episode."""
     if self.future.done():
         return
-    known, state = self._task, _state.get()
+    poll_task, state = self._task, _state.get()
     _start_polling(self, timeout)
-    if state is not None and self._task is not known:
+    if state is not None and self._task is not poll_task:
         state.polls.append(self._task)
 
 

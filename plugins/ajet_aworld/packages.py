@@ -43,12 +43,12 @@ class _FirstFinder:
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "train" or path is not None:
             return None
-        found = PathFinder.find_spec(name)
-        if found is None or found.origin is None:
+        spec = PathFinder.find_spec(name)
+        if spec is None or spec.origin is None:
             return None
-        place = Path(found.origin).parent.parent
-        theirs = place.name in _INSTALLED and (place / "aworld").is_dir()
-        return PathFinder.find_spec(name, [str(find_folder())]) if theirs else None
+        folder = Path(spec.origin).parent.parent
+        is_aworlds = folder.name in _INSTALLED and (folder / "aworld").is_dir()
+        return PathFinder.find_spec(name, [str(find_folder())]) if is_aworlds else None
 
 
 class _LastFinder:
@@ -73,14 +73,14 @@ def load_hidden(module: ModuleType, name: str) -> Any:
     Raises AttributeError.
     """
     package, _, stem = module.__name__.rpartition(".")
-    for place in sys.modules[package].__path__:
-        file = Path(place) / f"{stem}.py"
+    for package_folder in sys.modules[package].__path__:
+        file = Path(package_folder) / f"{stem}.py"
         if file.is_file() and str(file) != module.__file__:
-            own = f"{package}._{stem}_of_aworld"
-            if own not in sys.modules:
-                spec = spec_from_loader(own, SourceFileLoader(own, str(file)))
+            module_name = f"{package}._{stem}_of_aworld"
+            if module_name not in sys.modules:
+                spec = spec_from_loader(module_name, SourceFileLoader(module_name, str(file)))
                 assert spec is not None and spec.loader is not None
-                sys.modules[own] = made = module_from_spec(spec)
+                sys.modules[module_name] = made = module_from_spec(spec)
                 spec.loader.exec_module(made)
-            return getattr(sys.modules[own], name)
+            return getattr(sys.modules[module_name], name)
     raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")

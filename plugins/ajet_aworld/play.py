@@ -58,8 +58,8 @@ def _call_once(function: Any) -> Any:
         token = _problem.set("")
         try:
             answer = await function(*args, **{**keywords, "max_retry": 1})
-            if why := _problem.get():
-                _lost.setdefault(str(keywords.get("sandbox_id")), []).append(why)
+            if problem := _problem.get():
+                _lost.setdefault(str(keywords.get("sandbox_id")), []).append(problem)
             return answer
         finally:
             _problem.reset(token)
@@ -73,12 +73,12 @@ def _record_problem(making: Any) -> Any:
     def made(server: str, tool: str, problem: Any, *args: Any) -> Any:
         code = getattr(getattr(problem, "error", None), "code", None)
         if code is None or code == _TIMEOUT or code in _OF_SERVERS:
-            how = (
+            description = (
                 f"no answer within {problem:g} s"
                 if isinstance(problem, float)
                 else f"{type(problem).__name__}: {problem}"
             )
-            _problem.set(f"{server}__{tool}: {how}"[:_MAX_MESSAGE])
+            _problem.set(f"{server}__{tool}: {description}"[:_MAX_MESSAGE])
         return making(server, tool, problem, *args)
 
     return made
@@ -103,11 +103,11 @@ class EpisodeProvider(OpenAIProvider):
 
 def list_agents(built: Any) -> list[Any]:
     """Return all agents of an Agent or a Swarm once, in order. Raises AgentFailure for other values."""
-    found: dict[int, Any] = {}
-    _collect_agents(built, found)
-    if not found:
+    agents: dict[int, Any] = {}
+    _collect_agents(built, agents)
+    if not agents:
         raise AgentFailure(f"build_agents() returned a {type(built).__name__}; expected an AWorld Agent or Swarm")
-    return list(found.values())
+    return list(agents.values())
 
 
 def _collect_agents(part: Any, found: dict[int, Any]) -> None:
@@ -123,11 +123,11 @@ def _collect_agents(part: Any, found: dict[int, Any]) -> None:
 
 def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
     """Connect each agent whose address is one of `addresses` to the trained model."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for agent in agents:
         settings = agent.conf.llm_config
         if settings.get("llm_base_url") in addresses:
-            name = _choose_name(agent.name(), taken)
+            name = _choose_name(agent.name(), used_names)
             client = tuner.as_raw_openai_sdk_client(agent_name=name)
             agent._llm = LLMModel(conf=settings, custom_provider=EpisodeProvider(client))
             agent.llm_max_attempts = 1
@@ -136,12 +136,12 @@ def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelT
 
 
 def _choose_name(name: str, taken: set[str]) -> str:
-    found, number = name, 1
-    while found in taken:
+    candidate, number = name, 1
+    while candidate in taken:
         number += 1
-        found = f"{name}-{number}"
-    taken.add(found)
-    return found
+        candidate = f"{name}-{number}"
+    taken.add(candidate)
+    return candidate
 
 
 async def run_agents(built: Any, agents: Sequence[Any], question: str, session: str) -> TaskResponse:
@@ -169,13 +169,15 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
         try:
             await _cancel_runner(running)
         finally:  # its tools end even if the end is interrupted by another cancellation
-            lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
+            problems = [
+                problem for agent in agents if agent.sandbox for problem in _lost.pop(str(agent.sandbox.sandbox_id), ())
+            ]
             for agent in agents:
                 await release_agent(agent)
     if missing:
         raise ToolFailure(f"these tools could not be started: {', '.join(missing)}")
-    if lost:
-        raise ToolFailure(f"a tool call was lost: {lost[0]}")
+    if problems:
+        raise ToolFailure(f"a tool call was lost: {problems[0]}")
     answer = answers[task.id]
     if not answer.success:
         raise AgentFailure(f"AWorld: {answer.status}: {answer.msg}"[:_MAX_MESSAGE])
@@ -237,10 +239,10 @@ def _find_toolless_servers(agent: Any) -> list[str]:
     Servers that `agent.mcp_config` does not list or disables are not checked. If that leaves no server to check, the
     requested servers missing in the config are returned.
     """
-    requested, known = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
-    wanted = [name for name in requested if name in known and not known[name].get("disabled")]
-    if requested and not wanted:
-        return [name for name in requested if name not in known]
+    requested, configured = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
+    enabled = [name for name in requested if name in configured and not configured[name].get("disabled")]
+    if requested and not enabled:
+        return [name for name in requested if name not in configured]
     tools = getattr(getattr(agent.sandbox, "mcpservers", None), "tool_list", None) or []
     served = {tool.get("function", {}).get("name", "").partition("__")[0] for tool in tools}
-    return [name for name in wanted if name not in served]
+    return [name for name in enabled if name not in served]

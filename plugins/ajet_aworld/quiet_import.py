@@ -55,9 +55,9 @@ class _Loader(SourceFileLoader):
             from loguru import logger
 
             logger.disable("aworld")
-            for name, found in list(vars(module).items()):
-                if isinstance(found, module.AWorldLogger):
-                    setattr(module, name, _Lines(found))
+            for name, value in list(vars(module).items()):
+                if isinstance(value, module.AWorldLogger):
+                    setattr(module, name, _Lines(value))
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def _keep_sinks() -> Iterator[None]:
     """Undo changes of loguru's sinks by this thread's import. Changes by other threads take effect."""
     from loguru import logger
 
-    add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))
+    add, remove, writes_files = logger.add, logger.remove, bool(os.environ.get(FILES))
     importing = threading.get_ident()
 
     def remove_foreign(handler_id: int | None = None) -> None:
@@ -77,13 +77,13 @@ def _keep_sinks() -> Iterator[None]:
 
     shadow: Any = logger
     shadow.remove = remove_foreign
-    if not own:
+    if not writes_files:
         shadow.add = add_foreign
     try:
         yield
     finally:
         del shadow.remove
-        if not own:
+        if not writes_files:
             del shadow.add
 
 

@@ -59,8 +59,8 @@ def get_agent_tool_env_and_servers(
         url, tool_config = None, url
     settings = dict(tool_config or {})
     address = url or settings.get("url") or os.environ.get(ADDRESS) or _find_running()
-    chosen = mcp_server_list or settings.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
-    names = chosen if isinstance(chosen, str) else ",".join(chosen)
+    server_list = mcp_server_list or settings.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
+    names = server_list if isinstance(server_list, str) else ",".join(server_list)
     token = os.environ.get(TOKEN) or token_for(address)
     authorization = settings.get("authorization") or (f"Bearer {token}" if token else "")
     headers = {**({"Authorization": authorization} if authorization else {}), SERVERS: names}
@@ -91,17 +91,17 @@ class EpisodeTools:
         """
         sent = {key: value for key, value in headers.items() if key == "Authorization"}
         try:
-            at = _find_episodes_route(address, sent)
-            if at is None:
+            route = _find_episodes_route(address, sent)
+            if route is None:
                 return address
-            status, answer = send_request("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
+            status, answer = send_request("POST", route, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
         except OSError as problem:
             raise _make_unreachable_error(address, problem) from problem
         if status != 201:
             raise EnvironmentFailure(
                 f"the environment at {address} opens no episode (HTTP status {status}): {answer.get('error', '')}"
             )
-        self._open[f"{at}/{answer['episode']}"] = sent
+        self._open[f"{route}/{answer['episode']}"] = sent
         _warn_missing(address, answer.get("lacks") or ())
         return urljoin(address, answer["path"])
 
@@ -162,10 +162,10 @@ def _choose_url(address: str, headers: Mapping[str, str]) -> str:
 
 def _find_running() -> str:
     """Return the address of the environment on this machine. Raises ConfigError."""
-    found = all_running()
-    names = [each.name for each in found]
-    chosen = [each for each in found if each.name == GAIA] or found
-    if len(chosen) != 1:
+    environments = all_running()
+    names = [each.name for each in environments]
+    candidates = [each for each in environments if each.name == GAIA] or environments
+    if len(candidates) != 1:
         have = (
             f"the environments on this machine are: {', '.join(names)}"
             if names
@@ -176,12 +176,12 @@ def _find_running() -> str:
             where=ADDRESS,
             do=f"start an environment (`ajet env up {GAIA}`), or export {ADDRESS} as that command prints it",
         )
-    return f"{chosen[0].near}/mcp"
+    return f"{candidates[0].near}/mcp"
 
 
 def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailure:
-    here = [f"{each.name} at {each.near}/mcp" for each in all_running()]
-    hint = f"; this machine has {', '.join(here)}: set {ADDRESS} to its address" if here else ""
+    local = [f"{each.name} at {each.near}/mcp" for each in all_running()]
+    hint = f"; this machine has {', '.join(local)}: set {ADDRESS} to its address" if local else ""
     return EnvironmentFailure(f"no environment answers at {address} ({problem}){hint}")
 
 

@@ -59,8 +59,8 @@ def render(
     from ajet_cluster.slurm import render_slurm
 
     if conf is None:
-        wanted = format_command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
-        raise UserError("The required option --conf is missing.", expected=wanted)
+        usage = format_command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
+        raise UserError("The required option --conf is missing.", expected=usage)
     if scheduler is ClusterScheduler.kuberay and not image:
         raise UserError(
             "The required option --image is missing.",

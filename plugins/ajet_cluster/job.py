@@ -65,17 +65,17 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
         )
     experiment.require_ready()
     settings = build_settings(experiment, own_cluster=False)
-    seen = (folder or experiment.yaml_path.parent).absolute()
-    if not experiment.yaml_path.is_relative_to(seen):
+    shared_folder = (folder or experiment.yaml_path.parent).absolute()
+    if not experiment.yaml_path.is_relative_to(shared_folder):
         raise ConfigError(
-            f"{experiment.yaml_path} is not in or below {seen}, the only folder that the nodes share.",
+            f"{experiment.yaml_path} is not in or below {shared_folder}, the only folder that the nodes share.",
             where="--folder",
             expected="a shared folder that contains the YAML and all files that it names",
         )
     _refuse_secrets(experiment.overrides)
     demand, root = Demand.of(settings), experiment.root
     if exp_dir is None and experiment.ajet.experiment_dir == "auto":
-        root = seen / "launcher_record"
+        root = shared_folder / "launcher_record"
     command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", experiment.backbone.name]
     command.append("--with-ray-cluster")
     return ClusterJob(
@@ -84,9 +84,9 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
         accelerators=demand.per_node,
         cpus=(settings["ray_kwargs"].get("ray_init") or {}).get("num_cpus"),
         kind=settings["trainer"]["device"],
-        folder=seen,
+        folder=shared_folder,
         command=(*command, "--exp-dir", str(root), *experiment.overrides),
-        variables=_collect_variables(experiment, seen),
+        variables=_collect_variables(experiment, shared_folder),
     )
 
 
@@ -98,8 +98,8 @@ def _make_job_name(name: str) -> str:
 def _refuse_secrets(overrides: Sequence[str]) -> None:
     for each in overrides:
         key, _, value = each.partition("=")
-        named = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
-        if "${" not in value and (named or has_secret_shape(value)):
+        is_secret_key = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
+        if "${" not in value and (is_secret_key or has_secret_shape(value)):
             raise ConfigError(
                 f"{key} is a secret, which would be written into the job file.",
                 where="command line",
@@ -120,8 +120,8 @@ def _collect_variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     from ajet.config.document import list_leaves
 
     names: set[str] = set()
-    for place in {folder, experiment.yaml_path.parent}:
-        if (file := place / ".env").is_file():
+    for env_folder in {folder, experiment.yaml_path.parent}:
+        if (file := env_folder / ".env").is_file():
             names.update(dotenv.dotenv_values(stream=StringIO(read_text(file)), interpolate=False))
     for _, value in list_leaves(experiment.raw):
         if isinstance(value, str):

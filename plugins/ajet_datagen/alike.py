@@ -62,12 +62,12 @@ def index_numbers(texts: Sequence[str]) -> Numbers:
 
     0 marks a text without numbers. Numbers are normalised: 1,000 is 1000, 3.50 is 3.5.
     """
-    known: dict[tuple[str, ...], int] = {(): 0}
-    found = np.zeros(len(texts), np.int64)
+    index_by_figures: dict[tuple[str, ...], int] = {(): 0}
+    indices = np.zeros(len(texts), np.int64)
     for row, text in enumerate(texts):
         figures = sorted(str(Decimal(each.replace(",", "")).normalize()) for each in FIGURES.findall(text))
-        found[row] = known.setdefault(tuple(figures), len(known))
-    return found
+        indices[row] = index_by_figures.setdefault(tuple(figures), len(index_by_figures))
+    return indices
 
 
 def can_be_duplicates(numbers: Numbers, others: Numbers | np.int64) -> npt.NDArray[np.bool_]:
@@ -89,12 +89,12 @@ def select_distinct(*measures: SimilarityMeasure, numbers: Numbers | None = None
             duplicates. None compares numbers as ordinary letters.
     """
     places: list[int] = []
-    held = [_ComparedTexts(measure, numbers) for measure in measures]
-    for place in range(len(measures[0].vectors)):
-        if not any(each.has_duplicate(place) for each in held):
-            places.append(place)
-            for each in held:
-                each.add(place)
+    compared = [_ComparedTexts(measure, numbers) for measure in measures]
+    for index in range(len(measures[0].vectors)):
+        if not any(each.has_duplicate(index) for each in compared):
+            places.append(index)
+            for each in compared:
+                each.add(index)
     return places
 
 
@@ -103,11 +103,11 @@ class _ComparedTexts:
 
     def __init__(self, measure: SimilarityMeasure, numbers: Numbers | None) -> None:
         self._measure, count = measure, len(measure.vectors)
-        known = measure.vectors[:0] if measure.known is None else measure.known
-        indexes = np.zeros(count + len(known), np.int64) if numbers is None else numbers
+        known_vectors = measure.vectors[:0] if measure.known is None else measure.known
+        indexes = np.zeros(count + len(known_vectors), np.int64) if numbers is None else numbers
         self._own = indexes[:count]
         self._numbers = np.concatenate([indexes[count:], np.zeros(count, np.int64)])
-        self._vectors, self._count = np.vstack([known, np.empty_like(measure.vectors)]), len(known)
+        self._vectors, self._count = np.vstack([known_vectors, np.empty_like(measure.vectors)]), len(known_vectors)
 
     def has_duplicate(self, place: int) -> bool:
         cosines = self._vectors[: self._count] @ self._measure.vectors[place]
@@ -134,7 +134,7 @@ def select_unlike(vectors: Vectors, known: Vectors, threshold: float, numbers: N
     cosines = vectors @ known.T
     if numbers is not None:
         cosines[~can_be_duplicates(numbers[: len(vectors), None], numbers[None, len(vectors) :])] = -1
-    return [int(place) for place in np.flatnonzero(cosines.max(axis=1) < threshold - ROUNDING)]
+    return [int(index) for index in np.flatnonzero(cosines.max(axis=1) < threshold - ROUNDING)]
 
 
 def _hash_run(run: str) -> int:

@@ -53,10 +53,10 @@ class MiniLmEmbedder:
         import torch
 
         tokenizer, model = self._loaded = self._loaded or _load_model()
-        given = tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+        encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         with torch.inference_mode():
-            hidden_BTH = model(**given).last_hidden_state
-            mask_BT1 = given["attention_mask"].unsqueeze(-1)
+            hidden_BTH = model(**encoded).last_hidden_state
+            mask_BT1 = encoded["attention_mask"].unsqueeze(-1)
             mean_BH = (hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1)
             rows: list[list[float]] = torch.nn.functional.normalize(mean_BH, dim=1).tolist()
         return rows

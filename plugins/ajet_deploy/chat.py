@@ -68,9 +68,9 @@ def chat(
     from ajet.config.dotenv import load_project_dotenv
 
     expected = "a run folder with a resolved.yaml and checkpoints/"
-    place, step = Path(run).expanduser(), None
-    if NAME.fullmatch(place.name) and (place / STATE).is_file() and place.parent.name == "checkpoints":
-        run, step = str(place.absolute().parent.parent), int(place.name.removeprefix("step-"))
+    path, step = Path(run).expanduser(), None
+    if NAME.fullmatch(path.name) and (path / STATE).is_file() and path.parent.name == "checkpoints":
+        run, step = str(path.absolute().parent.parent), int(path.name.removeprefix("step-"))
     folder = require_run(run, root, holding="resolved.yaml", expected=expected)
     checkpoints = checkpoints_of(folder)
     if step is None:
@@ -105,13 +105,13 @@ def chat(
 def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
     if adapter in (known.names or (None,)):
         return
-    listed = ", ".join(known.names)
+    adapter_list = ", ".join(known.names)
     raise UserError(
         f"The run {run} has no adapter {adapter}."
         if adapter
         else f"The run {run} has several adapters, each for its own agents; choose one of them.",
         where="--adapter",
-        expected=f"one of {listed}" if known else "no adapter: the run did not train several adapters",
+        expected=f"one of {adapter_list}" if known else "no adapter: the run did not train several adapters",
         do=format_command("chat", run, "--adapter", known.names[0]) if known else "",
     )
 
@@ -180,9 +180,9 @@ async def _answer_line(
 ) -> None:
     """Print one reply and append the reply to `messages`."""
     rendered = renderer.render(messages)
-    room = settings.rollout.max_model_len - len(rendered.ids)
+    free_tokens = settings.rollout.max_model_len - len(rendered.ids)
     sampling = Sampling(
-        max_tokens=max(1, min(settings.rollout.max_response_length_in_one_turn, room)),
+        max_tokens=max(1, min(settings.rollout.max_response_length_in_one_turn, free_tokens)),
         temperature=0.0,
         stop_ids=renderer.end_ids,
     )
@@ -196,5 +196,5 @@ async def _answer_line(
     messages.append(reply)
     console.print(Text.assemble(("model: ", "bold green"), printable(reply.get("content") or "")), soft_wrap=True)
     if finish == "length":
-        limit = "max_model_len" if len(ids) >= room else "max_response_length_in_one_turn"
+        limit = "max_model_len" if len(ids) >= free_tokens else "max_response_length_in_one_turn"
         console.print(f"✂ the reply was cut after {counted(len(ids), 'token')}, by rollout.{limit}", style="yellow")

@@ -194,26 +194,26 @@ def _open_weights(
             do="choose another name with --name",
         )
     require_adapter(model)
-    began = experiment.ajet.model.path
-    assert began is not None, "a run that has trained had a model"
-    base = find_recorded_model(began, base=experiment.base, record=folder, fetch=wanted.fetch)
+    base_path = experiment.ajet.model.path
+    assert base_path is not None, "a run that has trained had a model"
+    base = find_recorded_model(base_path, base=experiment.base, record=folder, fetch=wanted.fetch)
     with join_adapter(model, base) as both:
         yield both
 
 
 def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
     """Return the named checkpoint of the run in `folder`. Raises UserError."""
-    known = checkpoints_of(folder)
+    checkpoints = checkpoints_of(folder)
     if checkpoint == "best":
-        return known.best() or select_checkpoint(known, None)
+        return checkpoints.best() or select_checkpoint(checkpoints, None)
     if checkpoint == "latest":
-        return select_checkpoint(known, None)
+        return select_checkpoint(checkpoints, None)
     step = checkpoint.removeprefix("step-")
     if not step.isdecimal():
         raise UserError(
             f"The run has no checkpoint {checkpoint}.", where="--checkpoint", expected="latest, best or step-N"
         )
-    return select_checkpoint(known, int(step))
+    return select_checkpoint(checkpoints, int(step))
 
 
 def _print_address(model: ModelServer) -> None:
@@ -250,8 +250,8 @@ def join_adapter(model: Path, base: Path) -> Iterator[Path]:
         UserError: `model` has no adapter.
     """
     adapter = require_adapter(model)
-    with TemporaryDirectory(prefix="ajet-base-") as place:
-        folder = Path(place)
+    with TemporaryDirectory(prefix="ajet-base-") as directory:
+        folder = Path(directory)
         for each in base.iterdir():
             if each.name != FOLDER:
                 (folder / each.name).symlink_to(each.absolute())

@@ -87,8 +87,8 @@ class RunningCompanion(SupervisedProcess):
         from ajet_environments.confined import require_confinable
 
         if not self._folder.is_dir() and not self._is_answering():
-            where = f"ajet.services.{self.name}.cwd"
-            raise UserError(f"The folder {self._folder} of the service {self.name} does not exist.", where=where)
+            key = f"ajet.services.{self.name}.cwd"
+            raise UserError(f"The folder {self._folder} of the service {self.name} does not exist.", where=key)
         require_confinable(self.name, self._companion, self._folder)
 
     def start(self) -> None:
@@ -142,13 +142,13 @@ class RunningCompanion(SupervisedProcess):
         """Block until the companion is ready. Raises UserError if it ends first or exceeds its timeout."""
         if self.keeper is None:
             return
-        until = time.monotonic() + self._companion.timeout
+        deadline = time.monotonic() + self._companion.timeout
         while not self.is_ready():
             if self.is_over():
                 raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
             if self._cell is not None and self._cell.port_problem:
                 raise self._make_error(f"The service {self.name} cannot get its port: {self._cell.port_problem}.")
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise self._make_error(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
                     expected=f"{self._companion.ready} {'to answer' if self._has_ready_address else 'to be printed'}",
@@ -183,12 +183,12 @@ class RunningCompanion(SupervisedProcess):
             return False  # another run's service may answer at the address
         if self._has_ready_address:
             return self._is_answering()
-        wanted = ready.encode()
+        ready_text = ready.encode()
         with self._log.open("rb") as log:
             log.seek(self._searched_bytes)
             fresh = log.read()
-        self._searched_bytes = max(self._searched_bytes, self._searched_bytes + len(fresh) - len(wanted) + 1)
-        return wanted in fresh
+        self._searched_bytes = max(self._searched_bytes, self._searched_bytes + len(fresh) - len(ready_text) + 1)
+        return ready_text in fresh
 
 
 def _is_address(ready: str | None) -> bool:
@@ -201,9 +201,9 @@ def find_connection_problem(address: str, seconds: float = CONNECT_TIMEOUT_S) ->
     Any HTTP status below 500 counts as an answer.
     """
     try:
-        place = urlsplit(address)
-        if place.scheme == "tcp":
-            socket.create_connection((place.hostname, place.port), seconds).close()
+        target = urlsplit(address)
+        if target.scheme == "tcp":
+            socket.create_connection((target.hostname, target.port), seconds).close()
             return ""
         # No proxy is used, because a companion is on this machine or has its own address.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -232,7 +232,7 @@ class RestartWatcher:
     """
 
     def __init__(self, running: Sequence[tuple[RunningCompanion, int]]) -> None:
-        self._processes = [WatchedProcess(each, most) for each, most in running]
+        self._processes = [WatchedProcess(each, max_restarts) for each, max_restarts in running]
         self._over = threading.Event()
 
     @contextmanager
@@ -313,8 +313,8 @@ class WatchedProcess:
             self._restarts += 1
             self._restart_at = now + after
             which = f"{self._restarts} of {self._max_restarts}"
-            ended = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
-            logger.warning("{}; ajet starts it again in {:g} s ({})", ended, after, which)
+            message = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
+            logger.warning("{}; ajet starts it again in {:g} s ({})", message, after, which)
 
     def _give_up(self, reason: str) -> None:
         self._has_given_up = True

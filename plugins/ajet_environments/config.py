@@ -68,14 +68,14 @@ def choose_services(
     Raises UserError.
     """
     declared = ServiceKeys.of(experiment.ajet).services
-    found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
+    services = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
     for name in flags:
         if name not in declared:
-            found[name] = _read_service_of_flag(name, declared, environment)
-    for name, each in found.items():
+            services[name] = _read_service_of_flag(name, declared, environment)
+    for name, each in services.items():
         if not each.command:
             raise UserError(f"The service {name} has no command to start.", where=f"ajet.services.{name}.command")
-    return found
+    return services
 
 
 def _read_service_of_flag(name: str, declared: Mapping[str, Companion], environment: Mapping[str, str]) -> Companion:

@@ -66,10 +66,10 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
             where=f"ajet.services.{name}.ready",
             expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the only port that leads into the sandbox",
         )
-    for shown in (folder, *_resolve_shown(companion, folder)):
-        if holds_home(shown):
+    for readable in (folder, *_resolve_shown(companion, folder)):
+        if holds_home(readable):
             raise ConfigError(
-                f"The service {name} is confined, but {shown} contains a complete home folder, which a confined "
+                f"The service {name} is confined, but {readable} contains a complete home folder, which a confined "
                 "service must not read.",
                 where=f"ajet.services.{name}",
                 do="set cwd to a separate folder",
@@ -161,8 +161,8 @@ class ServiceCell:
 
     def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> ConfinedProgram:
         uid = choose_uid()
-        shown = (folder, *_resolve_shown(companion, folder), *list_package_roots())
-        walls = Walls(make_workdir(self._root, "work", uid), shown, uid, _build_limits())
+        readable = (folder, *_resolve_shown(companion, folder), *list_package_roots())
+        walls = Walls(make_workdir(self._root, "work", uid), readable, uid, _build_limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(settings)]
         return wall_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
@@ -175,20 +175,20 @@ class ServiceCell:
             answers = asyncio.Event()
             assert self._ready_fd is not None
             self._loop.add_reader(self._ready_fd, answers.set)
-            over = asyncio.create_task(self._closing.wait())
-            await asyncio.wait([over, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
+            closed = asyncio.create_task(self._closing.wait())
+            await asyncio.wait([closed, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
             self._loop.remove_reader(self._ready_fd)
-            if not over.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
+            if not closed.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
                 try:
                     server = await asyncio.start_server(
                         door.make_forwarder(connect), sock=self._listener, backlog=BACKLOG
                     )
                 except OSError as problem:  # two sockets may be bound to one port until one listens
                     self.port_problem = problem.strerror or str(problem)
-                    await over
+                    await closed
                     return
                 self.is_open = True
-                await over
+                await closed
                 server.close()
 
         run_until_closed(self._loop, until_closed())
@@ -197,9 +197,9 @@ class ServiceCell:
 def _parse_port(companion: Companion) -> int | None:
     """Return the port of the loopback address in `ready`, or None if `ready` is no such address."""
     with suppress(ValueError):
-        place = urlsplit(companion.ready or "")
-        if place.scheme in ("http", "tcp") and place.hostname in LOOPBACK_HOSTS:
-            return place.port
+        address = urlsplit(companion.ready or "")
+        if address.scheme in ("http", "tcp") and address.hostname in LOOPBACK_HOSTS:
+            return address.port
     return None
 
 

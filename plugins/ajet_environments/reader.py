@@ -46,7 +46,7 @@ class EnvServiceReader:
             raise TaskError(f"No split is set for the {split} tasks.", where=key)
         service = self._service
         try:
-            found = service.task_ids(name)
+            task_ids = service.task_ids(name)
         except EnvironmentFailure as problem:
             raise TaskError(
                 f"The tasks cannot be read from the environment service: {problem}",
@@ -54,11 +54,11 @@ class EnvServiceReader:
                 expected=f"an environment service at this address that has the environment {service.env_type!r}",
                 do=f"{advise_start()}, and test it with `{format_command('env', 'check', service.url)}`",
             ) from problem
-        if not found:
+        if not task_ids:
             raise TaskError(
                 f"The environment service lists no tasks in its split {name!r}.",
                 where=f"{key}: {name}",
                 expected=f"a split of {service.env_type!r} that {service.url} has",
             )
         env_type = service.env_type
-        return [Task(main_query=f"{env_type} {each}", task_id=each, env_type=env_type) for each in found]
+        return [Task(main_query=f"{env_type} {each}", task_id=each, env_type=env_type) for each in task_ids]

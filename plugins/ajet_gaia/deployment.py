@@ -65,8 +65,8 @@ class SelectedServer:
     def off(self) -> str:
         """The reason why the server is off, or ""."""
         corpus = self.section.corpus is not None
-        why = why_off(self.server, with_older_names(os.environ), network=self.section.network, corpus=corpus)
-        return why or (NETWORKED if self.confined and self.server.network else "")
+        reason = why_off(self.server, with_older_names(os.environ), network=self.section.network, corpus=corpus)
+        return reason or (NETWORKED if self.confined and self.server.network else "")
 
     @property
     def confined(self) -> bool:
@@ -98,14 +98,14 @@ class SelectedServer:
             readable=tuple(path for path in (self._resolve_path(self.section.dataset),) if path is not None),
         )
         started = start(self.server, place)
-        shown = (packages_folder(), PROGRAM.parent, *place.readable)
+        readable = (packages_folder(), PROGRAM.parent, *place.readable)
         return McpServer(
             self.server.name,
             "stdio",
             command=started.command,
             env=dict(started.environment),
             cwd=workdir,
-            walls=Walls(workdir, shown, uid, SERVER_LIMITS) if self.confined else None,
+            walls=Walls(workdir, readable, uid, SERVER_LIMITS) if self.confined else None,
         )
 
     def _resolve_path(self, named: str | None) -> Path | None:
@@ -176,19 +176,21 @@ def selected(names: str | Iterable[str] | None, *, where: str = "") -> tuple[Gai
     """
     if names is None:
         return SERVERS
-    given = names.split(",") if isinstance(names, str) else names
-    found = [_find_server(name.strip(), where) for name in given if name.strip()]
-    return tuple(dict.fromkeys(found))
+    server_names = names.split(",") if isinstance(names, str) else names
+    servers = [_find_server(name.strip(), where) for name in server_names if name.strip()]
+    return tuple(dict.fromkeys(servers))
 
 
 def _find_server(name: str, where: str) -> GaiaServer:
     if name in BY_NAME:
         return BY_NAME[name]
-    near = get_close_matches(name, BY_NAME, n=3)
+    similar = get_close_matches(name, BY_NAME, n=3)
     raise UserError(
         f"There is no tool server {name}.",
         where=where,
-        expected=f"one of {', '.join(near)}" if near else f"one of {', '.join(server.name for server in SERVERS)}",
+        expected=f"one of {', '.join(similar)}"
+        if similar
+        else f"one of {', '.join(server.name for server in SERVERS)}",
         do="correct the name; docs/gaia.md lists them",
     )
 
@@ -264,12 +266,12 @@ def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
 def _build_arguments(server: GaiaServer, place: ServerPlace, off: str) -> list[str]:
     if off:
         others = [word for name in server.tool_names for word in ("--tool", name)]
-        named = [server.program] if server.program else ["others", *others]
-        return [*named, "--off", off]
-    given = [server.program, "--root", str(place.workdir)]
+        program = [server.program] if server.program else ["others", *others]
+        return [*program, "--off", off]
+    arguments = [server.program, "--root", str(place.workdir)]
     for folder in place.readable:
-        given += ["--read", str(folder)]
+        arguments += ["--read", str(folder)]
     if server.corpus and place.corpus is not None:
-        given += ["--corpus", str(place.corpus), "--cache", str(place.cache)]
-    given += ["--network"] if place.network and server.network else []
-    return [*given, *(["--private"] if place.private else [])]
+        arguments += ["--corpus", str(place.corpus), "--cache", str(place.cache)]
+    arguments += ["--network"] if place.network and server.network else []
+    return [*arguments, *(["--private"] if place.private else [])]

@@ -28,16 +28,16 @@ def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str],
         folder: folder of all virtual environments.
         say: receives a line before slow steps.
     """
-    chosen = list(servers)
-    if not chosen:
+    server_list = list(servers)
+    if not server_list:
         return []
     failed = []
     with lock_folder(folder, say):
-        for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
+        for pins in dict.fromkeys(["base", *(server.pins for server in server_list if server.pins)]):
             if not (_python_folder(pins, folder) / READY).exists():
                 say(f"installing packages of the tool servers: {pins}")
                 failed += _make_environment(pins, _python_folder(pins, folder))
-        for package in dict.fromkeys(server.npm for server in chosen if server.npm):
+        for package in dict.fromkeys(server.npm for server in server_list if server.npm):
             if not (_npm_folder(package, folder) / READY).exists():
                 say(f"installing a package of npm: {package}")
                 failed += _install_package(package, _npm_folder(package, folder))
@@ -49,14 +49,14 @@ def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
     pins = server.pins if server is not None else "base"
     if not pins:
         return None
-    made = _python_folder(pins, folder)
-    return made / "bin" / "python" if (made / READY).exists() else None
+    environment = _python_folder(pins, folder)
+    return environment / "bin" / "python" if (environment / READY).exists() else None
 
 
 def npm_folder(server: GaiaServer, folder: Path) -> Path | None:
     """Return the folder of a server's npm package; None if missing."""
-    made = _npm_folder(server.npm, folder)
-    return made if (made / READY).exists() else None
+    environment = _npm_folder(server.npm, folder)
+    return environment if (environment / READY).exists() else None
 
 
 def _python_folder(pins: str, folder: Path) -> Path:

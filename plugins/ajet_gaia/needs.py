@@ -57,9 +57,9 @@ def find_program(executable: str, variables: Mapping[str, str]) -> str | None:
 
 def with_older_names(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables, with current names added for variables set only by AWorld's older names."""
-    made = dict(variables)
+    merged = dict(variables)
     for name, value in variables.items():
         if name.startswith(OLDER):
             newer = f"BROWSER_LLM_{name.removeprefix(OLDER)}"
-            made[newer] = made.get(newer) or value
-    return made
+            merged[newer] = merged.get(newer) or value
+    return merged

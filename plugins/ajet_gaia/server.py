@@ -75,5 +75,5 @@ def _list_tools(program: str) -> tuple[ToolDescription, ...]:
     from ajet_gaia.servers.tool import FunctionTool
 
     functions = import_module(f"ajet_gaia.servers.{program}").tools(Settings())
-    listed = [FunctionTool(function) for function in functions]
-    return tuple(ToolDescription(tool.name, tool.description, tool.schema) for tool in listed)
+    tools = [FunctionTool(function) for function in functions]
+    return tuple(ToolDescription(tool.name, tool.description, tool.schema) for tool in tools)

@@ -38,7 +38,7 @@ def contained(server: Server) -> Contained:
         SandboxFailure: no engine has the image.
     """
     program, name = find_engine(server.image), f"ajet-server-{secrets.token_hex(8)}"
-    ours = {key: value for key, value in os.environ.items() if ENGINE_VARIABLES.match(key)}
+    engine_variables = {key: value for key, value in os.environ.items() if ENGINE_VARIABLES.match(key)}
     words = [
         program, "run", "--rm", "--interactive", "--pull", "never", "--name", name,
         "--label", f"{LABEL}={make_owner_label()}",
@@ -47,7 +47,7 @@ def contained(server: Server) -> Contained:
     ]  # fmt: skip
     variables = pass_variables(server.env)
     command = (*words, *variables.words, server.image, *server.command)
-    return Contained(command, program, name, {**ours, **variables.environment}, variables.descriptor)
+    return Contained(command, program, name, {**engine_variables, **variables.environment}, variables.descriptor)
 
 
 def require_images(servers: Sequence[Server]) -> None:

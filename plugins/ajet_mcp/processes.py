@@ -92,22 +92,22 @@ class ServerProcess:
 
         A line longer than `limit` bytes is discarded while it arrives. `head` then holds its first 256 bytes.
         """
-        left, skipping = bytearray(), False
+        partial, skipping = bytearray(), False
         while chunk := await self.stdout.read(1 << 18):
-            *ended, rest = chunk.split(b"\n")
-            for part in ended:
-                left += part
-                if not skipping and len(left) <= limit:
-                    yield bytes(left)
+            *complete, rest = chunk.split(b"\n")
+            for part in complete:
+                partial += part
+                if not skipping and len(partial) <= limit:
+                    yield bytes(partial)
                 elif not skipping:
-                    self.head = bytes(left[:256])
+                    self.head = bytes(partial[:256])
                     yield None
-                left, skipping = bytearray(), False
+                partial, skipping = bytearray(), False
             if skipping:
                 continue
-            left += rest
-            if len(left) > limit:
-                self.head, left, skipping = bytes(left[:256]), bytearray(), True
+            partial += rest
+            if len(partial) > limit:
+                self.head, partial, skipping = bytes(partial[:256]), bytearray(), True
                 yield None
 
     async def gone(self) -> CallFailedError:
@@ -115,10 +115,10 @@ class ServerProcess:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), ENDS_S)
         code = self._process.returncode
-        how = "closed its output" if code is None else f"ended with exit code {code}"
+        ending = "closed its output" if code is None else f"ended with exit code {code}"
         output = self._stderr_tail.decode("utf-8", "replace").strip()
         more = f"; last lines of its standard error:\n{output}" if output else ""
-        return CallFailedError(f"the MCP server {self.name} {how}{more}", "transport", lost=True)
+        return CallFailedError(f"the MCP server {self.name} {ending}{more}", "transport", lost=True)
 
     async def end(self, seconds: float) -> None:
         """End the process group: close its input, then send SIGTERM, then SIGKILL.
@@ -155,11 +155,11 @@ def _start_program(
     mark: str,
     descriptors: Sequence[int] = (),
 ) -> Coroutine[Any, Any, Child]:
-    ours = {name: os.environ[name] for name in _GIVEN.split() if name in os.environ}
+    inherited = {name: os.environ[name] for name in _GIVEN.split() if name in os.environ}
     return started(
         command,
         cwd=cwd,
-        env={**ours, **environment, MARK: mark},
+        env={**inherited, **environment, MARK: mark},
         start_new_session=True,
         pass_fds=tuple(descriptors),
     )
@@ -197,8 +197,8 @@ async def _behind_walls(server: Server) -> Child:
     try:
         await asyncio.to_thread(choose_mechanism, "bubblewrap")
         # The scan of the folders runs in a thread, because it may take long.
-        shown = await asyncio.to_thread(ShownFolders.of, server.walls.shown)
-        wall = wall_program(server.command, server.walls, server.env, shown)
+        readable = await asyncio.to_thread(ShownFolders.of, server.walls.shown)
+        wall = wall_program(server.command, server.walls, server.env, readable)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailedError(
             f"the MCP server {server.name} cannot get its sandbox: {problem}", "sandbox", lost=True
@@ -223,13 +223,13 @@ def _end_marked(mark: str) -> None:
 
     The mark finds daemons that left the process group. Each round finds children started during the round before.
     """
-    wanted = f"{MARK}={mark}".encode()
+    variable = f"{MARK}={mark}".encode()
     for _ in range(20):
-        found = [pid for pid in _list_processes() if wanted in _read_environment(pid).split(b"\0")]
-        for pid in found:
+        pids = [pid for pid in _list_processes() if variable in _read_environment(pid).split(b"\0")]
+        for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not pids:
             return
 
 

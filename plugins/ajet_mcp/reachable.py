@@ -28,15 +28,15 @@ AGENT = "mcp_agent"
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """Yield one required service per tool server with an address."""
-    used = experiment.ajet.environment.use
+    environment = experiment.ajet.environment.use
     if replays_alone(experiment.ajet.environment):
         return
-    if not used or is_service_url(used) or is_world(used):
+    if not environment or is_service_url(environment) or is_world(environment):
         return
     from ajet_mcp.servers import KEY, servers_of
 
     try:
-        servers = servers_of(used, experiment.base)
+        servers = servers_of(environment, experiment.base)
     except ConfigError:  # a value for a custom workflow; the workflow of ajet reports the error itself
         return
     for server in servers:
@@ -94,9 +94,9 @@ async def _find_server_problem(server: Server, seconds: float) -> str:
     try:
         session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
         try:
-            found = await on_tools_loop(session.tools())
+            tools = await on_tools_loop(session.tools())
         finally:
             await on_tools_loop(session.close())
     except CallFailedError as problem:
         return str(problem)
-    return "" if found else "the server offers no tools"
+    return "" if tools else "the server offers no tools"

@@ -61,8 +61,8 @@ class RunningEnvironment:
             return False
         if self.host not in ("0.0.0.0", "::"):
             return parts.hostname == self.host or {parts.hostname, self.host} <= LOOPBACK
-        own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-        return parts.hostname in own or is_loopback(parts.hostname)
+        own_addresses = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+        return parts.hostname in own_addresses or is_loopback(parts.hostname)
 
     def write(self) -> None:
         """Write the state file. Called by the process of the environment."""
@@ -76,8 +76,8 @@ class RunningEnvironment:
 
     def forget(self) -> None:
         """Remove the state file, unless a newer environment of the same name has written it."""
-        known = running(self.name)
-        if known is None or known.process == self.process:
+        recorded = running(self.name)
+        if recorded is None or recorded.process == self.process:
             state_file(self.name).unlink(missing_ok=True)
 
 
@@ -104,16 +104,16 @@ def running(name: str) -> RunningEnvironment | None:
         return None
     try:
         state = json.loads(state_file(name).read_text())
-        found = RunningEnvironment(**{**state, "process": ProcessIdentity(**state["process"])})
+        environment = RunningEnvironment(**{**state, "process": ProcessIdentity(**state["process"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return found if found.process.alive() else None
+    return environment if environment.process.alive() else None
 
 
 def all_running() -> list[RunningEnvironment]:
     """Return all running environments, sorted by name."""
-    found = (running(path.stem) for path in sorted(state_folder().glob("*.json")))
-    return [each for each in found if each is not None]
+    environments = (running(path.stem) for path in sorted(state_folder().glob("*.json")))
+    return [each for each in environments if each is not None]
 
 
 def token_for(url: str) -> str:

@@ -119,8 +119,8 @@ def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
     ):
         return _read_servers(use, base)
     words = _split_command(use, base)
-    if len(words) == 1 and (found := _find_running(words[0])) is not None:
-        return (found,)
+    if len(words) == 1 and (server := _find_running(words[0])) is not None:
+        return (server,)
     if len(words) == 1 and not _is_program(words[0], base):
         raise ConfigError(
             f"environment.use: {use} is not an environment, a program or a file.",
@@ -182,8 +182,8 @@ class _Entry(BaseModel):
         several = (
             [name for name, value in self.env.items() if not fits_env_file(value)] if self.image is not None else []
         )
-        if taken := [name for name in several if ENGINE_VARIABLES.match(name)]:
-            raise ValueError(f"{taken[0]} is read by the container engine itself: set it in the image")
+        if engine_names := [name for name in several if ENGINE_VARIABLES.match(name)]:
+            raise ValueError(f"{engine_names[0]} is read by the container engine itself: set it in the image")
         if self.confined and self.command is None:
             raise ValueError("confined requires a command; an image or a remote server has its own confinement")
         if self.confined and self.shared:
@@ -204,15 +204,17 @@ def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
     tree = read_yaml(file, "neither JSON nor YAML")
     entries = tree.get("mcpServers") if isinstance(tree, dict) else None
     if not isinstance(entries, dict) or not entries:
-        named = list_servers_files(file)
+        servers_files = list_servers_files(file)
         raise ConfigError(
             f"{file.name} describes no servers.",
             where=str(file),
             expected='{"mcpServers": {"NAME": {"command": …, "args": […]}}} or {"url": …, "headers": {…}} in it',
-            do=f"the file is verl's tool configuration: set {KEY}: {named[0]}, the file named in it" if named else "",
+            do=f"the file is verl's tool configuration: set {KEY}: {servers_files[0]}, the file named in it"
+            if servers_files
+            else "",
         )
-    found = [server_from(str(name), entry, file) for name, entry in entries.items()]
-    servers = tuple(each for each in found if each is not None)
+    parsed = [server_from(str(name), entry, file) for name, entry in entries.items()]
+    servers = tuple(each for each in parsed if each is not None)
     if free := next((each for each in servers if each.not_held), None):
         raise ConfigError(
             f"The limits {' and '.join(free.not_held)} of the server {free.name} cannot be enforced for a command.",
@@ -234,30 +236,30 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
     Raises:
         ConfigError: the entry cannot be used.
     """
-    where = f"{file}: mcpServers.{name}"
+    location = f"{file}: mcpServers.{name}"
     try:
-        read = _Entry.model_validate(expand_variables(entry, where))
+        parsed = _Entry.model_validate(expand_variables(entry, location))
     except ValidationError as error:
         raise invalid_section_error(error, file, _Entry.model_fields, "mcpServers", name) from None
-    if read.disabled:
+    if parsed.disabled:
         return None
     folder = file.absolute().parent
-    words = (read.command, *read.args) if read.command is not None else read.args
+    words = (parsed.command, *parsed.args) if parsed.command is not None else parsed.args
     return Server(
         name,
-        read.kind,
-        url=require_address(read.url, where, *_SERVERS) if read.url is not None else "",
-        headers=read.headers,
+        parsed.kind,
+        url=require_address(parsed.url, location, *_SERVERS) if parsed.url is not None else "",
+        headers=parsed.headers,
         command=tuple(_fill_place(word, folder) for word in words),
-        env=read.env,
-        cwd=(folder / Path(read.cwd).expanduser()) if read.cwd else folder,
-        timeout=read.client_session_timeout_seconds or read.timeout,
-        shared=read.shared,
-        confined=read.confined,
-        shows=tuple((folder / Path(each).expanduser()).absolute() for each in read.shows),
-        image=read.image or "",
-        network=read.network,
-        resources=read.resources,
+        env=parsed.env,
+        cwd=(folder / Path(parsed.cwd).expanduser()) if parsed.cwd else folder,
+        timeout=parsed.client_session_timeout_seconds or parsed.timeout,
+        shared=parsed.shared,
+        confined=parsed.confined,
+        shows=tuple((folder / Path(each).expanduser()).absolute() for each in parsed.shows),
+        image=parsed.image or "",
+        network=parsed.network,
+        resources=parsed.resources,
     )
 
 
@@ -273,11 +275,11 @@ def _find_running(name: str) -> Server | None:
     """Return a running environment of `ajet env up` as a server, or None if none has the name."""
     from ajet_mcp.running_environments import running
 
-    found = running(find_first_name("environment_file", name))
+    environment = running(find_first_name("environment_file", name))
     return (
         None
-        if found is None
-        else Server(name, "http", url=f"{found.near}/mcp", headers=_build_authorization(found.token))
+        if environment is None
+        else Server(name, "http", url=f"{environment.near}/mcp", headers=_build_authorization(environment.token))
     )
 
 
@@ -307,5 +309,5 @@ def _is_program(program: str, base: Path) -> bool:
 
 def _name_of_command(words: tuple[str, ...]) -> str:
     """Return a short server name for a command: `server` for `python server.py --port 1`."""
-    named = next((word for word in words[1:] if word.endswith((".py", ".js", ".mjs", ".ts"))), words[0])
-    return Path(named).stem
+    program = next((word for word in words[1:] if word.endswith((".py", ".js", ".mjs", ".ts"))), words[0])
+    return Path(program).stem

@@ -124,20 +124,20 @@ class Toolset:
             ToolsChangedError: the tools differ from the pinned tools.
             EnvironmentFailure: the recording cannot be used.
         """
-        opened = cls(keep, count, result_tokens, images, browse, replay)
+        toolset = cls(keep, count, result_tokens, images, browse, replay)
         recorded = replay.tools() if replay is not None else None
         try:
             if recorded is None:
-                await opened._open_servers(servers, limits or Limits())
+                await toolset._open_servers(servers, limits or Limits())
             else:
-                opened._take_recorded(recorded)
-                opened._serve = partial(opened._open_servers, servers, limits or Limits())
+                toolset._take_recorded(recorded)
+                toolset._serve = partial(toolset._open_servers, servers, limits or Limits())
             if pin is not None:
-                opened.definitions = pin(opened.definitions)
+                toolset.definitions = pin(toolset.definitions)
         except BaseException:
-            await opened.close()
+            await toolset.close()
             raise
-        return opened
+        return toolset
 
     @property
     def browsed(self) -> list[str]:
@@ -168,44 +168,46 @@ class Toolset:
             EnvironmentFailure: the recording has no answer, and live calls are not allowed.
         """
         started, place = time.time(), self.places.get(name)
-        given: Mapping[str, Any] = {}
-        lost: EnvironmentFailure | None = None
+        parsed_arguments: Mapping[str, Any] = {}
+        loss: EnvironmentFailure | None = None
         try:
             if place is None:
                 raise _Wrong(
                     f"there is no tool {name!r}; the tools are {', '.join(self._list_offered)}", "unknown_tool"
                 )
-            given = _parse_arguments(arguments, place.tool)
+            parsed_arguments = _parse_arguments(arguments, place.tool)
             if place.session is None:
-                await _check_arguments(given, place.tool)
-            replayed = self._replay(name, given) if self._replay is not None else None
+                await _check_arguments(parsed_arguments, place.tool)
+            replayed = self._replay(name, parsed_arguments) if self._replay is not None else None
             if replayed is not None:
-                return self._replay_use(replayed, given, call_id, started)
+                return self._replay_use(replayed, parsed_arguments, call_id, started)
             if place.session is None:
                 place = await self._find_live_tool(name)
-            sent, condensed = given, None
+            sent, condensed = parsed_arguments, None
             if self._browse is not None and place.browsed:
-                sent, purpose = self._browse.taken(place.tool, given)
+                sent, purpose = self._browse.taken(place.tool, parsed_arguments)
                 condensed = partial(self._browse.condensed, place.tool.name, purpose)
             await _check_arguments(sent, place.tool)
             reply = await self._call_tool(place, sent, call_id)
             images = self._images is None or not has_image(reply) or await self._images()
             result = await shown(reply, self._count, self._result_tokens, images=images, condensed=condensed)
         except _Wrong as wrong:
-            given = given or {"as written": arguments if isinstance(arguments, str) else dict(arguments)}
+            parsed_arguments = parsed_arguments or {
+                "as written": arguments if isinstance(arguments, str) else dict(arguments)
+            }
             result = Shown(str(wrong), str(wrong), error=wrong.kind)
         except CallFailedError as problem:
-            lost = problem if problem.kind in LOST or problem.lost else None
+            loss = problem if problem.kind in LOST or problem.lost else None
             result = Shown(_describe_failure(problem), str(problem), error=problem.kind)
         except EnvironmentFailure as problem:  # no recorded answer: the use is recorded for any reaction of the agent
-            lost, result = problem, Shown(str(problem), str(problem), error="environment")
+            loss, result = problem, Shown(str(problem), str(problem), error="environment")
         server = place.server if place is not None else ""
         full_length = len(result.full_text) if result.text != result.full_text else -1
-        digest, ended = compute_digest(result.full_text), time.time()
-        record = (digest, started, ended, result.error, server, call_id, full_length)
-        self._keep(ToolUse(name, given, result.text, *record, images=len(result.images)))
-        if lost is not None:
-            raise lost
+        digest, end_time = compute_digest(result.full_text), time.time()
+        record = (digest, started, end_time, result.error, server, call_id, full_length)
+        self._keep(ToolUse(name, parsed_arguments, result.text, *record, images=len(result.images)))
+        if loss is not None:
+            raise loss
         return result
 
     async def close(self) -> None:
@@ -216,9 +218,9 @@ class Toolset:
         sessions, self._sessions = self._sessions, []
 
         async def end() -> None:
-            ended = await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
+            results = await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
             await asyncio.to_thread(self._workdir.remove)  # in a thread: the model may have written many files
-            for each in ended:
+            for each in results:
                 if isinstance(each, BaseException):
                     raise each
 
@@ -237,10 +239,10 @@ class Toolset:
             self._sessions.append(session)
             return [_Place(tool, server.name, session) for tool in await on_tools_loop(session.tools())]
 
-        found = await asyncio.gather(*map(opened, servers), return_exceptions=True)
+        opened_servers = await asyncio.gather(*map(opened, servers), return_exceptions=True)
         places: list[_Place] = []
         found_now: dict[str, _Place] = {}
-        for each in found:
+        for each in opened_servers:
             if isinstance(each, BaseException):
                 raise each
             places += each
@@ -335,8 +337,8 @@ def _parse_arguments(given: str | Mapping[str, Any], tool: Tool) -> dict[str, An
         raise _Wrong(f"the arguments of {tool.name} are invalid: {error}", "arguments") from None
     if problem is not None:
         raise _Wrong(f"the arguments of {tool.name} are invalid: {problem}", "arguments")
-    read: dict[str, Any] = json.loads(text)
-    return read
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
 
 
 async def _check_arguments(arguments: Mapping[str, Any], tool: Tool) -> None:
@@ -378,16 +380,16 @@ def _choose_names(places: Sequence[_Place]) -> list[str]:
     Names are unique and use only characters that OpenAI's API allows, at most 64.
     """
     times = Counter(place.tool.name for place in places)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     numbers: dict[str, int] = {}
     """The next number to try per name prefix; long names share the prefix left after cutting."""
     for place in places:
         name = place.tool.name if times[place.tool.name] == 1 else f"{place.server}__{place.tool.name}"
-        name = wanted = _NOT_IN_NAMES.sub("_", name)[:LONGEST_NAME]
-        start = wanted[: LONGEST_NAME - _LONGEST_TAIL]
-        while name in found:
+        name = plain_name = _NOT_IN_NAMES.sub("_", name)[:LONGEST_NAME]
+        start = plain_name[: LONGEST_NAME - _LONGEST_TAIL]
+        while name in names:
             tail = f"_{numbers.setdefault(start, 2)}"
-            name = wanted[: LONGEST_NAME - len(tail)] + tail
+            name = plain_name[: LONGEST_NAME - len(tail)] + tail
             numbers[start] += 1
-        found[name] = None
-    return list(found)
+        names[name] = None
+    return list(names)

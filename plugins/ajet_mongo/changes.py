@@ -41,7 +41,7 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         seconds: duration of the lease.
         mark: unique text of this claim, by which a claim with a lost answer is recognised.
     """
-    there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
+    with_defaults = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
     mine = {
         "status": RUNNING,
         "holder": {"$literal": holder},
@@ -52,7 +52,7 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         "since": "$$NOW",
         **build_deadline(seconds),
     }
-    return [{"$set": there}, {"$set": mine}]
+    return [{"$set": with_defaults}, {"$set": mine}]
 
 
 def match_available(floor: int, below: int | None) -> Document:
@@ -74,8 +74,8 @@ def match_expired() -> Document:
     A deadline too far ahead counts as expired, too: the server's clock was set back.
     """
     ahead = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}
-    ended = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
-    return {"status": RUNNING, "trainer": 0, "$expr": ended}
+    is_expired = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
+    return {"status": RUNNING, "trainer": 0, "$expr": is_expired}
 
 
 def match_earlier_trainers(latest: int) -> Document:
@@ -148,8 +148,8 @@ def build_use(of: str, step: int, reason: str | None) -> Update:
         step: training step.
         reason: why the group was discarded, or None if it was trained.
     """
-    one = {"of": of, "step": step, "reason": reason}
-    return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
+    use = {"of": of, "step": step, "reason": reason}
+    return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": use}]]}}}]
 
 
 def build_reuse(of: str, step: int) -> Update:
@@ -159,8 +159,8 @@ def build_reuse(of: str, step: int) -> Update:
         of: name of the commit with which the use becomes valid.
         step: training step.
     """
-    one = {"of": of, "step": step, "reason": None, "again": True}
-    return [{"$set": {"was": "$status", "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
+    use = {"of": of, "step": step, "reason": None, "again": True}
+    return [{"$set": {"was": "$status", "uses": {"$concatArrays": ["$uses", [{"$literal": use}]]}}}]
 
 
 def match_use(of: str, step: int) -> Document:

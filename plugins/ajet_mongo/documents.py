@@ -152,13 +152,13 @@ def read_score(episode: Episode) -> float | None:
 
 
 def _build_about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Document:
-    ended = {"completed": "completed", "failed": "failed"}
+    states = {"completed": "completed", "failed": "failed"}
     return {
         "traj_id": episode.uuid,
         "task": lease.order,
         "fence": lease.fence,
         "tid": _clean_text(row["task"]["task_id"]),
-        "status": READY if episode.scored else ended.get(episode.status, ABANDONED),
+        "status": READY if episode.scored else states.get(episode.status, ABANDONED),
         "score": read_score(episode),
         "trained_count": 0,
         "last_trained_step": None,
@@ -176,9 +176,9 @@ def _build_native(
         row = _mark_keys(row)
     calls = [
         {
-            "_id": f"{name}/{at}",
+            "_id": f"{name}/{number}",
             "record": name,
-            "at": at,
+            "at": number,
             "status": "completed" if call["error"] in (None, "") else "failed",
             "priority": 0,
             "created_at_step": min((run[1] for run in call["versions"]), default=None),
@@ -188,13 +188,13 @@ def _build_native(
             "request": {name: call[name] for name in _REQUEST if name in call},
             "response": {name: value for name, value in call.items() if name not in _REQUEST},
         }
-        for at, call in enumerate(row["calls"])
+        for number, call in enumerate(row["calls"])
     ]
     data = [
         {
-            "_id": f"{name}/{at}",
+            "_id": f"{name}/{number}",
             "record": name,
-            "at": at,
+            "at": number,
             "messages": _list_dialog(row["calls"][timeline["leaf"]]),
             "tools": row["calls"][timeline["leaf"]]["tools"],
             "scores": {str(span[0]): score for span in timeline["spans"]},
@@ -205,7 +205,7 @@ def _build_native(
             "reward": score,
             "timeline": timeline,
         }
-        for at, timeline in enumerate(row["timelines"])
+        for number, timeline in enumerate(row["timelines"])
     ]  # fmt: skip
     separate = {"messages", "tools", "calls", "timelines"}
     record = {
@@ -248,8 +248,14 @@ def _is_storable(document: Document) -> bool:
 def _split_chunks(name: str, kind: str, packed: bytes) -> list[Document]:
     starts = range(0, max(len(packed), 1), LARGEST)
     return [
-        {"_id": f"{name}/{kind}/{at}", "record": name, "kind": kind, "at": at, "data": packed[start : start + LARGEST]}
-        for at, start in enumerate(starts)
+        {
+            "_id": f"{name}/{kind}/{number}",
+            "record": name,
+            "kind": kind,
+            "at": number,
+            "data": packed[start : start + LARGEST],
+        }
+        for number, start in enumerate(starts)
     ]
 
 

@@ -70,15 +70,15 @@ class MongoDriver:
             return [Finding("server", "problem", error.what, error.do or error.expected)]
 
     def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
-        there = MongoLeftovers(address.uri, address.database, credentials())
+        database = MongoLeftovers(address.uri, address.database, credentials())
         try:
-            unnamed, without = there.find_leftovers()
-            left = StoreLeftovers(len(unnamed) + len(without), there.size([*unnamed, *without]))
+            unnamed, without = database.find_leftovers()
+            leftovers = StoreLeftovers(len(unnamed) + len(without), database.size([*unnamed, *without]))
             if remove:
-                there.remove(unnamed, without)
-            return left
+                database.remove(unnamed, without)
+            return leftovers
         finally:
-            there.close()
+            database.close()
 
 
 # Unreferenced documents in a database, left by killed clients, for `ajet gc`.
@@ -113,17 +113,17 @@ class MongoLeftovers:
         """
         if not self.link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
             return [], []
-        at: dict[str, Any] = {"from": RECORD, "localField": "_id", "foreignField": "_id", "as": "at"}
-        lost: list[dict[str, Any]] = [
+        record_lookup: dict[str, Any] = {"from": RECORD, "localField": "_id", "foreignField": "_id", "as": "at"}
+        pipeline: list[dict[str, Any]] = [
             {"$group": {"_id": "$record"}},
             {"$match": {"_id": {"$type": "string"}}},
-            {"$lookup": {**at, "pipeline": [{"$project": {"_id": 1}}]}},
+            {"$lookup": {**record_lookup, "pipeline": [{"$project": {"_id": 1}}]}},
             {"$match": {"at": []}},
         ]
         without = {
             each["_id"]
             for name in (CALL, DATA, BLOB)
-            for each in self.link.run_durable(lambda base, name=name: list(base[name].aggregate(lost)))  # type: ignore[misc]
+            for each in self.link.run_durable(lambda base, name=name: list(base[name].aggregate(pipeline)))  # type: ignore[misc]
         }
         return self._records.find_unnamed(), sorted(without)
 
@@ -178,23 +178,23 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
     members = len(hello.get("hosts", ())) or 1
     numbers = tuple(int(part) for part in version.split(".")[:2])
     old = "the server must have version 5.0 or later" if numbers < OLDEST else ""
-    shown = [Finding("server", "problem" if old else "ok", f"{link.shown}, MongoDB {version}", old)]
+    report = [Finding("server", "problem" if old else "ok", f"{link.shown}, MongoDB {version}", old)]
     if members == 1:
         alone = "one server without a replica set: the data exist on its disk only"
-        shown.append(Finding("replicas", "note", alone, "back up the data, or use a replica set"))
+        report.append(Finding("replicas", "note", alone, "back up the data, or use a replica set"))
     else:
-        shown.append(Finding("replicas", "ok", f"{members} members; a write is complete when most of them have it"))
+        report.append(Finding("replicas", "ok", f"{members} members; a write is complete when most of them have it"))
     took, skew = [], 0.0
     for _ in range(5):
-        started, began = time.perf_counter(), time.time()
+        started, before = time.perf_counter(), time.time()
         answer = link.run_durable(lambda base: base.client.admin.command("hello"))
         took.append(time.perf_counter() - started)
-        skew = answer["localTime"].replace(tzinfo=UTC).timestamp() - began - took[-1] / 2
+        skew = answer["localTime"].replace(tzinfo=UTC).timestamp() - before - took[-1] / 2
     delay = statistics.median(took)
     far = "each task takes several round trips" if delay > FAR else ""
-    shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms per round trip", far))
+    report.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms per round trip", far))
     skewed = "leases use the server's clock; times in the record use this machine's" if abs(skew) > SKEWED else ""
-    shown.append(
+    report.append(
         Finding(
             "clock",
             "note" if skewed else "ok",
@@ -202,7 +202,7 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
             skewed,
         )
     )
-    return shown
+    return report
 
 
 def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
@@ -213,7 +213,7 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
                 "store", "note", "the database does not exist yet", "the first process that opens the store creates it"
             )
         ]
-    shown = [findings.report_schema_version(ledger["version"], VERSION)]
+    report = [findings.report_schema_version(ledger["version"], VERSION)]
     missing = [
         f"{name} {dict(keys)}"
         for name, each in INDEXES.items()
@@ -222,7 +222,7 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     ]
     if missing:
         text = f"lacking: {', '.join(missing)}"
-        shown.append(
+        report.append(
             Finding(
                 "indexes",
                 "warning",
@@ -231,25 +231,25 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
             )
         )
     else:
-        shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))} indexes exist"))
+        report.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))} indexes exist"))
     had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
     states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
     size = int(base.command("dbStats")["dataSize"])
-    shown.append(findings.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
+    report.append(findings.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
-    shown += findings.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
+    report += findings.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
     now = base.client.admin.command("hello")["localTime"]
     if "policy" in ledger:
-        shown.append(findings.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
+        report.append(findings.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
     stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
     holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
     for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
-        shown.append(
+        report.append(
             findings.report_member(
                 each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0)
             )
         )
-    return shown
+    return report
 
 
 def _seconds_since(then: datetime, now: datetime) -> float:
@@ -274,8 +274,8 @@ class MongoReading:
         try:
             ledger = self._read_ledger()
             self.run: str = ledger["run"] or ""
-            found = self._link.find(LEDGER, THE_SETTINGS)
-            self.settings: str = found[0]["text"] if found else ""
+            settings = self._link.find(LEDGER, THE_SETTINGS)
+            self.settings: str = settings[0]["text"] if settings else ""
             self._valid_commits = {*list_commits(self._link, ledger["head"]), ledger["open"]}
         except BaseException:
             self._link.close()
@@ -296,13 +296,13 @@ class MongoReading:
         return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        wanted: dict[str, Any] = {"ends.0": {"$exists": True}}
+        query: dict[str, Any] = {"ends.0": {"$exists": True}}
         if beginning:
-            wanted["ends.uuid"] = {"$regex": f"^{re.escape(beginning)}"}
+            query["ends.uuid"] = {"$regex": f"^{re.escape(beginning)}"}
         if steps:
-            wanted["uses.step"] = {"$in": list(steps)}
-        found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
-        return [each["_id"] for each in found if not steps or {*list_steps(each, self._valid_commits)} & {*steps}]
+            query["uses.step"] = {"$in": list(steps)}
+        tasks = self._link.find(TASK, query, {"_id": 1, "uses": 1})
+        return [each["_id"] for each in tasks if not steps or {*list_steps(each, self._valid_commits)} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
         """Read a position with its episodes, again if a writer replaces the episodes meanwhile.
@@ -331,23 +331,23 @@ class MongoReading:
 
     def _find_position(self, order: int) -> Document | None:
         """Return the document of a position, or None if it does not exist or has no episodes."""
-        found = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
-        return found[0] if found else None
+        tasks = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
+        return tasks[0] if tasks else None
 
     def _read_ledger(self) -> Document:
-        found = self._link.find(LEDGER, THE_LEDGER)
-        if not found:
+        ledgers = self._link.find(LEDGER, THE_LEDGER)
+        if not ledgers:
             raise missing_store_error(self._link.shown)
-        require_version(self._link.shown, found[0])
-        return found[0]
+        require_version(self._link.shown, ledgers[0])
+        return ledgers[0]
 
 
 def check_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
     """Raise UserError if a database cannot be used as a store, as far as reading it shows."""
     link = MongoConnection(uri, database, login)
     try:
-        found = link.find(LEDGER, THE_LEDGER)
-        if found:
-            require_version(link.shown, found[0])
+        ledgers = link.find(LEDGER, THE_LEDGER)
+        if ledgers:
+            require_version(link.shown, ledgers[0])
     finally:
         link.close()

@@ -54,8 +54,8 @@ class Ledger:
 
     def refresh_floor(self) -> None:
         """Read only the floor again, since the whole document may be large."""
-        (found,) = self._link.find(LEDGER, THE_LEDGER, {"floor": 1})
-        self._document["floor"] = found["floor"]
+        (ledger,) = self._link.find(LEDGER, THE_LEDGER, {"floor": 1})
+        self._document["floor"] = ledger["floor"]
 
     def require_trainer(self) -> None:
         """Read the ledger, and raise TrainerFencedError unless this process is the latest trainer."""
@@ -72,11 +72,11 @@ class Ledger:
         Raises:
             TrainerFencedError: another process has become the trainer.
         """
-        found = self._change_document({**THE_LEDGER, "trainer": self.own}, change)
-        if found is None:
+        changed = self._change_document({**THE_LEDGER, "trainer": self.own}, change)
+        if changed is None:
             self.require_trainer()
             return
-        self._document = found
+        self._document = changed
 
     def take_over(self, at: Mapping[str, Any] | None, run: str) -> None:
         """Become the store's trainer, and make uses after the resumed checkpoint invalid.
@@ -95,10 +95,10 @@ class Ledger:
         # A trainer that still runs may write uses under the open commit. The list of such commits lets us undo them.
         void = {"$slice": [{"$concatArrays": ["$void", ["$open"]]}, -1000]}
         mine = {"trainer": {"$add": ["$trainer", 1]}, "head": name, "void": void, "open": uuid.uuid4().hex}
-        found = self._change_document({**THE_LEDGER, "run": run}, [{"$set": mine}])
-        if found is None:
+        changed = self._change_document({**THE_LEDGER, "run": run}, [{"$set": mine}])
+        if changed is None:
             raise other_run_error(self._link.shown)
-        self._document, self.own = found, found["trainer"]
+        self._document, self.own = changed, changed["trainer"]
 
     def keep_settings(self, text: str) -> None:
         """Store the run's settings (resolved YAML) for readers. Only the trainer calls this."""
@@ -107,8 +107,8 @@ class Ledger:
 
     def begin_commit(self) -> str:
         """Create the next commit, which refers to the latest one, and return its name."""
-        name, made = self.open, {"$setOnInsert": {"earlier": self._document["head"]}}
-        self._link.run_durable(lambda base: base[COMMITS].update_one({"_id": name}, made, upsert=True))
+        name, change = self.open, {"$setOnInsert": {"earlier": self._document["head"]}}
+        self._link.run_durable(lambda base: base[COMMITS].update_one({"_id": name}, change, upsert=True))
         return name
 
     def end_commit(self, name: str) -> None:
@@ -125,9 +125,9 @@ class Ledger:
 
     def add_position(self) -> int:
         """Add a position for a client's own task and return its number, counted from 1."""
-        found = self._change_document(THE_LEDGER, {"$inc": {"brought": 1}})
-        assert found is not None
-        return int(found["brought"])
+        changed = self._change_document(THE_LEDGER, {"$inc": {"brought": 1}})
+        assert changed is not None
+        return int(changed["brought"])
 
     def _change_document(self, wanted: Document, change: Any) -> Document | None:
         from pymongo import ReturnDocument

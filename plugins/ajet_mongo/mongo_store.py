@@ -96,8 +96,10 @@ class MongoStore:
         with self._hold_lock():
             self.positions.prepare_claim()
             leases: list[Lease] = []
-            while len(leases) < count and (found := self.positions.claim_many(self._name, count - len(leases), below)):
-                leases += self.records.build_leases(found)
+            while len(leases) < count and (
+                claimed := self.positions.claim_many(self._name, count - len(leases), below)
+            ):
+                leases += self.records.build_leases(claimed)
             return leases
 
     def bring(self) -> Lease:
@@ -113,10 +115,10 @@ class MongoStore:
     def lease_kept(self) -> list[Lease]:
         with self._hold_lock():
             self.positions.prepare_claim()
-            found = []
-            while one := self.positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
-                found.append(one)
-            return self.records.build_leases(found)
+            claimed = []
+            while task := self.positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
+                claimed.append(task)
+            return self.records.build_leases(claimed)
 
     def put(self, lease: Lease, *entries: Kept) -> None:
         """Write episodes of a leased position: first their documents, then the position's references to them.
@@ -129,16 +131,16 @@ class MongoStore:
         ends = self.records.build_ends(entries)
         about = describe_task(entries[0].episode, self._redact, self._count)
         for tried in range(MAX_TRIES):
-            there = self.records.write_episodes(lease, entries, ends, is_acknowledged=tried > 0)
+            places = self.records.write_episodes(lease, entries, ends, is_acknowledged=tried > 0)
             change = changes.build_put(lease, ends, about, self._seconds)
-            position = self.positions.name_records(lease, there, change)
+            position = self.positions.name_records(lease, places, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
-            named = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
+            record_by_uuid = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
             # The loop repeats only if the server has lost documents in a restart, so that no reference was added.
-            ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
-            if ours or not is_held or all(end["uuid"] in named for end in ends):
-                self.records.remove([end["record"] for end in ends if end["record"] not in ours])
-                if not ours and not is_held:
+            own_records = [end["record"] for end in ends if record_by_uuid.get(end["uuid"]) == end["record"]]
+            if own_records or not is_held or all(end["uuid"] in record_by_uuid for end in ends):
+                self.records.remove([end["record"] for end in ends if end["record"] not in own_records])
+                if not own_records and not is_held:
                     raise _make_lost_error(lease)
                 return
         raise self.records.make_loss_error()
@@ -162,25 +164,25 @@ class MongoStore:
             # An earlier trainer may have written uses after this trainer's start. Their groups are closed again.
             if self._ledger.own:
                 self._take_back_late_uses()
-            wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}
-            found = self.link.find(TASK, wanted, limit=count or 0)
-            return self.records.build_leases(found, self._find_holding_commits(found))
+            query = {"status": CLOSED, "_id": {"$nin": list(but)}}
+            tasks = self.link.find(TASK, query, limit=count or 0)
+            return self.records.build_leases(tasks, self._find_holding_commits(tasks))
 
     def begun(self) -> list[int]:
         """Return the positions of the training order that were leased and never used or discarded."""
-        wanted = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
-        found = self.link.find(TASK, wanted, {"_id": 1, "uses": 1})
-        names = self._find_holding_commits(found)
-        return [each["_id"] for each in found if not list_steps(each, names)]
+        query = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
+        tasks = self.link.find(TASK, query, {"_id": 1, "uses": 1})
+        names = self._find_holding_commits(tasks)
+        return [each["_id"] for each in tasks if not list_steps(each, names)]
 
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        wanted = list(orders)
-        self._end_positions(wanted, step, None, again)
+        order_list = list(orders)
+        self._end_positions(order_list, step, None, again)
         if advantages:
-            found = self.link.find(TASK, {"_id": {"$in": wanted}}, {"ends": 1})
-            ends = [end for each in found for end in each["ends"] or ()]
+            tasks = self.link.find(TASK, {"_id": {"$in": order_list}}, {"ends": 1})
+            ends = [end for each in tasks for end in each["ends"] or ()]
             by_record = {end["record"]: advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
             self.records.note_advantages(by_record, step)
 
@@ -197,8 +199,8 @@ class MongoStore:
         with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
-            used = self.link.find(TASK, {"uses.of": name}, {"uses": 1})
-            self.records.note_uses(used, self._find_holding_commits(used, [name]))
+            tasks = self.link.find(TASK, {"uses.of": name}, {"uses": 1})
+            self.records.note_uses(tasks, self._find_holding_commits(tasks, [name]))
             self._ledger.end_commit(name)
             return {"commit": name}
 
@@ -207,22 +209,22 @@ class MongoStore:
             self._ledger.require_trainer()
             last = changes.match_last_use(self._ledger.list_held_commits())
             last["$elemMatch"]["step"] = {"$lte": step}
-            found = self.link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
-            orders = [each["_id"] for each in found]
-            for start in range(0, len(found), 100):
-                self.records.remove([end["record"] for each in found[start : start + 100] for end in each["ends"]])
+            tasks = self.link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
+            orders = [each["_id"] for each in tasks]
+            for start in range(0, len(tasks), 100):
+                self.records.remove([end["record"] for each in tasks[start : start + 100] for end in each["ends"]])
             self.link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
             self.positions.raise_floor()
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        wanted = list(leases)
+        lease_list = list(leases)
         self.link.update(MEMBERS, {"_id": self._name}, [{"$set": {"seen": "$$NOW"}}])
-        if not wanted:
+        if not lease_list:
             return
-        each = [changes.match_lease(lease) for lease in wanted]
+        each = [changes.match_lease(lease) for lease in lease_list]
         self.link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._seconds)}])
-        still = {found["_id"] for found in self.link.find(TASK, {"$or": each}, {"_id": 1})}
-        if lost := [lease.order for lease in wanted if lease.order not in still]:
+        still = {task["_id"] for task in self.link.find(TASK, {"$or": each}, {"_id": 1})}
+        if lost := [lease.order for lease in lease_list if lease.order not in still]:
             raise LeaseLostError(f"positions {lost} are leased by another process, or finished")
 
     def fail(self, lease: Lease, reason: str) -> None:
@@ -239,13 +241,13 @@ class MongoStore:
 
     def dead(self) -> list[DeadLetter]:
         """Return the positions that are not leased any more because their attempts failed too often, in order."""
-        found = self.link.find(TASK, {"status": DEAD})
-        return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
+        tasks = self.link.find(TASK, {"status": DEAD})
+        return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in tasks]
 
     def revive(self, order: int) -> None:
-        found = self.link.find(TASK, {"_id": order, "status": DEAD})
+        tasks = self.link.find(TASK, {"_id": order, "status": DEAD})
         # A lease of a position with changed episodes would fail each time.
-        altered = [each for each in found if not self.records.is_unchanged(each)]
+        altered = [each for each in tasks if not self.records.is_unchanged(each)]
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
@@ -260,12 +262,12 @@ class MongoStore:
 
     def announced(self) -> AnnouncedPolicy | None:
         """Return the policy that the trainer announced last to samplers, or None before the first."""
-        (found,) = self.link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
-        if "policy" not in found:
+        (ledger,) = self.link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
+        if "policy" not in ledger:
             return None
-        policy = Policy(**found["policy"])
+        policy = Policy(**ledger["policy"])
         self._count = policy.told.get(TASKS_KEY)
-        return AnnouncedPolicy(policy, found["policy_of"], found["policy_at_age"])
+        return AnnouncedPolicy(policy, ledger["policy_of"], ledger["policy_at_age"])
 
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
         self._name = name
@@ -278,9 +280,9 @@ class MongoStore:
 
     def members(self) -> list[StoreMember]:
         holds = self._count_groups([{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}])
-        found = self.link.find_with_ages(MEMBERS, {}, "seen", "joined")
+        documents = self.link.find_with_ages(MEMBERS, {}, "seen", "joined")
         members = []
-        for each in found:
+        for each in documents:
             ages = each["seen_age"], each["joined_age"]
             members.append(StoreMember(each["role"], each["_id"], *ages, holds.get(each["_id"], 0), each["told"]))
         return sorted(members, key=lambda each: (each.role != "trainer", each.name))
@@ -288,19 +290,19 @@ class MongoStore:
     def depths(self) -> StoreDepths:
         with self._hold_lock():
             self.positions.expire()
-            found = self._count_states({"ends": {"$ne": None}})
+            states = self._count_states({"ends": {"$ne": None}})
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
-            counts = {name: found.get(state, {}).get("count", 0) for name, state in names.items()}
+            counts = {name: states.get(state, {}).get("count", 0) for name, state in names.items()}
             reused = self.link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
             holding = self._find_holding_commits(reused)
             again = [each["_id"] for each in reused if list_steps(each, holding)]
             counts["closed"] -= len(again)
-            closed = self._count_states({"status": CLOSED, "_id": {"$nin": again}}) if again else found
+            closed = self._count_states({"status": CLOSED, "_id": {"$nin": again}}) if again else states
             return StoreDepths(
                 **counts,
                 again=len(again),
                 next=self.positions.find_first_unclaimed(),
-                oldest_lease=found.get(RUNNING, {}).get("age"),
+                oldest_lease=states.get(RUNNING, {}).get("age"),
                 oldest_closed=closed.get(CLOSED, {}).get("age"),
             )
 
@@ -341,31 +343,34 @@ class MongoStore:
     def _end_positions(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
     ) -> None:
-        wanted = sorted(set(orders))
-        stay, end = [order for order in wanted if order in again], [order for order in wanted if order not in again]
+        order_list = sorted(set(orders))
+        stay, end = (
+            [order for order in order_list if order in again],
+            [order for order in order_list if order not in again],
+        )
         with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.open
             ending = {"_id": {"$in": end}, "status": {"$in": [RUNNING, CLOSED]}}
             staying = {"_id": {"$in": stay}, "status": CLOSED, "ends.0": {"$exists": True}}
-            found = self.link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
-            names = self._find_holding_commits(found)
-            free = {each["_id"] for each in found if max(list_steps(each, names), default=-1) < step}
-            if foreign := [order for order in wanted if order not in free]:
+            tasks = self.link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
+            names = self._find_holding_commits(tasks)
+            free = {each["_id"] for each in tasks if max(list_steps(each, names), default=-1) < step}
+            if foreign := [order for order in order_list if order not in free]:
                 raise LeaseLostError(
                     f"step {step} cannot use the groups at the positions {foreign}: their leases expired, or a "
                     "step has used them already"
                 )
-            ours = {"_id": {"$in": wanted}, **changes.match_use(name, step)}
+            own_uses = {"_id": {"$in": order_list}, **changes.match_use(name, step)}
             if end:
                 self.link.update(TASK, ending, changes.build_use(name, step, reason))
             if stay:
                 # A try whose answer was lost may have recorded the use.
                 once = {"$nor": [changes.match_use(name, step)]}
                 self.link.update(TASK, {**staying, **once}, changes.build_reuse(name, step))
-            took = {each["_id"] for each in self.link.find(TASK, ours, {"_id": 1})}
-            if lost := [order for order in wanted if order not in took]:
-                self.link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
+            took = {each["_id"] for each in self.link.find(TASK, own_uses, {"_id": 1})}
+            if lost := [order for order in order_list if order not in took]:
+                self.link.update(TASK, {**own_uses, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
                 raise LeaseLostError(f"this process has no valid leases of the positions {lost} any more")
 
     def _mend_state(self) -> None:
@@ -385,10 +390,10 @@ class MongoStore:
         self.records.remove_unnamed()
 
     def _drop_unusable(self, usable: Usable) -> None:
-        there = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
-        found = self.link.find(TASK, there)
-        names = {each["_id"]: [end["record"] for end in each["ends"]] for each in found}
-        for lease in self.records.build_leases(found, self._find_holding_commits(found)):
+        query = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
+        tasks = self.link.find(TASK, query)
+        names = {each["_id"]: [end["record"] for end in each["ends"]] for each in tasks}
+        for lease in self.records.build_leases(tasks, self._find_holding_commits(tasks)):
             if not lease.used and not usable(lease.attempts):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self.link.update(TASK, {"_id": lease.order}, anew)

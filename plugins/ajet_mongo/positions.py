@@ -116,18 +116,18 @@ class MongoPositions:
         Returns:
             The positions' documents.
         """
-        found: list[Document] = []
-        wanted = changes.match_available(self._ledger.floor, below)
-        while len(found) < count:
+        claimed: list[Document] = []
+        query = changes.match_available(self._ledger.floor, below)
+        while len(claimed) < count:
             # A claim waits for the journal even if no position is free, so look first if the last claim found none.
-            if self._none_left and not self._link.find(TASK, wanted, {"_id": 1}, limit=1):
-                if not self._make_positions(count - len(found), below):
+            if self._none_left and not self._link.find(TASK, query, {"_id": 1}, limit=1):
+                if not self._make_positions(count - len(claimed), below):
                     break
-                wanted = changes.match_available(self._ledger.floor, below)
-            one = self.claim(holder, wanted)
-            self._none_left = one is None
-            found += [one] if one else []
-        return found
+                query = changes.match_available(self._ledger.floor, below)
+            task = self.claim(holder, query)
+            self._none_left = task is None
+            claimed += [task] if task else []
+        return claimed
 
     def _make_positions(self, count: int, below: int | None) -> bool:
         """Create positions that can be leased, or free those that another process created but did not free.
@@ -139,7 +139,7 @@ class MongoPositions:
         Returns:
             False if no further position may be created.
         """
-        if not (made := self._find_made()):
+        if not (new_positions := self._find_made()):
             if below is not None and self._next >= below:
                 return False
             self._next = max(self._next, self.find_last() + 1)
@@ -148,18 +148,18 @@ class MongoPositions:
             if not orders:
                 return False
             self.insert_positions(orders)
-            made = self._find_made()
+            new_positions = self._find_made()
         # Read the floor after the documents: a position below it was finished and forgotten, and now created again.
         self._ledger.refresh_floor()
         floor = self._ledger.floor
-        these = {"status": MADE, "mark": {"$in": [each["mark"] for each in made]}}
-        late = [each["_id"] for each in made if each["_id"] < floor]
-        fresh = [each["_id"] for each in made if each["_id"] >= floor]
+        these = {"status": MADE, "mark": {"$in": [each["mark"] for each in new_positions]}}
+        late = [each["_id"] for each in new_positions if each["_id"] < floor]
+        fresh = [each["_id"] for each in new_positions if each["_id"] >= floor]
         if late:
             self._link.run_quick(lambda base: base[TASK].delete_many({**these, "_id": {"$in": late}}))
         if fresh:
-            given = {"$set": {"status": FREE}}
-            self._link.run_quick(lambda base: base[TASK].update_many({**these, "_id": {"$in": fresh}}, given))
+            set_free = {"$set": {"status": FREE}}
+            self._link.run_quick(lambda base: base[TASK].update_many({**these, "_id": {"$in": fresh}}, set_free))
         return True
 
     def _find_made(self) -> list[Document]:
@@ -182,13 +182,13 @@ class MongoPositions:
 
     def find_last(self) -> int:
         """Return the highest position that has or had a document, or -1 without one."""
-        found = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
-        return max(self._ledger.floor - 1, *(each["_id"] for each in found), -1)
+        tasks = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
+        return max(self._ledger.floor - 1, *(each["_id"] for each in tasks), -1)
 
     def find_first_unclaimed(self) -> int:
         """Return the first position of the training order that was never leased."""
-        found = self._link.find(TASK, {"status": {"$in": NEVER_HAD}}, {"_id": 1}, limit=1)
-        return int(found[0]["_id"]) if found else self.find_last() + 1
+        tasks = self._link.find(TASK, {"status": {"$in": NEVER_HAD}}, {"_id": 1}, limit=1)
+        return int(tasks[0]["_id"]) if tasks else self.find_last() + 1
 
     def raise_floor(self) -> None:
         """Raise the floor to the lowest unfinished position, and delete documents below."""
@@ -238,5 +238,5 @@ class MongoPositions:
         into = {"into": TASK, "on": "_id", "whenMatched": change, "whenNotMatched": "discard"}
         pipeline = [*stages, {"$project": {"_id": {"$literal": lease.order}}}, {"$merge": into}]
         self._link.run_durable(lambda base: list(base[collection].aggregate(pipeline)))
-        found = self._link.find(TASK, {"_id": lease.order}, {"status": 1, "fence": 1, "ends": 1})
-        return found[0] if found else {}
+        tasks = self._link.find(TASK, {"_id": lease.order}, {"status": 1, "fence": 1, "ends": 1})
+        return tasks[0] if tasks else {}

@@ -54,9 +54,9 @@ class EpisodeRecords:
     def build_ends(entries: Iterable[Kept]) -> list[Document]:
         """Return a position's references to new episodes: each has a new unique record name, the uuid and the score."""
         return [
-            {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": read_score(one.episode)}
-            for one in entries
-            for uuid in [one.episode.uuid]
+            {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": read_score(attempt.episode)}
+            for attempt in entries
+            for uuid in [attempt.episode.uuid]
         ]
 
     def write_episodes(
@@ -74,8 +74,8 @@ class EpisodeRecords:
                 without an error.
         """
         written: Counter[str] = Counter()
-        for one, end in zip(entries, ends, strict=True):
-            written += self._write_episode(lease, one, end["record"], is_acknowledged)
+        for attempt, end in zip(entries, ends, strict=True):
+            written += self._write_episode(lease, attempt, end["record"], is_acknowledged)
         names: Document = {"$in": [end["record"] for end in ends]}
         these = {"_id": names, "fence": lease.fence}
         stages: list[Document] = [{"$match": these}, {"$group": {"_id": None, RECORD: {"$sum": 1}}}]
@@ -103,14 +103,14 @@ class EpisodeRecords:
         """
         if not names:
             return
-        gone = {"$in": list(names)}
+        names_query = {"$in": list(names)}
 
         def parts(base: Database[dict[str, Any]]) -> None:
             for name in (BLOB, CALL, DATA):
-                base[name].delete_many({"record": gone})
+                base[name].delete_many({"record": names_query})
 
         self._link.run_quick(parts)
-        self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
+        self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": names_query, **so}))
 
     def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
         """Load the episodes of positions, and return the positions as leases.
@@ -122,21 +122,23 @@ class EpisodeRecords:
             names: names of the valid commits, which decide the steps that used a position.
         """
         tasks = [each for each in positions if each is not None]
-        wanted = [end["record"] for each in tasks for end in each["ends"]]
-        parts = self._load_parts(wanted) if wanted else {}
+        records = [end["record"] for each in tasks for end in each["ends"]]
+        parts = self._load_parts(records) if records else {}
         leases = []
         for each in tasks:
-            found = [self._read_episode(parts, each["_id"], end) for end in each["ends"]]
-            episodes = tuple(one for one in found if isinstance(one, Kept))
-            if len(episodes) == len(found):
+            read_attempts = [self._read_episode(parts, each["_id"], end) for end in each["ends"]]
+            episodes = tuple(attempt for attempt in read_attempts if isinstance(attempt, Kept))
+            if len(episodes) == len(read_attempts):
                 leases.append(Lease(each["_id"], each["fence"], episodes, list_steps(each, names)))
                 continue
             record, altered = next(
-                (end["record"], one) for end, one in zip(each["ends"], found, strict=True) if not isinstance(one, Kept)
+                (end["record"], attempt)
+                for end, attempt in zip(each["ends"], read_attempts, strict=True)
+                if not isinstance(attempt, Kept)
             )
-            why = self._redact(str(altered))
-            if self._link.update(TASK, match_record(each["_id"], record), mark_dead(why)):
-                logger.warning("the task at position {} is given up: {}", each["_id"], why)
+            reason = self._redact(str(altered))
+            if self._link.update(TASK, match_record(each["_id"], record), mark_dead(reason)):
+                logger.warning("the task at position {} is given up: {}", each["_id"], reason)
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
@@ -159,18 +161,18 @@ class EpisodeRecords:
         """
         orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for each in positions:
-            left = [use["reason"] for use in each["uses"] if use["of"] in names and use["reason"] is not None]
-            orders_by_use[list_steps(each, names), left[-1] if left else None].append(each["_id"])
+            reasons = [use["reason"] for use in each["uses"] if use["of"] in names and use["reason"] is not None]
+            orders_by_use[list_steps(each, names), reasons[-1] if reasons else None].append(each["_id"])
 
         def update_records(base: Database[dict[str, Any]]) -> None:
-            for (steps, left), orders in orders_by_use.items():
+            for (steps, reason), orders in orders_by_use.items():
                 trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
-                gone: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
+                removal: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
                 fields: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
-                if left and not steps:
-                    change: Document = {"$set": {**fields, "status": ABANDONED, "untrained": left}, **gone}
+                if reason and not steps:
+                    change: Document = {"$set": {**fields, "status": ABANDONED, "untrained": reason}, **removal}
                 else:
-                    change = {"$set": {**fields, "status": READY}, "$unset": {"untrained": ""}, **gone}
+                    change = {"$set": {**fields, "status": READY}, "$unset": {"untrained": ""}, **removal}
                 base[RECORD].update_many(trainable, change)
 
         self._link.run_quick(update_records)
@@ -193,17 +195,17 @@ class EpisodeRecords:
 
     def remove_unnamed(self) -> None:
         """Remove the records that `find_unnamed` returns."""
-        found = self.find_unnamed()
-        for start in range(0, len(found), 1000):
-            self.remove(found[start : start + 1000])
+        unnamed = self.find_unnamed()
+        for start in range(0, len(unnamed), 1000):
+            self.remove(unnamed[start : start + 1000])
 
     def find_unnamed(self) -> list[str]:
         """Return the names of records that no position refers to and will refer to, because their lease was lost."""
-        named = {"$ifNull": ["$at.ends.record", []]}
+        names = {"$ifNull": ["$at.ends.record", []]}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
             {"$project": {"fence": 1, "at": {"$first": "$at"}}},
-            {"$match": {"$expr": {"$not": {"$in": ["$_id", named]}}}},
+            {"$match": {"$expr": {"$not": {"$in": ["$_id", names]}}}},
             {"$match": {"$expr": {"$or": [{"$ne": ["$at.status", RUNNING]}, {"$ne": ["$at.fence", "$fence"]}]}}},
             {"$project": {"_id": 1}},
         ]
@@ -230,10 +232,10 @@ class EpisodeRecords:
 
     def _insert_all(self, parts: Documents, is_acknowledged: bool) -> Counter[str]:
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
-        there = [(name, documents) for name, documents in every if documents]
-        for name, documents in there:
+        nonempty = [(name, documents) for name, documents in every if documents]
+        for name, documents in nonempty:
             self.insert_documents(name, documents, is_acknowledged=is_acknowledged)
-        return Counter({name: len(documents) for name, documents in there})
+        return Counter({name: len(documents) for name, documents in nonempty})
 
     def insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
         """Insert documents into the collection `name`.

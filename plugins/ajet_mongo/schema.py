@@ -48,18 +48,18 @@ def open_ledger(link: MongoConnection, opened: str) -> dict[str, Any]:
     Raises:
         UserError: the database has another version.
     """
-    found = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
-    if found is None:
+    ledger = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
+    if ledger is None:
         new: dict[str, Any] = {
             "version": VERSION, "run": None, "trainer": 0, "head": None, "open": opened, "void": [], "brought": 0,
             "floor": 0,
         }  # fmt: skip
         link.run_durable(_create_indexes)
         link.run_durable(lambda base: base[LEDGER].update_one(THE_LEDGER, {"$setOnInsert": new}, upsert=True))
-        found = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
-    assert found is not None
-    require_version(link.shown, found)
-    return found
+        ledger = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
+    assert ledger is not None
+    require_version(link.shown, ledger)
+    return ledger
 
 
 def require_version(where: str, ledger: Mapping[str, Any]) -> None:

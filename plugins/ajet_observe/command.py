@@ -137,12 +137,12 @@ def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -
 
 def _find_left_sessions(folder: Path) -> list[Path]:
     """Return session files that earlier, ended processes of this name left behind."""
-    found: list[Path] = []
+    session_files: list[Path] = []
     for other in sorted(folder.parent.iterdir()):
         files = sorted((other / OPEN_FOLDER).glob("*.jsonl")) if other != folder else []
         if files and not any(process.alive() for process, _ in recorded_processes(read_status(other) or {})):
-            found += files
-    return found
+            session_files += files
+    return session_files
 
 
 def _parse_endpoint(given: str) -> str:

@@ -169,8 +169,8 @@ class ObservingRelay:
         try:
             answer = await self._finish_write(self._sessions.add_feedback(feedback))
         except OSError as problem:
-            why = f"The feedback could not be written to disk: {problem.strerror}."
-            raise Refused(why, status=507, code="not_recorded") from problem
+            reason = f"The feedback could not be written to disk: {problem.strerror}."
+            raise Refused(reason, status=507, code="not_recorded") from problem
         await send_json(send, 200, answer)
 
     async def _pass_on(
@@ -274,14 +274,14 @@ class ObservingRelay:
             copy.note_leave()
         except httpx.HTTPError as error:
             hangs = isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout))
-            why = f"{type(error).__name__}: {error}".rstrip(": ")
-            why = (
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            reason = (
                 f"it sent nothing for {self._timeout:g} s (raise --timeout if its replies take longer)"
                 if hangs
-                else why
+                else reason
             )
             copy.finish, copy.is_cut = "error", has_begun
-            copy.problem = f"the endpoint {'broke off its reply' if has_begun else 'did not answer'}: {why}"
+            copy.problem = f"the endpoint {'broke off its reply' if has_begun else 'did not answer'}: {reason}"
             if not has_begun:
                 status, code = (504, "endpoint_timeout") if hangs else (502, "endpoint_unreachable")
                 refused = Refused(copy.problem, status=status, code=code)

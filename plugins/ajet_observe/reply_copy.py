@@ -104,11 +104,11 @@ class ReplyCopy:
         self.problem = self.problem or self._find_problem(body)
         is_redirect = 300 <= self._status < 400
         if self._dialect is not None and (self._status >= 400 or (is_redirect and not self.problem)):
-            what = f"answered with a redirect{self._redirect}" if is_redirect else "refused"
+            outcome = f"answered with a redirect{self._redirect}" if is_redirect else "refused"
             is_page = body is None or (isinstance(body, dict) and list(body) == ["text"])
             came = describe_body(self._dialect, body) if is_page else json.dumps(body, ensure_ascii=False)
             came = self._redact(came)[:500]  # redacted first, so that no part of a key remains
-            self.problem = self._redact(f"the endpoint {what} with status {self._status}: ") + came
+            self.problem = self._redact(f"the endpoint {outcome} with status {self._status}: ") + came
             self.finish = "error"
             return None
         self.problem = self._redact(self.problem)[:500]

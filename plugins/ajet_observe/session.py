@@ -131,7 +131,7 @@ class ObservedSession:
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)
-        prompts = (messages[at] for call in calls for at in call.messages)
+        prompts = (messages[index] for call in calls for index in call.messages)
         query = next((extract_text(message) for message in prompts if message.get("role") == "user"), "")
         is_exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         failure = None

@@ -204,15 +204,15 @@ class ObservedSessions:
             if "began" in row:  # the head was written twice: the disk was full after the first time
                 continue
             if "feedback" in row:
-                given = dict(_FEEDBACK.validate_python(row["feedback"]))
-                session.feedback.append(parse_feedback(given, given.pop("at")))
+                feedback = dict(_FEEDBACK.validate_python(row["feedback"]))
+                session.feedback.append(parse_feedback(feedback, feedback.pop("at")))
                 session.is_over |= session.feedback[-1].end
                 continue
-            ended = ObservedCall.model_validate(row)
-            call = session.begin(ended)
-            session.settle(ended, call)
-            call.started, call.ended = ended.started, ended.ended
-            session.used = time.monotonic() - max(0.0, time.time() - ended.ended)
+            restored = ObservedCall.model_validate(row)
+            call = session.begin(restored)
+            session.settle(restored, call)
+            call.started, call.ended = restored.started, restored.ended
+            session.used = time.monotonic() - max(0.0, time.time() - restored.ended)
         return session
 
     def _close_session(self, session: ObservedSession) -> None:
@@ -264,16 +264,16 @@ class ObservedSessions:
 
         A client may know a reply before the relay has recorded it, so an unknown reply is awaited for a while.
         """
-        until = time.monotonic() + REPLY_WAIT_S
+        deadline = time.monotonic() + REPLY_WAIT_S
         while True:
             if feedback.reply is None:
                 return next((each for each in self._list_open() if each.name == feedback.session), None)
-            found = next((each for each in self._list_open() if each.has_reply(feedback.reply)), None)
+            session = next((each for each in self._list_open() if each.has_reply(feedback.reply)), None)
             is_ended = _build_key(feedback) in self._ended
-            if found is not None or is_ended or not any(each.running for each in self._list_open()):
-                return found
+            if session is not None or is_ended or not any(each.running for each in self._list_open()):
+                return session
             try:
-                await asyncio.wait_for(self._settled.wait(), until - time.monotonic())
+                await asyncio.wait_for(self._settled.wait(), deadline - time.monotonic())
             except TimeoutError:
                 return None
 

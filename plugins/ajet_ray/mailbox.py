@@ -220,12 +220,12 @@ class _Mailbox:
     async def take(self, seconds: float) -> list[Notice]:
         """Return up to 256 queued notices, after waiting up to `seconds` for the first, or [] if none came."""
         try:
-            taken = [await asyncio.wait_for(self._letters.get(), seconds)]
+            letters = [await asyncio.wait_for(self._letters.get(), seconds)]
         except TimeoutError:
             return []
-        while len(taken) < BATCH and not self._letters.empty():
-            taken.append(self._letters.get_nowait())
-        return taken
+        while len(letters) < BATCH and not self._letters.empty():
+            letters.append(self._letters.get_nowait())
+        return letters
 
     async def ask_to_stop(self) -> None:
         """Tell the trainer, which polls `stopping`, to end after its present step."""

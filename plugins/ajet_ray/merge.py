@@ -167,7 +167,7 @@ def _plan_tensors(
             continue
         if "lora_" in name:
             raise UserError(f"ajet cannot merge this kind of adapter: {name}.", expected="LoRA on linear layers")
-        known = name.removeprefix(_PREFIX).replace(_BASE, ".")
+        plain_name = name.removeprefix(_PREFIX).replace(_BASE, ".")
         module = name.partition(_BASE)[0]
         floating = shards.read_dtype(name).is_floating_point
         if name.endswith(f"{_BASE}weight") and module in adapted:
@@ -175,7 +175,7 @@ def _plan_tensors(
             make = partial(_merge_adapter, shards, module, scale)
         else:
             make = partial(shards.read_tensor, name)
-        yield _PlannedTensor(known, shards.size(name), partial(_round_tensor, make, dtype if floating else None))
+        yield _PlannedTensor(plain_name, shards.size(name), partial(_round_tensor, make, dtype if floating else None))
 
 
 def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
@@ -222,19 +222,19 @@ def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> Non
 
     files: list[list[_PlannedTensor]] = [[]]
     for each in plan:
-        if files[-1] and sum(one.bytes for one in files[-1]) + each.bytes > file_bytes:
+        if files[-1] and sum(each_tensor.bytes for each_tensor in files[-1]) + each.bytes > file_bytes:
             files.append([])
         files[-1].append(each)
-    where: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     written = 0
     for number, group in enumerate(files, start=1):
         file = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
         tensors = {each.name: each.make() for each in group}
         save_file(tensors, into / file, metadata={"format": "pt"})
         written += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        where.update(dict.fromkeys(tensors, file))
+        weight_map.update(dict.fromkeys(tensors, file))
     if len(files) > 1:
-        index = {"metadata": {"total_size": written}, "weight_map": where}
+        index = {"metadata": {"total_size": written}, "weight_map": weight_map}
         (into / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 

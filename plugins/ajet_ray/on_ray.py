@@ -94,7 +94,7 @@ def run_on_ray(
 
     from ajet_ray.cluster.logs import collect_logs
 
-    began = time.monotonic()
+    started = time.monotonic()
     with (
         closing(RunLeftovers()) as leftovers,
         connect_to_ray(
@@ -110,7 +110,7 @@ def run_on_ray(
         collect_logs(run.path / "logs", run.redact),
     ):
         logger.info(
-            "the Ray cluster is ready after {:.0f} s; the processes of {} start", time.monotonic() - began, whose
+            "the Ray cluster is ready after {:.0f} s; the processes of {} start", time.monotonic() - started, whose
         )
         mailbox = open_mailbox()
         if record.tools.tools is not None:
@@ -213,8 +213,8 @@ class RunListener:
                     stopping = True
                     logger.warning("the run had no training signal for too long: it ends after the current step")
                     ray.get(mailbox.ask_to_stop.remote())
-                ended, _ = ray.wait([self._done], timeout=0)
-                letters = self._take_notices(0.0 if ended else LISTEN_S)
+                is_finished, _ = ray.wait([self._done], timeout=0)
+                letters = self._take_notices(0.0 if is_finished else LISTEN_S)
                 while self._letters:
                     self._is_recording = True
                     self._record.handle_notice(self._letters[0])
@@ -232,7 +232,7 @@ class RunListener:
                     "the current step waits for groups: the run ends with the step before, which has a checkpoint"
                 )
                 return stopping
-            if ended and not letters:
+            if is_finished and not letters:
                 try:
                     ray.get(self._done)
                 except ray.exceptions.RayError as problem:
@@ -248,9 +248,11 @@ class RunListener:
         if self._has_begun or now < self._logged_at + START_S:
             return
         self._logged_at = now
-        place, line = find_last_line(self._logs)
+        process, line = find_last_line(self._logs)
         printed = (
-            f"; the process {place} printed last: {line}" if place else f"; no process has printed yet ({self._logs})"
+            f"; the process {process} printed last: {line}"
+            if process
+            else f"; no process has printed yet ({self._logs})"
         )
         logger.info("{} has been starting for {:.0f} s{}", self._whose, now - self._started_at, printed)
 
@@ -267,11 +269,11 @@ class RunListener:
 
     def _may_fill_step(self) -> bool:
         """True if groups in flight can still complete the last step within the grace period after SIGTERM."""
-        left = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
-        if left and not self._is_wait_logged:
+        remaining = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
+        if remaining and not self._is_wait_logged:
             self._is_wait_logged = True
-            logger.warning("the current step waits up to {:.0f} s for groups in progress", left)
-        return bool(left)
+            logger.warning("the current step waits up to {:.0f} s for groups in progress", remaining)
+        return bool(remaining)
 
 
 def make_run_error(whose: str, what: str, logs: Path) -> RunFailed:

@@ -22,8 +22,8 @@ def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, 
 
     def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(node, dict):
-            at = written if isinstance(written, dict) else {}
-            return {name: cleaned(value, at.get(name), (*path, name)) for name, value in node.items()}
+            written_section = written if isinstance(written, dict) else {}
+            return {name: cleaned(value, written_section.get(name), (*path, name)) for name, value in node.items()}
         if isinstance(node, list):
             items = written if isinstance(written, list) and len(written) == len(node) else [None] * len(node)
             return [cleaned(value, item, path) for value, item in zip(node, items, strict=True)]

@@ -160,8 +160,8 @@ class RayRecord:
 
     def _handle_step(self, letter: StepNotice) -> None:
         credited = {each.uuid: each for each in letter.credited}
-        taken = self._tickets.take_step(letter.step, credited)
-        groups, stale = taken.over, taken.stale
+        step_groups = self._tickets.take_step(letter.step, credited)
+        groups, stale = step_groups.over, step_groups.stale
         trained = TrainedStep(
             letter.step,
             letter.step - 1,
@@ -169,13 +169,13 @@ class RayRecord:
             {uuid: each.outcome for uuid, each in credited.items()} | build_discarded_outcomes(stale, "stale"),
             {uuid: each.trained for uuid, each in credited.items()},
             letter.metrics,
-            tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.retrained),
-            retrained=sorted(taken.retrained),
+            tasks=sorted(group.order for group in groups if group.scored and group.order not in step_groups.retrained),
+            retrained=sorted(step_groups.retrained),
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
             waiting=self._tickets.list_waiting(),
-            given_up=taken.given_up,
-            dead=taken.dead,
-            quarantined=taken.quarantined,
+            given_up=step_groups.given_up,
+            dead=step_groups.dead,
+            quarantined=step_groups.quarantined,
         )
         metrics = self._sink.commit(trained)
         self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0

@@ -54,8 +54,8 @@ def read_experts(episode: Episode, timeline: Timeline) -> npt.NDArray[np.int16]:
     experts = np.concatenate(parts[::-1]).astype(np.int16)
     for span in timeline.spans:
         routed = _require_experts(episode, episode.calls[span.call])
-        own = slice(span.start - 1, span.stop - 1)
-        experts[own] = routed.experts[own.start - routed.first : own.stop - routed.first]
+        positions = slice(span.start - 1, span.stop - 1)
+        experts[positions] = routed.experts[positions.start - routed.first : positions.stop - routed.first]
     return experts
 
 

@@ -73,9 +73,9 @@ def build_unscored_rows(
     The timeline with the latest end comes last, since verl scores an episode by its last output. Raises ValueError as
     `build_rows` does.
     """
-    ended = {call.index: call.ended for call in episode.calls}
+    end_times = {call.index: call.ended for call in episode.calls}
     lines, _ = timelines(episode.calls)
-    trained = sorted((line for line in lines if line.sampled), key=lambda line: ended.get(line.leaf, 0.0))
+    trained = sorted((line for line in lines if line.sampled), key=lambda line: end_times.get(line.leaf, 0.0))
     rows = _build_timeline_rows(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
     return _add_experts(rows, episode, trained) if routed_shape else rows
 
@@ -130,17 +130,19 @@ def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> 
         places.setdefault((uid, session), {})[fields["extra_fields"][row]["ajet"].get("index", 0)] = row
     timelines: list[Timeline | None] = [None] * len(keys)
     members: dict[tuple[int, str], list[Episode]] = {}
-    for (uid, _), own in places.items():
-        about = fields["extra_fields"][next(iter(own.values()))]["ajet"]
-        wanted = list(range(max(about["count"], 1)))
-        if sorted(own) != wanted:
-            raise ValueError(f"episode {about['uuid']}: of {about['count']} timelines only {sorted(own)} arrived")
-        at = [{name: fields[name][own[index]] for name in FIELDS} for index in wanted]
-        made = [unpack_episode(each) for each in at[0]["extra_fields"]["ajet"]["episodes"]]
-        made[0] = _cut_episode(made[0], at, about["count"])
-        for index, timeline in enumerate(made[0].timelines):
-            timelines[own[index]] = timeline
-        members.setdefault((about["order"], uid), []).extend(made)
+    for (uid, _), row_by_index in places.items():
+        about = fields["extra_fields"][next(iter(row_by_index.values()))]["ajet"]
+        indices = list(range(max(about["count"], 1)))
+        if sorted(row_by_index) != indices:
+            raise ValueError(
+                f"episode {about['uuid']}: of {about['count']} timelines only {sorted(row_by_index)} arrived"
+            )
+        rows = [{name: fields[name][row_by_index[index]] for name in FIELDS} for index in indices]
+        row_episodes = [unpack_episode(each) for each in rows[0]["extra_fields"]["ajet"]["episodes"]]
+        row_episodes[0] = _cut_episode(row_episodes[0], rows, about["count"])
+        for index, timeline in enumerate(row_episodes[0].timelines):
+            timelines[row_by_index[index]] = timeline
+        members.setdefault((about["order"], uid), []).extend(row_episodes)
     groups = []
     for order, uid in sorted(members):
         episodes = sorted(members[order, uid], key=lambda episode: episode.repeat)
@@ -161,14 +163,14 @@ def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) 
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
     if len(trained) != count:
         raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
-    cut = [_cut_timeline(timeline) for timeline in trained]
-    for index, timeline in enumerate(cut):
+    cut_timelines = [_cut_timeline(timeline) for timeline in trained]
+    for index, timeline in enumerate(cut_timelines):
         row = np.concatenate([np.asarray(at[index]["prompts"]), np.asarray(at[index]["responses"])])
         if not np.array_equal(row, timeline.ids):
             raise ValueError(
                 f"episode {episode.uuid}: row {index} contains other tokens than its timeline (token sequence)"
             )
-    return replace(episode, timelines=cut)
+    return replace(episode, timelines=cut_timelines)
 
 
 def _cut_timeline(timeline: Timeline) -> Timeline:
@@ -184,18 +186,18 @@ def _build_row(
     start, stop = int(sampled[0]), int(sampled[-1]) + 1
     if start == 0:
         raise ValueError(f"timeline {about['index']} of episode {episode.uuid} begins with a sampled token")
-    own = [calls[span.call] for span in timeline.spans if span.call in calls]
+    own_calls = [calls[span.call] for span in timeline.spans if span.call in calls]
     leaf = calls.get(timeline.leaf)
-    urls = _list_images(episode, own)
+    urls = _list_images(episode, own_calls)
     return {
         "prompt_ids": timeline.ids[:start].tolist(),
         "response_ids": timeline.ids[start:stop].tolist(),
         "response_mask": timeline.mask[start:stop].astype(int).tolist(),
         "response_logprobs": np.where(timeline.mask, timeline.logprobs, 0)[start:stop].tolist(),
         "num_turns": len(leaf.messages) + (leaf.reply is not None) if leaf else 0,
-        "metrics": {"generate_sequences": sum(call.ended - call.started for call in own)},
+        "metrics": {"generate_sequences": sum(call.ended - call.started for call in own_calls)},
         **({"multi_modal_data": {"images": [picture(url) for url in urls]}} if urls else {}),
-        **_build_verdict_fields(episode, about, own, policy_version),
+        **_build_verdict_fields(episode, about, own_calls, policy_version),
     }
 
 

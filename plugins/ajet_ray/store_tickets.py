@@ -94,7 +94,7 @@ class StoreTickets(LaunchTickets):
         """Assign groups finished by samplers to the waiting ticket requests, in order, and return the grants."""
         self.closed_groups.read(self._order, self._trained)
         ready = self.closed_groups.ready(self._trained, self._trained + 1)
-        there = [
+        leased = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
         ]
         # These groups take places of the positions that may be played, and do not fill the batch.
@@ -102,12 +102,12 @@ class StoreTickets(LaunchTickets):
         earlier = self._announcer.leased
         self._announce_state(stale=len(ready.stale) + useless)
         self._played = max(earlier, self._announcer.leased)  # groups closed since the read are not in `ready` yet
-        grants, left = list[TicketGrant](), iter(there)
+        grants, unassigned = list[TicketGrant](), iter(leased)
         while self._granted <= self._last_requested:
             if self._granted in self._abandoned:
                 self._granted += 1
                 grants.append(TicketGrant(NO_POSITION, Task()))
-            elif (group := next(left, None)) is not None:
+            elif (group := next(unassigned, None)) is not None:
                 grants.append(self._make_grant(group))
             else:
                 break
@@ -144,7 +144,7 @@ class StoreTickets(LaunchTickets):
         if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
-        for order in [order for order, place in self._places.items() if place == ticket]:
+        for order in [order for order, ticket_of_order in self._places.items() if ticket_of_order == ticket]:
             logger.warning("the task at position {} kills the process that runs it: it stays in the store", order)
             self._given_up.add(order)
             del self._places[order], self.groups[order]
@@ -158,28 +158,28 @@ class StoreTickets(LaunchTickets):
         """
         self.closed_groups.read(self._order, step - 1)
         ready = self.closed_groups.ready(step - 1, step)
-        over = [
+        finished = [
             group
             for group in self._list_handed_groups()
             if not group.scored or any(episode.uuid in credited for episode in group.episodes)
         ]
-        given = {group.order for group in over}
-        stale = [group for group in ready.stale if group.order not in given]
-        reuse = self.closed_groups.take(over, stale, ready.expired)
+        used_orders = {group.order for group in finished}
+        stale = [group for group in ready.stale if group.order not in used_orders]
+        reuse = self.closed_groups.take(finished, stale, ready.expired)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
-        scored = [group for group in over if group.scored]
+        scored = [group for group in finished if group.scored]
         staying, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
         self._shared.use((group.order for group in scored), step, again=staying, advantages=advantages)
-        self._store.discard((group.order for group in over if not group.scored), step, "no_score")
+        self._store.discard((group.order for group in finished if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.expired, step, "stale")
-        for group in over:
+        for group in finished:
             del self._steps[group.order], self._places[group.order], self.groups[group.order]
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         retrained = [group.order for group in scored if group.order in reuse.before]
         return TicketGroups(
-            over,
+            finished,
             stale,
             retrained,
             self._announcer.take_newly_dead(self._order),
@@ -234,8 +234,8 @@ class StoreTickets(LaunchTickets):
 
         The first call also computes them for the launch's first weights, for servers that have loaded no update yet.
         """
-        most = self._run.experiment.ajet.trainer_common.max_staleness
-        keep = BACKLOG if most is None else most + 1
+        staleness_limit = self._run.experiment.ajet.trainer_common.max_staleness
+        keep = BACKLOG if staleness_limit is None else staleness_limit + 1
         with self._announcer.alive(lambda: self._trained):
             if not self._probe.logprobs and self._saved > self._began:
                 self._probe = self._probe.add_version(
@@ -278,13 +278,13 @@ def open_store_tickets(
         UserError: the store or the resumed checkpoint does not fit the run.
     """
     settings = experiment.ajet
-    at: Mapping[str, Any] | None = None
+    frontier: Mapping[str, Any] | None = None
     if run.resumed is not None:
         require_model(run.resumed)
-        at = dict(run.resumed.state["frontier"])
-        order.require_same(at)
+        frontier = dict(run.resumed.state["frontier"])
+        order.require_same(frontier)
     terms = SamplingTerms.of(experiment, tokenizer, order)
-    store = open_for_training(address, run, settings, at)
+    store = open_for_training(address, run, settings, frontier)
     announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run))
     terms_of_groups = build_group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
     probe = FolderProbe(experiment, tokenizer)

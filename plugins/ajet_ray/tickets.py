@@ -58,8 +58,8 @@ def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
         return step + 1  # no earlier group is used: records have no experts to replay
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
         return step
-    most = find_drop_age(config)
-    return 0 if most is None else step + 1 - most
+    staleness_limit = find_drop_age(config)
+    return 0 if staleness_limit is None else step + 1 - staleness_limit
 
 
 def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> Store:
@@ -74,7 +74,7 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
         TaskError: the checkpoint was made over other tasks.
     """
     usable = _make_usable_check(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
-    opened = partial(
+    open_at = partial(
         open_store,
         run.experiment,
         run.path,
@@ -84,10 +84,10 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
         usable=usable,
     )
     if run.resumed is None:
-        return opened(at=None)
+        return open_at(at=None)
     frontier = run.resumed.state["frontier"]
     order.require_same(frontier)
-    return opened(at=dict(frontier))
+    return open_at(at=dict(frontier))
 
 
 def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
@@ -206,20 +206,20 @@ class LaunchTickets:
             credited: the step's credit by episode uuid; a group with a credited episode was trained.
         """
         groups = self._list_closed()
-        over = [
+        finished = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
         ]
-        trained = {group.order for group in over}
+        trained = {group.order for group in finished}
         stale = [group for group in groups if group.order not in trained and self._is_too_old(group, step)]
-        self._store.use((group.order for group in over if group.scored), step)
-        self._store.discard((group.order for group in over if not group.scored), step, "no_score")
+        self._store.use((group.order for group in finished if group.scored), step)
+        self._store.discard((group.order for group in finished if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
-        for group in (*over, *stale):
+        for group in (*finished, *stale):
             del self._steps[group.order]
             del self._places[group.order]
         given_up = self._dead_letters.log_new(self._order) | self._deadly
         self._deadly = {}
-        return TicketGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
+        return TicketGroups(finished, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
         """List the positions granted by this launch and not yet taken by a step."""

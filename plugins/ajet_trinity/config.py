@@ -60,10 +60,10 @@ def compose_trinity_config(
     users = experiment.backbone_overrides.get("trinity", {})
     names = ["trinity_default", *(["trinity_cpu"] if device == "cpu" else [])]
     layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
-    known: Any = OmegaConf.merge(*layers)
-    known["ajet"] = _build_node(experiment, device, model_folder, run)
-    own = {name: value for name, value in experiment.sections.items() if name not in known}
-    tree = OmegaConf.merge(known, OmegaConf.create(own), OmegaConf.create(users))
+    composed: Any = OmegaConf.merge(*layers)
+    composed["ajet"] = _build_node(experiment, device, model_folder, run)
+    own_sections = {name: value for name, value in experiment.sections.items() if name not in composed}
+    tree = OmegaConf.merge(composed, OmegaConf.create(own_sections), OmegaConf.create(users))
     try:
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
@@ -72,7 +72,7 @@ def compose_trinity_config(
             where=experiment.layers.locate(("trinity",)),
             expected="values, and interpolations of existing keys",
         ) from error
-    return {name: value for name, value in resolved.items() if name != "ajet" and name not in own}
+    return {name: value for name, value in resolved.items() if name != "ajet" and name not in own_sections}
 
 
 def choose_mode(experiment: Experiment) -> str:
@@ -96,16 +96,16 @@ def compute_demand(config: Mapping[str, Any]) -> Demand:
 
 def choose_device(experiment: Experiment) -> str:
     """Return the device of the run, cuda or cpu. Raises ConfigError if another device is configured."""
-    chosen = experiment.ajet.trainer_common.device
-    if chosen == "auto":
+    device = experiment.ajet.trainer_common.device
+    if device == "auto":
         return "cuda" if list_gpus() else "cpu"
-    if chosen not in ("cuda", "cpu"):
+    if device not in ("cuda", "cpu"):
         raise ConfigError(
-            f"Trinity does not train on {chosen!r}.",
+            f"Trinity does not train on {device!r}.",
             where=_find_place(experiment, "trainer_common.device"),
             expected="auto, cuda or cpu",
         )
-    return chosen
+    return device
 
 
 def refuse(experiment: Experiment, device: str) -> None:
@@ -173,11 +173,11 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
     trainer, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     engines, parallel = count_engines(experiment), ajet.rollout.tensor_model_parallel_size
     total = trainer.nnodes * trainer.n_gpus_per_node
-    given = not (device == "cpu" and _is_default(experiment, "n_gpus_per_node"))
+    are_gpus_set = not (device == "cpu" and _is_default(experiment, "n_gpus_per_node"))
     by_age = algorithm.out_of_date_decay is not None and algorithm.importance_weight_cap_ratio is not None
     rules: list[tuple[bool, str, str, str]] = [
         (
-            choose_mode(experiment) == BOTH and given and engines * parallel >= total,
+            choose_mode(experiment) == BOTH and are_gpus_set and engines * parallel >= total,
             "trainer_common.n_gpus_per_node",
             f"{engines} engines of {parallel} GPUs each leave no GPU for the trainer; there are {total}.",
             "more GPUs than the engines use",
@@ -243,9 +243,9 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
             "auto or null",
         ),
     ]
-    for broken, key, what, expected in rules:
+    for broken, key, message, expected in rules:
         if broken:
-            yield ConfigError(what, where=f"{_find_place(experiment, key)} (ajet.{key})", expected=expected)
+            yield ConfigError(message, where=f"{_find_place(experiment, key)} (ajet.{key})", expected=expected)
 
 
 def _find_place(experiment: Experiment, key: str) -> str:

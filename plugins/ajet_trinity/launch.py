@@ -159,5 +159,5 @@ def continue_in(python: Path) -> None:
     logger.info("Trinity has a separate Python environment: the command continues with {}", python)
     sys.stdout.flush()
     sys.stderr.flush()
-    there = [str(python.with_name(SCRIPT))] if script else ["-m", "ajet"]
-    os.execv(python, [str(python), *there, *sys.argv[1:]])
+    command = [str(python.with_name(SCRIPT))] if script else ["-m", "ajet"]
+    os.execv(python, [str(python), *command, *sys.argv[1:]])

@@ -28,18 +28,18 @@ def require_trinity() -> Path | None:
         UserError: another version is installed.
     """
     folder = Path(sys.prefix) / OWN_FOLDER
-    for place in (None, folder):
-        found = find_version(place)
-        if found is None:
+    for environment in (None, folder):
+        version = find_version(environment)
+        if version is None:
             continue
-        if found != VERSION:
+        if version != VERSION:
             raise UserError(
-                f"trinity-rft {found} is installed.",
-                where=str(place or sys.prefix),
+                f"trinity-rft {version} is installed.",
+                where=str(environment or sys.prefix),
                 expected=f"trinity-rft {VERSION}: its interfaces differ between versions",
                 do=format_extra_install("trinity"),
             )
-        return place
+        return environment
     raise MissingExtraError(DISTRIBUTION, "trinity", needed_for="The trinity backbone")
 
 
@@ -49,9 +49,9 @@ def find_version(folder: Path | None) -> str | None:
     Args:
         folder: folder to search, or None for the import path of this interpreter.
     """
-    found = (
+    distributions = (
         metadata.distributions(name=DISTRIBUTION)
         if folder is None
         else metadata.distributions(name=DISTRIBUTION, path=[str(folder)])
     )
-    return next((each.version for each in found), None)
+    return next((each.version for each in distributions), None)

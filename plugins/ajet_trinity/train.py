@@ -64,11 +64,11 @@ def train_on_trinity(
     address, device = find_address(options), choose_device(experiment)
     config, order, words, tokenizer = prepare_config(experiment, run, sink)
     steps, begun = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
-    over = begun >= steps
-    if over and options.from_store is None:
+    is_finished = begun >= steps
+    if is_finished and options.from_store is None:
         return
     demand = compute_demand(config)
-    if not over and address is None and device == "cuda" and not options.skip_check_avail_gpu:
+    if not is_finished and address is None and device == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(demand.accelerators)
     tickets: LaunchTickets
     if options.from_store is not None:
@@ -76,7 +76,7 @@ def train_on_trinity(
     else:
         store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
         tickets = LaunchTickets(store, order, batch=experiment.ajet.data.train_batch_size)
-    if over:  # a killed run may not have marked its end
+    if is_finished:  # a killed run may not have marked its end
         tickets.finish_run()
         return
     if run.resumed is not None:
@@ -105,8 +105,8 @@ def train_on_trinity(
     finally:
         shutil.rmtree(run.path / FOLDER, ignore_errors=True)
     if record.step < steps and not stopped:
-        what = f"Trinity reports success, but made only {record.step} of {steps} steps"
-        raise make_run_error("Trinity", what, run.path / "logs")
+        problem = f"Trinity reports success, but made only {record.step} of {steps} steps"
+        raise make_run_error("Trinity", problem, run.path / "logs")
     tickets.finish_run()
 
 
@@ -133,15 +133,15 @@ def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
     Args:
         folder: Trinity's package folder, or None if the processes can import it without help.
     """
-    found = {"TRINITY_LOG_LEVEL": "INFO", "TRINITY_PLUGIN_DIRS": ""}
+    variables = {"TRINITY_LOG_LEVEL": "INFO", "TRINITY_PLUGIN_DIRS": ""}
     paths = [str(folder)] if folder is not None else []
     if device == "cpu":
-        found |= cpu.build_environment()
+        variables |= cpu.build_environment()
         paths.append(str(cpu.PLUGIN))
     if paths:
         paths.append(os.environ.get("PYTHONPATH", ""))
-        found["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return found
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return variables
 
 
 def prepare_config(
@@ -180,8 +180,8 @@ def prepare_config(
     words = make_renderer(settings, tokenizer, None)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
-    known = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
-    sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
+    overlap = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
+    sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=overlap)
     launch = TrinityLaunch(run.path / FOLDER, f"ajet-{run.run_id}", settings.count_steps(len(tasks)))
     return compose_trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
 

@@ -131,18 +131,18 @@ def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigE
             expected=SEPARATE_MODES.get(str(mode), f"{wanted}, or no such key"),
             do=f"run two commands that share one store: {sides}" if mode in SEPARATE_MODES else "",
         )
-    for key, ours in OWNED.items():
+    for key, ajet_key in OWNED.items():
         path = tuple(key.split("."))
         if _has_key(users, path):
             yield ConfigError(
                 f"ajet sets trinity.{key} itself.",
                 where=layers.locate(("trinity", *path)),
                 expected="no such key in your trinity section",
-                do=f"set {ours} instead" if ours else "",
+                do=f"set {ajet_key} instead" if ajet_key else "",
             )
-    known = read_trinity_keys()
-    if known:
-        yield from _find_unknown(experiment, users, known, "Config", ())
+    trinity_keys = read_trinity_keys()
+    if trinity_keys:
+        yield from _find_unknown(experiment, users, trinity_keys, "Config", ())
 
 
 def _find_unknown(
@@ -156,12 +156,12 @@ def _find_unknown(
     for name, value in users.items():
         path = (*at, str(name))
         if name not in fields:
-            near = get_close_matches(str(name), fields, 1)
+            similar = get_close_matches(str(name), fields, 1)
             yield ConfigError(
                 f"Trinity has no key {'.'.join(path)}.",
                 where=experiment.layers.locate(("trinity", *path)),
                 expected=", ".join(sorted(fields)),
-                do=f"did you mean {near[0]}?" if near else "",
+                do=f"did you mean {similar[0]}?" if similar else "",
             )
         elif isinstance(value, Mapping) and fields[name] in known:
             yield from _find_unknown(experiment, value, known, fields[name], path)
@@ -180,8 +180,8 @@ def read_trinity_keys() -> Keys:
     except UserError:  # code that needs Trinity raises the error
         return {}
     places = [str(folder)] if folder is not None else sys.path
-    (found, *_) = distributions(name=DISTRIBUTION, path=places)
-    file = Path(str(found.locate_file("trinity/common/config.py")))
+    (distribution, *_) = distributions(name=DISTRIBUTION, path=places)
+    file = Path(str(distribution.locate_file("trinity/common/config.py")))
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
     return {each.name: dict(_list_fields(each.body)) for each in classes}
 

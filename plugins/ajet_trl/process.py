@@ -153,7 +153,7 @@ class TrlRollout:
         step = int(trainer.state.global_step)
         self._engine.weights_changed(step)  # its tensors are the trainer's
         count = len(prompts) // self._repeats
-        tasks = [(place, self._order.task(place)) for place in range(step * count, (step + 1) * count)]
+        tasks = [(position, self._order.task(position)) for position in range(step * count, (step + 1) * count)]
         groups = sorted(self._rollout.play(tasks, step=step + 1, split="train"), key=lambda group: group.order)
         episodes = [each for group in groups for each in sorted(group.episodes, key=lambda one: one.repeat)]
         self._run.episodes.write(step + 1, "train", episodes)
@@ -163,15 +163,16 @@ class TrlRollout:
 
     def build_rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
         rows = [build_row(episode) for episode in episodes]
-        found: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in NOTHING}
-        found["verdict"] = [episode.reward if episode.scored else None for episode in episodes]
-        lost = [each for each, row in zip(episodes, rows, strict=True) if each.scored and row is NOTHING]
-        if lost:
+        columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in NOTHING}
+        columns["verdict"] = [episode.reward if episode.scored else None for episode in episodes]
+        unusable = [each for each, row in zip(episodes, rows, strict=True) if each.scored and row is NOTHING]
+        if unusable:
             logger.warning(
                 "{} of {} episodes are not trained: TRL needs exactly one sequence per episode ({} has {})",
-                len(lost), len(episodes), lost[0].uuid, len([each for each in lost[0].timelines if each.sampled]),
+                len(unusable), len(episodes), unusable[0].uuid,
+                len([each for each in unusable[0].timelines if each.sampled]),
             )  # fmt: skip
-        return found
+        return columns
 
 
 def build_row(episode: Episode) -> dict[str, list[Any]]:
@@ -180,8 +181,8 @@ def build_row(episode: Episode) -> dict[str, list[Any]]:
     if len(sampled) != 1:
         return NOTHING
     (line,) = sampled
-    own = np.flatnonzero(line.mask)
-    start, stop = int(own[0]), int(own[-1]) + 1
+    trained_positions = np.flatnonzero(line.mask)
+    start, stop = int(trained_positions[0]), int(trained_positions[-1]) + 1
     return {
         "prompt_ids": line.ids[:start].tolist(),
         "completion_ids": line.ids[start:stop].tolist(),

@@ -92,12 +92,12 @@ def require_trl() -> Path | None:
             "of trl do not have it",
             do=f"uninstall trl, and install it in its separate folder: {brings}",
         )
-    found = installed or separate
-    if found is None:
+    version = installed or separate
+    if version is None:
         raise UserError("The train engine trl needs the package trl, which is not installed.", do=brings)
-    if found != VERSION:
+    if version != VERSION:
         raise UserError(
-            f"trl {found} is installed.",
+            f"trl {version} is installed.",
             where=str(sys.prefix if installed else folder),
             expected=f"trl {VERSION}: the adapter uses an experimental interface of its trainer",
             do=format_install(f"trl=={VERSION}") if installed else brings,

@@ -46,10 +46,10 @@ def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dic
         (config.model.dtype not in ("auto", "float32"), f"model.dtype: {config.model.dtype}"),
         (any(not each.only_with_flag for each in services), "services; start them before it"),
     ]
-    if unsupported := [name for found, name in unmet if found]:
+    if unsupported := [name for is_unmet, name in unmet if is_unmet]:
         raise ValueError(f"the train engine trl does not support {unsupported[0]}")
     warm = max(optim.lr_warmup_steps, 0)
-    ours = {
+    ajet_values = {
         "num_generations": config.rollout.num_repeat,
         "temperature": config.rollout.temperature,
         "seed": config.seed,
@@ -73,18 +73,18 @@ def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dic
         "use_vllm": False,
     }
     users = dict(experiment.sections.get(SECTION) or {})
-    owned = {*ours, "max_steps", "num_train_epochs", "gradient_accumulation_steps", "steps_per_generation",
+    owned = {*ajet_values, "max_steps", "num_train_epochs", "gradient_accumulation_steps", "steps_per_generation",
              "generation_batch_size", "output_dir", "use_cpu", "mask_truncated_completions"}  # fmt: skip
-    if taken := sorted(owned & set(users)):
-        raise ValueError(f"{SECTION}.{taken[0]} is set by ajet from data, rollout and trainer_common")
+    if owned_keys := sorted(owned & set(users)):
+        raise ValueError(f"{SECTION}.{owned_keys[0]} is set by ajet from data, rollout and trainer_common")
     rows = config.data.train_batch_size * config.rollout.num_repeat
     at_once = int(users.get("per_device_train_batch_size", rows))
     if at_once < 1 or rows % at_once:
         raise ValueError(
             f"{SECTION}.per_device_train_batch_size is {at_once}; expected a divisor of {rows}, a step's episodes"
         )
-    ours |= {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
-    return {"bf16": False, "save_strategy": "no", "report_to": "none", "logging_steps": 1, **ours, **users}
+    ajet_values |= {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
+    return {"bf16": False, "save_strategy": "no", "report_to": "none", "logging_steps": 1, **ajet_values, **users}
 
 
 def _list_paths(given: Mapping[str, Any], before: str = "") -> Iterator[str]:

@@ -51,20 +51,20 @@ def main() -> int:
     parser.add_argument("--path", action="append", default=[], help="a folder with modules of tasksets")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--index", type=int, default=0)
-    given = parser.parse_args()
-    sys.path[:0] = given.path
-    os.environ["PYTHONPATH"] = os.pathsep.join(given.path)  # tool servers are separate processes
+    options = parser.parse_args()
+    sys.path[:0] = options.path
+    os.environ["PYTHONPATH"] = os.pathsep.join(options.path)  # tool servers are separate processes
     # Harnesses that are scripts need the programs of this environment, for example `uv`.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     with out:
-        environment = json.loads(given.environment)
-        if given.verb == "tasks":
-            for row in list_tasks(environment, given.count):
+        environment = json.loads(options.environment)
+        if options.verb == "tasks":
+            for row in list_tasks(environment, options.count):
                 out.write(json.dumps(row) + "\n")
         else:
-            out.write(json.dumps(play_episode(environment, given.index)) + "\n")
+            out.write(json.dumps(play_episode(environment, options.index)) + "\n")
     return 0
 
 
@@ -103,9 +103,9 @@ def build_result(episode: Any) -> dict[str, Any]:
     if len(trained) != 1:
         message = f"{len(trained)} of its agents are trainable; expected exactly one"
         return {"reward": None, "errors": [make_error("Episode", message)]}
-    ours = os.environ.get("OPENAI_BASE_URL")
+    gateway_url = os.environ.get("OPENAI_BASE_URL")
     others = [trace.agent for trace in episode.traces if not trace.agent.trainable]
-    if any(getattr(agent.config.client, "base_url", None) == ours for agent in others):
+    if any(getattr(agent.config.client, "base_url", None) == gateway_url for agent in others):
         message = "an untrained agent uses the trained model: configure another model and client for it"
         return {"reward": None, "errors": [make_error("Episode", message)]}
     (trace,) = trained
@@ -140,16 +140,18 @@ def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
     @functools.wraps(prepare)
     async def prepared(runtime: Any, script: str | bytes, *args: Any, **kwargs: Any) -> Any:
         cache = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
-        made = cache / f"ajet-made-{hashlib.sha256(script.encode() if isinstance(script, str) else script).hexdigest()}"
-        with contextlib.ExitStack() as held:
-            if not made.exists():
+        marker = (
+            cache / f"ajet-made-{hashlib.sha256(script.encode() if isinstance(script, str) else script).hexdigest()}"
+        )
+        with contextlib.ExitStack() as locks:
+            if not marker.exists():
                 with contextlib.suppress(OSError):  # scripts are not shared if the cache cannot be written
                     cache.mkdir(parents=True, exist_ok=True)
-                    lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
+                    lock = locks.enter_context((cache / "ajet-scripts.lock").open("w"))
                     await _take_lock(lock)
             program = await prepare(runtime, script, *args, **kwargs)
             with contextlib.suppress(OSError):
-                made.touch()
+                marker.touch()
         return program
 
     return prepared
@@ -175,14 +177,14 @@ async def _play_task(environment: dict[str, Any], index: int) -> Any:
     from verifiers.v1.runtimes.base import Runtime
 
     Runtime.prepare_uv_script = lock_preparation(Runtime.prepare_uv_script)
-    opened = _open_environment(environment)
-    task = next(itertools.islice(opened.taskset, index, None), None)
+    environment_instance = _open_environment(environment)
+    task = next(itertools.islice(environment_instance.taskset, index, None), None)
     if task is None:
         raise LookupError(f"the taskset has no task {index}")
     client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
     model = vf.ModelContext(model=os.environ["OPENAI_MODEL"], client=client)
-    async with opened.serving():
-        return await opened.run_slot(RunSlot(task), model)
+    async with environment_instance.serving():
+        return await environment_instance.run_slot(RunSlot(task), model)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class VerifiersTasks:
         python = settings.as_command(self._config).venv(base)
         count = str(settings.train + settings.validation)
         _, *command = [*settings.build_command("tasks", base), "--count", count]
-        given = {**select_inherited(os.environ, settings.variables), **CLEARED, **settings.variables}
-        environment = {name: value for name, value in given.items() if value is not None}
+        merged = {**select_inherited(os.environ, settings.variables), **CLEARED, **settings.variables}
+        environment = {name: value for name, value in merged.items() if value is not None}
         try:
             done = subprocess.run(
                 [str(python), *command],

@@ -117,10 +117,10 @@ class VerlRunner(Runner):
         from ajet_ray.cluster.gpus import list_gpus
         from ajet_verl.settings import find_device
 
-        found = list_gpus()
-        if find_device(found[0].total if found else None) == "cpu":
+        gpus = list_gpus()
+        if find_device(gpus[0].total if gpus else None) == "cpu":
             return None
-        return " ".join(each.name for each in found)
+        return " ".join(each.name for each in gpus)
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Check the versions of verl and the packages around it.
@@ -175,21 +175,23 @@ def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
     if not find_installed_version("verl"):
         return []
     bad: State = "problem" if needed else "warning"
-    there = format_extra_install("verl" if has_nvidia() else "verl-cpu")
-    anew = f"create a new environment (docs/install.md) and run {there} in it"
-    own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_read_name(each)] if name}
+    install_command = format_extra_install("verl" if has_nvidia() else "verl-cpu")
+    anew = f"create a new environment (docs/install.md) and run {install_command} in it"
+    requirements = {
+        name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_read_name(each)] if name
+    }
     pinned = {each.name.lower(): each for each in _list_pins()}
-    ray = own.pop("ray", Requirement("ray"))
-    found = [
+    ray = requirements.pop("ray", Requirement("ray"))
+    findings = [
         _check_versions("verl", [pinned.get("verl", Requirement("verl"))], bad, anew),
         _check_versions("TransferQueue", [pinned.get("transferqueue", Requirement("TransferQueue"))], bad, anew),
         _check_versions("ray", [ray], bad, anew),
         _check_versions(
-            "with verl", list(own.values()), bad, anew, shown=("torch", "transformers", "tensordict", "numpy")
+            "with verl", list(requirements.values()), bad, anew, shown=("torch", "transformers", "tensordict", "numpy")
         ),
         _check_engine(engine, bad, anew),
     ]
-    return [*found, *_check_trl(bad), *_check_flash_attention()]
+    return [*findings, *_check_trl(bad), *_check_flash_attention()]
 
 
 def _read_name(line: str) -> str:
@@ -206,9 +208,9 @@ def _list_pins() -> Iterator[Requirement]:
 
 
 def _check_versions(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
-    wrong, have = check_requirements(wanted)
-    if wrong:
-        return Finding(topic, bad, "; ".join(wrong), do)
+    unmet, have = check_requirements(wanted)
+    if unmet:
+        return Finding(topic, bad, "; ".join(unmet), do)
     return Finding(topic, "ok", ", ".join(each for each in have if not shown or each.split()[0] in shown))
 
 
@@ -232,11 +234,11 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
         for each in map(Requirement, metadata.requires("verl") or [])
         if each.name.lower() == engine and each.marker is not None and each.marker.evaluate({"extra": engine})
     ]
-    version, wanted = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
+    version, required = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
     if not version:
         return Finding("engine", bad, f"{engine} is not installed, so verl cannot sample", anew)
     if pins and not all(each.specifier.contains(version, prereleases=True) for each in pins):
-        return Finding("engine", "warning", f"{engine} {version} is installed, but verl requires {wanted}", anew)
+        return Finding("engine", "warning", f"{engine} {version} is installed, but verl requires {required}", anew)
     return Finding("engine", "ok", f"{engine} {version}" + (" (verl's pin)" if pins else ""))
 
 
@@ -246,7 +248,7 @@ def _check_trl(bad: State) -> list[Finding]:
         return []
     folder, version = Path(spec.origin).parent, find_installed_version("trl") or "of an unknown version"
     places = [folder / "__init__.py", folder / "experimental" / "ppo" / "__init__.py"]
-    if any(_VALUE_HEAD in place.read_text(encoding="utf-8") for place in places if place.is_file()):
+    if any(_VALUE_HEAD in source.read_text(encoding="utf-8") for source in places if source.is_file()):
         return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
     text = (
         f"trl {version} lacks a class that verl patches in every installed trl: a run would fail in its first minutes"

@@ -65,17 +65,17 @@ def build_environment(config: Mapping[str, Any]) -> dict[str, str]:
         config: verl's complete config.
     """
     device = config["trainer"]["device"]
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if config["trainer"]["v1"]["trainer_mode"] == SEPARATE:
-        found["VERL_LOGGING_LEVEL"] = "WARNING"  # an INFO log line of verl 0.9.1 raises TypeError in this mode
+        variables["VERL_LOGGING_LEVEL"] = "WARNING"  # an INFO log line of verl 0.9.1 raises TypeError in this mode
     if device == "npu":
-        found |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
+        variables |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
     elif device == "cpu":
         logger.warning("verl runs without an accelerator: this is slow, and meant for tests only")
-        found |= cpu.build_environment()
+        variables |= cpu.build_environment()
     elif _uses_megatron(config) and any(gpu.generation in (8, 9) for gpu in list_gpus()):
-        found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels run in launch order
-    return found
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels run in launch order
+    return variables
 
 
 def build_needs(config: Mapping[str, Any]) -> RayNeeds:

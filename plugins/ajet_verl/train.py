@@ -62,10 +62,15 @@ def train_on_verl(
     if options.from_store is not None:
         require_one_sampling(experiment.ajet, config)
     steps = config["trainer"]["total_training_steps"]
-    over = run.resumed is not None and run.resumed.step >= steps
-    if over and options.from_store is None:
+    is_finished = run.resumed is not None and run.resumed.step >= steps
+    if is_finished and options.from_store is None:
         return
-    if not over and address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
+    if (
+        not is_finished
+        and address is None
+        and config["trainer"]["device"] == "cuda"
+        and not options.skip_check_avail_gpu
+    ):
         refuse_busy(Demand.of(config).accelerators)
     tickets: LaunchTickets
     if options.from_store is not None:
@@ -73,7 +78,7 @@ def train_on_verl(
         tickets = open_store_tickets(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
         tickets = open_tickets(experiment, run, config, order)
-    if over:  # a killed run may not have marked its end
+    if is_finished:  # a killed run may not have marked its end
         tickets.finish_run()
         return
     announce_staleness(config)
@@ -169,12 +174,18 @@ def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> Non
         ConfigError: a sampling parameter differs.
     """
     effective = read_credit_settings(config).rollout
-    for ours, verls in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("num_repeat", "n")):
-        if (found := getattr(effective, ours)) != getattr(settings.rollout, ours):
+    for ajet_key, verl_key in (
+        ("temperature", "temperature"),
+        ("top_p", "top_p"),
+        ("top_k", "top_k"),
+        ("num_repeat", "n"),
+    ):
+        if (verl_value := getattr(effective, ajet_key)) != getattr(settings.rollout, ajet_key):
             raise ConfigError(
-                f"verl would train with {verls} {found}, but samplers use {getattr(settings.rollout, ours)}.",
-                where=f"verl.actor_rollout_ref.rollout.{verls}",
-                do=f"set only ajet.rollout.{ours}, which both sides read",
+                f"verl would train with {verl_key} {verl_value}, but samplers use "
+                f"{getattr(settings.rollout, ajet_key)}.",
+                where=f"verl.actor_rollout_ref.rollout.{verl_key}",
+                do=f"set only ajet.rollout.{ajet_key}, which both sides read",
             )
 
 
@@ -186,8 +197,8 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
     """
     v1 = config["trainer"]["v1"]
     if v1["trainer_mode"] != SYNC:
-        most = v1["sampler"]["max_off_policy_threshold"]
-        log_staleness(read_credit_settings(config).trainer_common, None if most is None else most - 1)
+        threshold = v1["sampler"]["max_off_policy_threshold"]
+        log_staleness(read_credit_settings(config).trainer_common, None if threshold is None else threshold - 1)
 
 
 def _prepare_config(
@@ -223,9 +234,9 @@ def _prepare_config(
     steps = settings.count_steps(len(tasks))
     algorithm = open_algorithm(read_credit_settings(config), base=experiment.base)
     held_out = reader.tasks("validation") if reader.has("validation") else []
-    known = find_overlap(tasks, held_out) if reader.has("validation") else None
+    overlap = find_overlap(tasks, held_out) if reader.has("validation") else None
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
-    sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
+    sink.review(algorithm, train=len(tasks), validates=overlap is not None, known=overlap)
     config["data"][KEY] = pack_experiment(experiment, run_id=run.run_id)
     config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks is endless
     if not reader.has("validation"):

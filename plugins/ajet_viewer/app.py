@@ -78,10 +78,10 @@ class Views:
         rows = self.library.runs()
         settings = [self._settings.of(self.library.root / row["name"]) for row in rows]
         keys = find_differing_keys(settings)
-        for row, known in zip(rows, settings, strict=True):
-            row["settings"] = {key: known[key] for key in keys if key in known}
-            row["seeds"] = hash_without_seed(known) if row["kind"] == "train" else None
-            row["seed"] = known.get(SEED)
+        for row, run_settings in zip(rows, settings, strict=True):
+            row["settings"] = {key: run_settings[key] for key in keys if key in run_settings}
+            row["seeds"] = hash_without_seed(run_settings) if row["kind"] == "train" else None
+            row["seed"] = run_settings.get(SEED)
         return {"runs": rows, "only": self.library.only, "keys": keys}
 
     def save_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -138,10 +138,10 @@ class Views:
         Raises:
             FilterError: a condition cannot be parsed.
         """
-        wanted = TableFilter.from_query(query)
+        table_filter = TableFilter.from_query(query)
         table = self.table(name)
         table.read_new_rows()
-        return select_rows(table, wanted)
+        return select_rows(table, table_filter)
 
     def tasks(self, name: str) -> dict[str, Any]:
         """Return the validation results of a run, by task and step."""
@@ -158,8 +158,8 @@ class Views:
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
         """Return an episode without its tokens."""
-        row, place = self._find_episode(name, uuid)
-        return episode_page.build_episode_page(*episode_page.read_episode(place), step=row["step"])
+        row, line_place = self._find_episode(name, uuid)
+        return episode_page.build_episode_page(*episode_page.read_episode(line_place), step=row["step"])
 
     def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
         """Return the tokens with index `start` to `stop - 1` of a token sequence of an episode.
@@ -187,10 +187,10 @@ class Views:
         table = self.table(name)
         if table.find(uuid) is None:
             table.read_new_rows(wait=None)
-        found = table.find(uuid)
-        if found is None:
+        row_and_place = table.find(uuid)
+        if row_and_place is None:
             raise MissingError(f"There is no episode {uuid} in {name}.")
-        return found
+        return row_and_place
 
     def _load_speller(self, name: str) -> Spell | None:
         folder = self.library.path(name)
@@ -213,8 +213,8 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         if hosts and request.headers.get("host", "") not in hosts:
             return _make_error(403, "The viewer answers only at its own address.")
         if key is not None:
-            given = request.query_params.get("token") or request.cookies.get(_name_cookie(request)) or ""
-            if not secrets.compare_digest(given.encode("utf-8", "surrogatepass"), key.encode()):
+            token = request.query_params.get("token") or request.cookies.get(_name_cookie(request)) or ""
+            if not secrets.compare_digest(token.encode("utf-8", "surrogatepass"), key.encode()):
                 return _make_error(401, "This viewer needs its token: open the printed address.")
         return None
 
@@ -224,10 +224,10 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
             if refused is not None:
                 return refused
             try:
-                found = await run_in_threadpool(work, request)
-                if isinstance(found, Response):
-                    return found
-                body = await run_in_threadpool(lambda: strict_json(found).encode(errors="replace"))
+                content = await run_in_threadpool(work, request)
+                if isinstance(content, Response):
+                    return content
+                body = await run_in_threadpool(lambda: strict_json(content).encode(errors="replace"))
                 return Response(body, media_type="application/json", headers=HEADERS)
             except (MissingError, OSError) as error:
                 return _make_error(
@@ -251,11 +251,11 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         return response
 
     def own_file(request: Request) -> Response:
-        wanted = request.path_params["file"]
-        known = {str(path.relative_to(PAGE)): path for path in PAGE.rglob("*") if path.is_file()}
-        if wanted not in known:
-            raise MissingError(f"There is no file {wanted}.")
-        return _serve_file(known[wanted])
+        file_name = request.path_params["file"]
+        page_files = {str(path.relative_to(PAGE)): path for path in PAGE.rglob("*") if path.is_file()}
+        if file_name not in page_files:
+            raise MissingError(f"There is no file {file_name}.")
+        return _serve_file(page_files[file_name])
 
     def raw(request: Request) -> Response:
         name, uuid = request.path_params["run"], request.path_params["uuid"]
@@ -274,17 +274,17 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
         def work(request: Request) -> dict[str, Any]:
             try:
-                given = parse_object(body)
+                note = parse_object(body)
             except ValueError as error:
                 raise NoteError(str(error)) from error
-            return views.save_notes(run_of(request), given)
+            return views.save_notes(run_of(request), note)
 
         answer: Response = await answering(work)(request)
         return answer
 
     def number(request: Request, name: str, default: int) -> int:
-        given = request.query_params.get(name, "")
-        return parse_integer(name, given) if given else default
+        text = request.query_params.get(name, "")
+        return parse_integer(name, text) if text else default
 
     def conditions(request: Request) -> dict[str, str]:
         return {name: value for name, value in request.query_params.items() if name != "token"}

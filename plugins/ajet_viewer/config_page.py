@@ -26,9 +26,9 @@ def build_config_page(folder: Path) -> dict[str, Any]:
         keys: a list of {key, value, origin}; origins are "" if the run's origins.json is damaged. given: text of the
         user's YAML. commands: the command lines that started the run.
     """
-    known = _read_origins(folder / ORIGINS)
+    origins = _read_origins(folder / ORIGINS)
     keys = [
-        {"key": key, "value": plain(value), "origin": known.get(key, "default") if known else ""}
+        {"key": key, "value": plain(value), "origin": origins.get(key, "default") if origins else ""}
         for key, value in flatten_tree(_read_tree(folder / "resolved.yaml"))
     ]
     return {"keys": keys, "given": _read_text(folder / "given.yaml"), "commands": _read_text(folder / "command")}
@@ -45,7 +45,7 @@ def flatten_tree(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _read_origins(path: Path) -> dict[str, str]:
     try:
-        return {key: str(place) for key, place in read_json(path).items()}
+        return {key: str(origin) for key, origin in read_json(path).items()}
     except (OSError, ValueError, AttributeError):
         return {}
 

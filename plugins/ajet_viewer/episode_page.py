@@ -123,7 +123,7 @@ def list_token_lines(episode: Episode) -> list[Timeline]:
     if episode.timelines:
         return episode.timelines
     lines = []
-    for call in (episode.calls[at] for at in leaf_calls(episode.calls)):
+    for call in (episode.calls[number] for number in leaf_calls(episode.calls)):
         ids = full_ids(episode.calls, call.index)
         none, zeros = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
         lines.append(
@@ -167,18 +167,18 @@ def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) ->
     Returns:
         {at: index of the token, call: index of the call, what: "prompt" or "reply"}, in ascending order.
     """
-    found: list[dict[str, Any]] = []
+    borders: list[dict[str, Any]] = []
     index: int | None = timeline.leaf
-    until = len(timeline.ids)
+    last = len(timeline.ids)
     # Walk from the last call to the first: each shares the first `prefix` tokens with its parent call.
-    while index is not None and start < stop and until > start:
+    while index is not None and start < stop and last > start:
         call = episode.calls[index]
         reply = call.prefix + len(call.suffix_ids)
-        for at, what in ((reply, "reply"), (call.prefix, "prompt")):
-            if at < until and start <= at < stop:
-                found.append({"at": at, "call": index, "what": what})
-        until, index = call.prefix, call.parent
-    return found[::-1]
+        for position, kind in ((reply, "reply"), (call.prefix, "prompt")):
+            if position < last and start <= position < stop:
+                borders.append({"at": position, "call": index, "what": kind})
+        last, index = call.prefix, call.parent
+    return borders[::-1]
 
 
 def read_proof(folder: Path) -> dict[str, Any] | None:

@@ -83,7 +83,7 @@ class EpisodeTable:
 
         If a resumed run has recorded the episode twice, it is the row in the file of the later step.
         """
-        return next((found for found in self.rows() if found[0]["uuid"] == uuid), None)
+        return next((row_and_place for row_and_place in self.rows() if row_and_place[0]["uuid"] == uuid), None)
 
     @property
     def damaged(self) -> int:
@@ -97,8 +97,8 @@ class EpisodeTable:
         except OSError:
             paths = {}
         with self._lock:
-            for gone in self._files.keys() - paths.keys():
-                del self._files[gone]
+            for removed in self._files.keys() - paths.keys():
+                del self._files[removed]
             for name, path in paths.items():
                 match = NAME.fullmatch(name)
                 if name not in self._files and match:
@@ -113,31 +113,31 @@ class EpisodeTable:
 
 def _has_changed(file: _EpisodeFile) -> bool:
     try:
-        found = file.path.lstat()
+        status = file.path.lstat()
     except OSError:
         return False
-    return found.st_ino != file.inode or found.st_size != file.end
+    return status.st_ino != file.inode or status.st_size != file.end
 
 
 def _read_new_lines(file: _EpisodeFile) -> None:
     try:
         with open_record_file(file.path) as stream:
-            found = os.fstat(stream.fileno())
-            if found.st_ino != file.inode or found.st_size < file.end:
-                file.inode, file.end, file.rows, file.damaged = found.st_ino, 0, [], 0
+            status = os.fstat(stream.fileno())
+            if status.st_ino != file.inode or status.st_size < file.end:
+                file.inode, file.end, file.rows, file.damaged = status.st_ino, 0, [], 0
             stream.seek(file.end)
             while True:
                 try:
                     line = next_line(stream)
                 except ValueError:  # the rest of the file is not searched
-                    file.damaged, file.end = file.damaged + 1, found.st_size
+                    file.damaged, file.end = file.damaged + 1, status.st_size
                     break
                 if not line.endswith(b"\n"):
                     break
-                place = EpisodeLinePlace(file.path, file.end, len(line))
+                line_place = EpisodeLinePlace(file.path, file.end, len(line))
                 file.end += len(line)
                 try:
-                    file.rows.append((build_table_row(parse_object(line), file.step), place))
+                    file.rows.append((build_table_row(parse_object(line), file.step), line_place))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
     except RecordFileError:

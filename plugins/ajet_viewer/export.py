@@ -41,27 +41,29 @@ def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     rows: list[dict[str, Any]] = []
     pages: dict[str, Any] = {}
     tokens: dict[str, list[dict[str, Any]]] = {}
-    room, damaged = MOST_TOKENS, 0
-    for row, place in everything:
+    token_budget, damaged = MOST_TOKENS, 0
+    for row, line_place in everything:
         try:
-            episode, outcome = episode_page.read_episode(place)
+            episode, outcome = episode_page.read_episode(line_place)
         except (UserError, OSError, ValueError):
             damaged += 1
             continue
         lines = episode_page.list_token_lines(episode)
         page = episode_page.build_episode_page(episode, outcome, step=row["step"])
         images = image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
-        before, room = room, room - sum(len(line.ids) for line in lines) - images
-        if room < 0 and rows:
+        before, token_budget = token_budget, token_budget - sum(len(line.ids) for line in lines) - images
+        if token_budget < 0 and rows:
             break
         rows.append(row)
         pages[row["uuid"]] = page
         tokens[row["uuid"]] = []
         # The first episode is exported in any case, with as many tokens as there is room for.
         for line in lines:
-            shown = min(len(line.ids), max(0, before))
-            before -= shown
-            tokens[row["uuid"]].append(episode_page.build_token_window(episode, line, 0, shown, spell, most=shown))
+            token_count = min(len(line.ids), max(0, before))
+            before -= token_count
+            tokens[row["uuid"]].append(
+                episode_page.build_token_window(episode, line, 0, token_count, spell, most=token_count)
+            )
     left_out = len(everything) - len(rows) - damaged
     notes = ["a copy"]
     notes += [f"{left_out} older episodes are not in it"] if left_out else []
@@ -111,8 +113,8 @@ def bundle_scripts() -> str:
         if name in order or name in visiting:
             return
         visiting.add(name)
-        for wanted in re.findall(r'from "\./([\w.]+)";', (PAGE / name).read_text()):
-            visit(wanted)
+        for imported in re.findall(r'from "\./([\w.]+)";', (PAGE / name).read_text()):
+            visit(imported)
         order.append(name)
 
     visiting: set[str] = set()

@@ -87,9 +87,9 @@ class Library:
         """Return the rows of all runs for the run table, last changed first. Unchanged files are not read again."""
         folders = list(self._list_run_folders())
         rows = [self._read_row(folder) for folder in folders]
-        there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
-        for gone in self._read.keys() - there:
-            self._read.pop(gone, None)
+        present = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
+        for removed in self._read.keys() - present:
+            self._read.pop(removed, None)
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
 
     def _read_row(self, folder: Path) -> dict[str, Any]:
@@ -102,20 +102,20 @@ class Library:
     def _read_cached(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
         path = folder / name
         stamp = _read_stamp(path)  # taken before the read, so that a file written meanwhile is read again
-        known = self._read.get(path)
-        if known is not None and known[0] == stamp:
-            found: T = known[1]
-            return found
-        found = read(folder)
-        self._read[path] = (stamp, found)
-        return found
+        cached = self._read.get(path)
+        if cached is not None and cached[0] == stamp:
+            content: T = cached[1]
+            return content
+        content = read(folder)
+        self._read[path] = (stamp, content)
+        return content
 
     def _may_name_run(self, name: str) -> bool:
         """True if a name is RUN, RUN/debug/NAME or RUN/eval/NAME, and does not lead out of the folder."""
         parts = name.split("/")
-        known = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
+        has_run_form = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
         spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
-        return known and spelled and self.only in (None, parts[0]) and self._is_inside(self.root / parts[0])
+        return has_run_form and spelled and self.only in (None, parts[0]) and self._is_inside(self.root / parts[0])
 
     def _list_run_folders(self) -> Iterator[Path]:
         names = [self.only] if self.only is not None else [path.name for path in list_folders(self.root)]
@@ -168,17 +168,17 @@ def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[
 
 def _read_measures(folder: Path) -> dict[str, Any]:
     """Return the columns of the run table that come from metrics.jsonl."""
-    found = read_last_values(folder / "metrics.jsonl", ROWS)
-    played = "debug" if found["train/reward"] is None else "train"
+    values = read_last_values(folder / "metrics.jsonl", ROWS)
+    prefix = "debug" if values["train/reward"] is None else "train"
     return {
-        **{name: found[name] for name in (*REWARDS, *NUMBERS)},
-        "given": found["train/rows"] is not None,
-        "loss": found["loss"] if found["train/rows"] is not None else None,
-        "validation/loss": found["validation/loss"],
-        "reward_over": format_scored_count(found, played) or None,
-        "reward_short": _format_scored(found, played),
-        "held_out": format_validation(found) if found["validation/tasks"] is not None else None,
-        "held_out_short": format_short_validation(found),
+        **{name: values[name] for name in (*REWARDS, *NUMBERS)},
+        "given": values["train/rows"] is not None,
+        "loss": values["loss"] if values["train/rows"] is not None else None,
+        "validation/loss": values["validation/loss"],
+        "reward_over": format_scored_count(values, prefix) or None,
+        "reward_short": _format_scored(values, prefix),
+        "held_out": format_validation(values) if values["validation/tasks"] is not None else None,
+        "held_out_short": format_short_validation(values),
     }
 
 
@@ -242,35 +242,35 @@ def read_last_values(
     Returns:
         Values by name, None if not found.
     """
-    found: dict[str, int | float | None] = {name: None for names in rows for name in names}
+    values: dict[str, int | float | None] = {name: None for names in rows for name in names}
     try:
         with open_record_file(metrics) as file:
             lines = read_last_lines(file, window)
     except OSError:
-        return found
-    wanted = {f'"{names[0]}"'.encode(): names for names in rows}
+        return values
+    missing = {f'"{names[0]}"'.encode(): names for names in rows}
     for line in reversed(lines):
-        there = [mark for mark in wanted if mark in line]
-        if not there:  # most rows have none of the wanted metrics
+        in_line = [first_name for first_name in missing if first_name in line]
+        if not in_line:  # most rows have none of the wanted metrics
             continue
         try:
             row = parse_object(line)
         except ValueError:
             continue
-        for mark in there:
-            if _to_finite(row.get(wanted[mark][0])) is not None:
-                found.update({name: _to_finite(row.get(name)) for name in wanted.pop(mark)})
-        if not wanted:
+        for first_name in in_line:
+            if _to_finite(row.get(missing[first_name][0])) is not None:
+                values.update({name: _to_finite(row.get(name)) for name in missing.pop(first_name)})
+        if not missing:
             break
-    return found
+    return values
 
 
 def _read_stamp(path: Path) -> Stamp:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except (OSError, ValueError):
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_run_status(folder: Path) -> dict[str, Any]:

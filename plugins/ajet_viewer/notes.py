@@ -53,13 +53,13 @@ def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         NoteConflictError: the notes were replaced since that version.
         UserError: the folder cannot be written, or another viewer holds the lock for PATIENCE_S seconds.
     """
-    wanted = _check_note(given)
+    note = _check_note(given)
     try:
         with alone(folder / LOCK, "changes the note", at_most=PATIENCE_S):
             before = read_notes(folder)
-            if wanted["edit"] != before["edit"]:
+            if note["edit"] != before["edit"]:
                 raise NoteConflictError("The note was changed meanwhile: reload it.")
-            saved = wanted | {"edit": before["edit"] + 1}
+            saved = note | {"edit": before["edit"] + 1}
             write_atomically(folder / FILE, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"The note cannot be saved: {error.strerror}.", where=str(folder / FILE)) from error

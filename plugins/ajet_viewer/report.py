@@ -47,11 +47,11 @@ def write_report(run: str, root: Path, *, out: Path | None = None) -> Path:
     folder = folder.absolute()
     target = out or Path(f"ajet-report-{folder.name}.zip")
     require_place(target, "--out")
-    clean, known = _make_cleaner(folder)
+    clean, are_secrets_known = _make_cleaner(folder)
     try:
         with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as bundle:
             for name, content in _list_parts(folder):
-                if name == "given.yaml" and not known:
+                if name == "given.yaml" and not are_secrets_known:
                     content = _explain_left_out
                 bundle.writestr(f"{target.stem}/{name}", clean(_read_part(content)))
     except OSError as error:
@@ -91,29 +91,29 @@ def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
     from ajet.config import read_recorded_tree
 
     literals: list[tuple[str, str]] = []
-    known = True
+    are_secrets_known = True
     for name in ("given.yaml", "resolved.yaml"):
         try:
             literals += literal_secrets(read_recorded_tree(folder / name))
         except (UserError, OSError):
-            known = known and name != "given.yaml"
+            are_secrets_known = are_secrets_known and name != "given.yaml"
     redact, home = Redactor(literals=literals), str(Path.home())
 
     def clean(text: str) -> str:
-        shown = redact(text)
-        return shown.replace(home, "~") if len(home) > 1 else shown
+        redacted = redact(text)
+        return redacted.replace(home, "~") if len(home) > 1 else redacted
 
-    return clean, known
+    return clean, are_secrets_known
 
 
 def _list_versions() -> str:
-    found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
+    versions: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(versions, indent=1) + "\n"
 
 
 def _list_origins(folder: Path) -> str:
@@ -142,8 +142,8 @@ def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
 
     Their JSON lines are returned, without token arrays.
     """
-    found = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
-    files = sorted(found, key=lambda path: path.lstat().st_mtime)
+    episode_files = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
+    files = sorted(episode_files, key=lambda path: path.lstat().st_mtime)
     if not files:
         return []
 
@@ -157,5 +157,5 @@ def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
 
 def list_contents(bundle: Path) -> list[tuple[str, int]]:
     """Return (name, size in bytes) for each file in a bundle."""
-    with zipfile.ZipFile(bundle) as opened:
-        return [(each.filename, each.file_size) for each in opened.infolist()]
+    with zipfile.ZipFile(bundle) as archive:
+        return [(each.filename, each.file_size) for each in archive.infolist()]

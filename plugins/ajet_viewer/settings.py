@@ -35,17 +35,17 @@ class RunSettings:
 
     def of(self, folder: Path) -> dict[str, Value]:
         """Return the settings of a run by dotted key, with lists as text, or {} if they cannot be read."""
-        for name, read in ((FILE, _read_identity), ("resolved.yaml", _read_resolved)):
+        for name, read_settings in ((FILE, _read_identity), ("resolved.yaml", _read_resolved)):
             path = folder / name
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 continue
-            state = (found.st_mtime_ns, found.st_size)
+            state = (status.st_mtime_ns, status.st_size)
             if self._read.get(path, (None,))[0] != state:
                 self._read[path] = (
                     state,
-                    {key: _shorten_value(value) for key, value in read(path) if key not in NAMES},
+                    {key: _shorten_value(value) for key, value in read_settings(path) if key not in NAMES},
                 )
             return self._read[path][1]
         return {}
@@ -75,11 +75,11 @@ def list_off_curves(settings: dict[str, Value]) -> list[str]:
 
 def find_differing_keys(runs: Iterable[dict[str, Value]]) -> list[str]:
     """Return the keys that have different values in several runs, sorted, at most MOST_KEYS."""
-    seen: dict[str, set[str]] = {}
+    values_by_key: dict[str, set[str]] = {}
     for settings in runs:
         for key, value in settings.items():
-            seen.setdefault(key, set()).add(repr(value))
-    return sorted(key for key, values in seen.items() if len(values) > 1)[:MOST_KEYS]
+            values_by_key.setdefault(key, set()).add(repr(value))
+    return sorted(key for key, values in values_by_key.items() if len(values) > 1)[:MOST_KEYS]
 
 
 def _read_identity(path: Path) -> list[tuple[str, Any]]:

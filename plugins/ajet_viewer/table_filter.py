@@ -92,14 +92,14 @@ def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
         files. damaged: number of lines that cannot be read.
     """
     text = wanted.text.casefold()
-    found = [
+    matches = [
         row
-        for row, place in table.rows()
-        if wanted.admits(row) and (not text or _is_in_row(row, text) or _is_in_line(place, text))
+        for row, line_place in table.rows()
+        if wanted.admits(row) and (not text or _is_in_row(row, text) or _is_in_line(line_place, text))
     ]
-    window = _sort_rows(found, wanted)[wanted.offset : wanted.offset + wanted.limit]
+    window = _sort_rows(matches, wanted)[wanted.offset : wanted.offset + wanted.limit]
     state = {"complete": table.is_complete, "pending": table.pending, "damaged": table.damaged}
-    return {"rows": window, "total": len(found), **state}
+    return {"rows": window, "total": len(matches), **state}
 
 
 def _sort_rows(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
@@ -131,21 +131,21 @@ def _is_in_line(place: EpisodeLinePlace, text: str) -> bool:
 
 
 def _parse_range(query: Mapping[str, str], name: str) -> tuple[float, float] | None:
-    given = query.get(name, "").strip()
-    if not given:
+    text = query.get(name, "").strip()
+    if not text:
         return None
-    low, dots, high = given.partition("..")
+    low, dots, high = text.partition("..")
     try:
-        return (float(low or "-inf"), float(high or "inf")) if dots else (float(given), float(given))
+        return (float(low or "-inf"), float(high or "inf")) if dots else (float(text), float(text))
     except ValueError as error:
-        raise FilterError(f"{name}: a number or a range such as 0.2..0.8, not {given!r}") from error
+        raise FilterError(f"{name}: a number or a range such as 0.2..0.8, not {text!r}") from error
 
 
 def _parse_count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
-    given = query.get(name, "")
-    if not given:
+    text = query.get(name, "")
+    if not text:
         return default
-    return min(parse_integer(name, given), most)
+    return min(parse_integer(name, text), most)
 
 
 def parse_integer(name: str, given: str) -> int:

@@ -51,9 +51,9 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
     short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
     words = [word for row in rows for word in (row["held_out_short"] or "").split()]
     held_out = max(map(len, ("held out", *words))) if narrow else None
-    room = max(8, console.width - BESIDE_NAME - (held_out or 0)) if narrow else None
+    name_width = max(8, console.width - BESIDE_NAME - (held_out or 0)) if narrow else None
     # Names are copied into commands, so none is cut.
-    table.add_column("run", overflow="fold", no_wrap=short, max_width=room)
+    table.add_column("run", overflow="fold", no_wrap=short, max_width=name_width)
     table.add_column("state", min_width=len("interrupted"))
     table.add_column("step", justify="right")
     table.add_column("reward", justify="right")
@@ -99,28 +99,30 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
     if split and split not in get_args(Split):
         raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))
     try:
-        wanted = TableFilter.from_query({"step": step or "", "split": split})
+        table_filter = TableFilter.from_query({"step": step or "", "split": split})
     except FilterError as error:
         raise UserError(
             f"'{step}' is not a step.", where="--step", expected="a step, or a range such as 3..9"
         ) from error
     table = EpisodeTable(folder)
     table.read_new_rows(wait=None)
-    found = [(row, place) for row, place in table.rows() if wanted.admits(row) and uuid in ("", row["uuid"])]
-    if uuid and not found:
+    matches = [
+        (row, line_place) for row, line_place in table.rows() if table_filter.admits(row) and uuid in ("", row["uuid"])
+    ]
+    if uuid and not matches:
         raise UserError(
             f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the id of a recorded episode"
         )
-    scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
-    chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
-    for _, place in chosen[:count]:
+    scored = sorted((each for each in matches if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
+    ordered = (scored[::-1] if best else scored) + [each for each in matches if each[0]["reward"] is None]
+    for _, line_place in ordered[:count]:
         try:
-            show_episode(read_episode(place)[0])
+            show_episode(read_episode(line_place)[0])
         except (UserError, OSError, ValueError) as error:
-            what = error.what if isinstance(error, UserError) else f"the episode cannot be read: {error}"
-            console.print(f"{place.path.name}: {_escape_text(what)}", soft_wrap=True)
-    if found:
-        console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
+            problem = error.what if isinstance(error, UserError) else f"the episode cannot be read: {error}"
+            console.print(f"{line_place.path.name}: {_escape_text(problem)}", soft_wrap=True)
+    if matches:
+        console.print(f"{min(count, len(ordered))} of {counted(len(matches), 'episode')}")
     else:
         console.print(_describe_episodes([row for row, _ in table.rows()]), soft_wrap=True)
     return 0

@@ -25,14 +25,14 @@ def build_task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | Non
         steps: the steps with a validation. tasks: a row for each task, first those that became worse, then better ones,
         then the others. judge_change: the argument.
     """
-    found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    cells_by_task: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in rows:
         if row["split"] == "validation":
-            found.setdefault(row["task"], {}).setdefault(row["step"], []).append(row)
+            cells_by_task.setdefault(row["task"], {}).setdefault(row["step"], []).append(row)
     since = -1 if judge_change is None else judge_change
-    tasks = [_compare_task(name, cells, since) for name, cells in found.items()]
+    tasks = [_compare_task(name, cells, since) for name, cells in cells_by_task.items()]
     tasks.sort(key=lambda task: (not task["changed"], task["changed"], task["task"]))
-    steps = sorted({step for cells in found.values() for step in cells})
+    steps = sorted({step for cells in cells_by_task.values() for step in cells})
     return {"steps": steps, "tasks": tasks, "judge_change": judge_change}
 
 
@@ -40,12 +40,14 @@ def _compare_task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since
     cells = {step: _build_cell(rows) for step, rows in steps.items()}
     compared = [step for step in cells if step > since] or [max(cells)]
     first, last = cells[min(compared)], cells[max(compared)]
-    one, other = _score_cell(first), _score_cell(last)
+    first_score, last_score = _score_cell(first), _score_cell(last)
     return {
         "task": name,
         "query": next(row["query"] for rows in steps.values() for row in rows),
         "cells": cells,
-        "changed": 0 if one is None or other is None else (other > one) - (other < one),
+        "changed": 0
+        if first_score is None or last_score is None
+        else (last_score > first_score) - (last_score < first_score),
         "before": first["uuid"],
         "after": last["uuid"] if len(compared) > 1 else None,
     }
@@ -93,29 +95,29 @@ def build_reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     splits: dict[str, dict[int, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         reward = row["reward"]
-        known = isinstance(reward, (int, float)) and math.isfinite(reward)
-        splits[row["split"]][row["step"]].append(float(reward) if known else None)
+        is_number = isinstance(reward, (int, float)) and math.isfinite(reward)
+        splits[row["split"]][row["step"]].append(float(reward) if is_number else None)
     return {split: _build_histogram(steps) for split, steps in sorted(splits.items())}
 
 
 def _build_histogram(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
-    known = sorted({reward for rewards in steps.values() for reward in rewards if reward is not None})
-    bins = _make_bins(known)
+    known_rewards = sorted({reward for rewards in steps.values() for reward in rewards if reward is not None})
+    bins = _make_bins(known_rewards)
     lows = [low for low, _ in bins]
     order = sorted(steps)
     together = math.ceil(len(order) / COLUMNS)
     columns = []
     for first in range(0, len(order), together):
-        chosen = order[first : first + together]
-        rewards = [reward for step in chosen for reward in steps[step]]
+        bin_steps = order[first : first + together]
+        rewards = [reward for step in bin_steps for reward in steps[step]]
         scored = [reward for reward in rewards if reward is not None]
         counts = [0] * len(bins)
         for reward in scored:
             counts[max(0, bisect_right(lows, reward) - 1)] += 1
         columns.append(
             {
-                "first": chosen[0],
-                "last": chosen[-1],
+                "first": bin_steps[0],
+                "last": bin_steps[-1],
                 "counts": counts,
                 "unscored": len(rewards) - len(scored),
                 "mean": math.fsum(scored) / len(scored) if scored else None,

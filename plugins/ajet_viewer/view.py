@@ -148,8 +148,8 @@ def _make_missing_error(place: Path) -> UserError:
 
     begins = f"`{format_command('--conf', 'FILE.yaml')}` starts a run; --exp-dir selects another folder of runs"
     if place.name == DEFAULT_ROOT:
-        what = f"There is no folder {place.name}: no run was started in this folder yet."
-        return UserError(what, where=str(place), expected=expected, do=begins)
+        message = f"There is no folder {place.name}: no run was started in this folder yet."
+        return UserError(message, where=str(place), expected=expected, do=begins)
     return UserError(
         f"There is no run or folder named {place.name}.",
         where=str(place),
@@ -167,9 +167,9 @@ def choose_place(named: str, root: Path) -> Path:
         named: name of a run, or a folder.
         root: folder of all runs.
     """
-    found = newest_run(named, root, holding="status.json")
-    place = Path(named)
-    return found or (place if place.is_dir() or (place.exists() and not (root / named).exists()) else root / named)
+    newest = newest_run(named, root, holding="status.json")
+    path = Path(named)
+    return newest or (path if path.is_dir() or (path.exists() and not (root / named).exists()) else root / named)
 
 
 def _write_page(views: Views, place: Path, file: Path) -> int:
@@ -201,8 +201,8 @@ def _serve_views(views: Views, host: str, port: int, browser: bool, is_attached:
     port = listener.getsockname()[1]
     hosts = list_loopback_hosts(host, port) if is_loopback(host) else frozenset[str]()
     token = secrets.token_urlsafe(16)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}/?token={token}"
+    url_host = f"[{host}]" if ":" in host else host
+    address = f"http://{url_host}:{port}/?token={token}"
     print(f"Viewer: {address}", flush=True)
     if not is_attached:
         console.print("Press Ctrl-C to stop the viewer.", style="dim")
@@ -332,12 +332,12 @@ def find_speller(folder: Path) -> Spell | None:
         settings = read_recorded_tree(folder / "resolved.yaml").get("ajet")
         path = (settings.get("model") or {}).get("path") if isinstance(settings, dict) else None
         if isinstance(path, str):
-            places += [found for found in (find_local_model(path, base=folder, weights=False),) if found is not None]
+            places += [local for local in (find_local_model(path, base=folder, weights=False),) if local is not None]
     except (UserError, OSError, AttributeError):
         pass  # a damaged file: the checkpoint's is left
-    for place in places:
+    for model_folder in places:
         try:
-            tokenizer = load_tokenizer(ModelSource(str(place), folder=place))
+            tokenizer = load_tokenizer(ModelSource(str(model_folder), folder=model_folder))
         except UserError:
             continue
         return lambda ids: spell_tokens(tokenizer, ids)
@@ -367,7 +367,7 @@ def build_byte_alphabet() -> dict[str, int]:
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str, int] | None) -> str:

@@ -277,6 +277,12 @@ def test_what_no_reference_can_name_is_refused(composed: Callable[..., Experimen
         ajet.tune(**TUNE | {"agent": lambda task, tuner: "yes"}, tasks=["a"])
 
 
+def test_a_list_of_rewards_names_the_scorers(composed: Callable[..., Experiment]) -> None:
+    with pytest.raises(UserError, match="a list of 2 entries") as refused:
+        ajet.tune(**TUNE | {"reward": [len, len]}, tasks=["a"])
+    assert "task_judge.scorers" in refused.value.do
+
+
 def test_tasks_that_cannot_be_written_down_are_one_error(composed, monkeypatch):
     monkeypatch.setattr("ajet.record.files.write_atomically", _refuses)
     with pytest.raises(UserError, match="read-only: the tasks could not be written"):

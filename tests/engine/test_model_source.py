@@ -106,7 +106,7 @@ def test_open_models_are_not_taken_for_hosted(name: str) -> None:
     refuse_hosted(name)
 
 
-def test_a_run_as_model_names_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_run_as_model_names_its_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("checkpoints/step-2", "checkpoints/step-10"):
         (tmp_path / "m" / place).mkdir(parents=True)
         (tmp_path / "m" / place / "config.json").touch()
@@ -114,6 +114,13 @@ def test_a_run_as_model_names_its_newest_checkpoint(tmp_path: Path) -> None:
         with pytest.raises(UserError) as refused:
             locate_model(str(tmp_path / named))
         assert str(tmp_path / "m/checkpoints/step-10") in refused.value.do
+    (tmp_path / "launcher_record").mkdir()
+    (tmp_path / "m").rename(tmp_path / "launcher_record/m")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as refused:
+        locate_model("m")
+    assert "launcher_record/m/checkpoints/step-10" in refused.value.do
     (tmp_path / "v/checkpoints/step-3").mkdir(parents=True)
     (tmp_path / "v/run.json").touch()
     with pytest.raises(UserError) as refused:

@@ -64,12 +64,12 @@ def build_status(
 
 
 def _describe_sampler(member: StoreMember) -> dict[str, Any]:
-    reported, found = member.details, {"name": member.name, "leases": member.leases, "age": member.age}
+    reported, description = member.details, {"name": member.name, "leases": member.leases, "age": member.age}
     if "version" in reported:
-        found["version"] = reported["version"]
+        description["version"] = reported["version"]
     if reported.get("seconds") and "episodes" in reported:
-        found["episodes_per_second"] = reported["episodes"] / reported["seconds"]
-    return found
+        description["episodes_per_second"] = reported["episodes"] / reported["seconds"]
+    return description
 
 
 BACKLOG = 2
@@ -151,10 +151,10 @@ class Announcer:
         """
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
-        most = self._ahead if wanted is None else min(self._ahead, wanted)
+        allowed = self._ahead if wanted is None else min(self._ahead, wanted)
         self.leased = depths.leased
         # `next - open_ones` positions are done with. Above them at most `most` groups may be open at once.
-        below = 0 if self._holds else max(self._below, depths.next - open_ones + most)
+        below = 0 if self._holds else max(self._below, depths.next - open_ones + allowed)
         unchanged, self._below = below == self._below, below
         self._show_depths(depths, last=over)
         if unchanged and not over:
@@ -174,14 +174,14 @@ class Announcer:
             if time.monotonic() - self._shown < SHOWN_EVERY and not last:
                 return
             self._shown = time.monotonic()
-            found = depths or self._store.depths()
-            free = max(0, self._below - found.next) + found.waiting if self._below else 0
+            current = depths or self._store.depths()
+            free = max(0, self._below - current.next) + current.waiting if self._below else 0
             samplers = self._list_samplers()
             self.needs_probe = any(each.details.get(SERVER) for each in samplers)
-            if found.dead != self._looked_dead:
+            if current.dead != self._looked_dead:
                 self._given_up.read_dead_letters()
-                self._looked_dead = found.dead
-            self._show(build_status(found, samplers, free=free, quarantined=self.quarantined))
+                self._looked_dead = current.dead
+            self._show(build_status(current, samplers, free=free, quarantined=self.quarantined))
 
     def _list_samplers(self) -> list[StoreMember]:
         """Return all samplers with a recent heartbeat."""

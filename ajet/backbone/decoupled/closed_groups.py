@@ -84,22 +84,22 @@ class ClosedGroups:
 
     def ready(self, version: int, step: int) -> ReadyGroups:
         """Return the groups usable in an update of policy `version` at `step`."""
-        found, retrainable = ReadyGroups(), list[tuple[int, Group]]()
-        most, rest = self._trainer.algorithm.max_trained_count, self._trainer.algorithm.retrained_interval
+        ready_groups, retrainable = ReadyGroups(), list[tuple[int, Group]]()
+        use_limit, interval = self._trainer.algorithm.max_trained_count, self._trainer.algorithm.retrained_interval
         for order in sorted(self._groups):
-            group, used = self._groups[order]
+            group, used_at_steps = self._groups[order]
             # a resumed run may have a lower max_trained_count
-            if len(used) >= most or not is_fresh(group, version, self._trainer):
-                if used:
-                    found.expired.append(order)
+            if len(used_at_steps) >= use_limit or not is_fresh(group, version, self._trainer):
+                if used_at_steps:
+                    ready_groups.expired.append(order)
                 else:
-                    found.stale.append(group)
-            elif not used:
-                found.groups.append(group)
-            elif used[-1] + rest <= step:
-                retrainable.append((len(used), group))
-        found.groups += [group for _, group in sorted(retrainable, key=lambda each: each[0])]
-        return found
+                    ready_groups.stale.append(group)
+            elif not used_at_steps:
+                ready_groups.groups.append(group)
+            elif used_at_steps[-1] + interval <= step:
+                retrainable.append((len(used_at_steps), group))
+        ready_groups.groups += [group for _, group in sorted(retrainable, key=lambda each: each[0])]
+        return ready_groups
 
     def take(self, groups: Sequence[Group], stale: Sequence[Group], expired: Sequence[int]) -> GroupReuse:
         """Remove the groups that a step uses, and groups too old or used too often.
@@ -111,12 +111,12 @@ class ClosedGroups:
             stale: Groups too old, never trained on.
             expired: Positions of groups trained on before, now too old or used too often.
         """
-        used = {group.order: self._groups.pop(group.order)[1] for group in groups}
+        steps_by_order = {group.order: self._groups.pop(group.order)[1] for group in groups}
         for order in (*(group.order for group in stale), *expired):
             del self._groups[order]
-        most = self._trainer.algorithm.max_trained_count
-        retrainable = [order for order, steps in used.items() if len(steps) + 1 < most]
-        return GroupReuse([order for order, steps in used.items() if steps], retrainable, expired)
+        use_limit = self._trainer.algorithm.max_trained_count
+        retrainable = [order for order, steps in steps_by_order.items() if len(steps) + 1 < use_limit]
+        return GroupReuse([order for order, steps in steps_by_order.items() if steps], retrainable, expired)
 
 
 def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:

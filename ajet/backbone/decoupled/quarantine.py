@@ -63,13 +63,13 @@ class Quarantine:
         self._in_a_row[refused.kind] += 1
         if (count := self._in_a_row.total()) >= self._report_at:
             self._report_at *= 2
-            ((kind, most),) = self._in_a_row.most_common(1)
+            ((kind, times),) = self._in_a_row.most_common(1)
             logger.error(
                 "{} groups in a row had invalid episodes, {} of them of the kind {!r}. The last: {}. The run "
                 "learns nothing until valid groups arrive: compare the samplers' settings and ajet version with "
                 "the trainer's",
                 count,
-                most,
+                times,
                 kind,
                 refused,
             )

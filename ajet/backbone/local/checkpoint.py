@@ -140,15 +140,15 @@ def _state_path(folder: Path) -> Path:
 
 def _read_state_json(folder: Path) -> dict[str, Any]:
     """Return the description of a checkpoint's trainer state. Raises UserError if it is missing or invalid."""
-    place = folder / "trainer" / "state.json"
+    file = folder / "trainer" / "state.json"
     try:
-        about: dict[str, Any] = read_json(place)
+        about: dict[str, Any] = read_json(file)
         if not (isinstance(about["version"], int) and isinstance(about["format"], int) and about["layout"][0]):
             raise ValueError("its version, format or layout is unknown")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"The checkpoint in {folder} contains no trainer state, so training cannot resume from it.",
-            where=str(place),
+            where=str(file),
             expected="a checkpoint that the local backbone wrote",
             do="to start a new run with its weights, set model.path to the checkpoint",
         ) from error

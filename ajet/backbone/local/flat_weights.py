@@ -61,13 +61,13 @@ class FlatWeights:
     """Moves `parameters` (all of one dtype and device) into one buffer, matrices first."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        named = sorted(parameters, key=lambda pair: pair[1].ndim < 2)
-        first = named[0][1]
+        by_dimension = sorted(parameters, key=lambda pair: pair[1].ndim < 2)
+        first = by_dimension[0][1]
         assert first.dtype in (torch.bfloat16, torch.float32), f"weights are {first.dtype}"
-        self.parameters = named
+        self.parameters = by_dimension
         self.places: list[Slot] = []
         end = self.decayed = 0
-        for name, parameter in named:
+        for name, parameter in by_dimension:
             self.places.append(Slot(name, tuple(parameter.shape), end, end + parameter.numel()))
             end += -(-parameter.numel() // ALIGN) * ALIGN
             if parameter.ndim >= 2:
@@ -78,13 +78,13 @@ class FlatWeights:
         self.gradients: Tensor | None = None
         self._begun: set[int] = set()
         """Start positions of the parameters with accumulated gradients."""
-        for place, (_, parameter) in zip(self.places, named, strict=True):
-            view = self.values[place.start : place.stop].view(place.shape)
+        for span, (_, parameter) in zip(self.places, by_dimension, strict=True):
+            view = self.values[span.start : span.stop].view(span.shape)
             view.copy_(parameter.data)
-            self.values[place.stop : -(-place.stop // ALIGN) * ALIGN] = 0
+            self.values[span.stop : -(-span.stop // ALIGN) * ALIGN] = 0
             parameter.data = view
             if self.values.dtype == torch.bfloat16:
-                parameter.register_post_accumulate_grad_hook(self._make_collector(place))
+                parameter.register_post_accumulate_grad_hook(self._make_collector(span))
 
     @property
     def size(self) -> int:
@@ -164,8 +164,8 @@ class FlatWeights:
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
         self._begun.clear()
         if self.low is None:
-            for place, (_, parameter) in zip(self.places, self.parameters, strict=True):
-                parameter.grad = self.gradients[place.start : place.stop].view(place.shape)
+            for span, (_, parameter) in zip(self.places, self.parameters, strict=True):
+                parameter.grad = self.gradients[span.start : span.stop].view(span.shape)
         return self.gradients
 
     def drop_gradients(self) -> None:

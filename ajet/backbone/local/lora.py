@@ -83,19 +83,19 @@ def _refuse_end_adapters(model: Any, *, several: bool) -> None:
     ends = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
     adapted = [end for end, module in ends.items() if isinstance(module, LoraLayer)]
     weights = [getattr(module, "weight", None) for module in ends.values()]
-    where, expected = "ajet.trainer_common.lora.target_modules", "all-linear, or names of layers between these two"
+    key, expected = "ajet.trainer_common.lora.target_modules", "all-linear, or names of layers between these two"
     if adapted and weights[0] is weights[1]:
         raise ConfigError(
             f"The embedding and the output head of {type(model).__name__} share their weights, so an adapter on "
             f"the {' and the '.join(adapted)} alone could not be merged.",
-            where=where,
+            where=key,
             expected=expected,
         )
     if "head" in adapted and several:
         raise ConfigError(
             f"The output head of {type(model).__name__} does not see every token of a batch, so several adapters "
             "cannot share it.",
-            where=where,
+            where=key,
             expected=expected,
         )
 
@@ -111,10 +111,10 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
     """
     import torch
 
-    own = {part for module, _ in model.named_modules() for part in module.split(".")}
-    own |= {"base_model", "model", "weight", "bias"}
+    module_names = {part for module, _ in model.named_modules() for part in module.split(".")}
+    module_names |= {"base_model", "model", "weight", "bias"}
     for name in names:
-        if name in own or name.startswith("lora_") or hasattr(torch.nn.ModuleDict(), name):
+        if name in module_names or name.startswith("lora_") or hasattr(torch.nn.ModuleDict(), name):
             raise ConfigError(
                 f"An adapter cannot have the name {name!r}, because a module of {type(model).__name__} has it.",
                 where=f"ajet.trainer_common.lora.adapters.{name}",
@@ -142,8 +142,8 @@ def parse_adapter_name(parameter: str) -> str:
 def base_state(model: Any) -> dict[str, torch.Tensor]:
     """Return the weights of a peft model without adapters, under the plain model's names."""
     base = model.get_base_model()
-    named = [*base.named_parameters(), *_persistent_buffers(base)]
-    return {name.replace(".base_layer.", "."): each.detach() for name, each in named if ".lora_" not in name}
+    tensors = [*base.named_parameters(), *_persistent_buffers(base)]
+    return {name.replace(".base_layer.", "."): each.detach() for name, each in tensors if ".lora_" not in name}
 
 
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
@@ -196,8 +196,8 @@ def _draw_noise(device: torch.device) -> torch.Tensor:
     """
     import torch
 
-    draw = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, 1 << 16, (_NOISE,), dtype=torch.int32, generator=draw)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, 1 << 16, (_NOISE,), dtype=torch.int32, generator=generator)
     return torch.cat([drawn, drawn[:_SLICE]]).to(device)
 
 

@@ -27,11 +27,11 @@ def choose_device(name: str) -> torch.device:
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = name.split(":")[0]
     if not present.get(kind):
-        here = ", ".join(device for device, is_there in present.items() if is_there)
+        present_devices = ", ".join(device for device, is_there in present.items() if is_there)
         raise ConfigError(
             f"The device {name} is not on this machine.",
             where="ajet.trainer_common.device",
-            expected=f"auto, or one of: {here}",
+            expected=f"auto, or one of: {present_devices}",
         )
     return torch.device(name)
 
@@ -42,8 +42,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         from ajet.engine.models import choose_fast_dtype
 
         return choose_fast_dtype(device)
-    chosen: torch.dtype = getattr(torch, name)
-    return chosen
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def bound_kernel_caches() -> None:

@@ -59,11 +59,11 @@ class FlatAdamW:
         scale = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
         decayed = min(max(self.weights.decayed, begin), end)
         size = SLICE * torch.get_num_threads() if gradients.device.type == "cpu" else NORM_SLICE
-        room = torch.empty(3, min(size, end - begin), dtype=torch.float32, device=gradients.device)
+        scratch = torch.empty(3, min(size, end - begin), dtype=torch.float32, device=gradients.device)
         for start, stop in _split_range(begin, decayed, size):
-            self.move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
+            self.move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, scratch)
         for start, stop in _split_range(decayed, end, size):
-            self.move_slice(gradients, start, stop, lr, scale, 0.0, steps, room)
+            self.move_slice(gradients, start, stop, lr, scale, 0.0, steps, scratch)
         return norm
 
     def move_slice(
@@ -102,4 +102,4 @@ def gradient_norm(gradients: Tensor) -> float:
 
 
 def _split_range(start: int, stop: int, size: int) -> list[tuple[int, int]]:
-    return [(at, min(at + size, stop)) for at in range(start, stop, size)]
+    return [(begin, min(begin + size, stop)) for begin in range(start, stop, size)]

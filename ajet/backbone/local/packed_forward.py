@@ -87,7 +87,8 @@ class PackedForward:
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
             parts = [
-                token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self.split_targets(row)
+                token_logprobs(self.logits(hidden[chunk]), targets[chunk], temperature)[0]
+                for chunk in self.split_targets(row)
             ]
         return torch.cat(parts)
 
@@ -102,8 +103,8 @@ class PackedForward:
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
             parts = [
-                truncated_logprobs(self.logits(hidden[at]), targets[at], temperature, top_p, top_k, slack=slack)
-                for at in self.split_targets(row)
+                truncated_logprobs(self.logits(hidden[chunk]), targets[chunk], temperature, top_p, top_k, slack=slack)
+                for chunk in self.split_targets(row)
             ]
         return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
@@ -131,23 +132,23 @@ class PackedForward:
         chunks = self.split_targets(row)
         head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
         sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
-        for at in chunks:
-            leaf = hidden[at].detach().requires_grad_()
+        for chunk in chunks:
+            leaf = hidden[chunk].detach().requires_grad_()
             logits = self.logits(leaf)
-            logprobs, entropy = token_logprobs(logits, targets[at], temperature)
-            value = loss(logprobs, entropy, at)
+            logprobs, entropy = token_logprobs(logits, targets[chunk], temperature)
+            value = loss(logprobs, entropy, chunk)
             if logits_loss is not None:
-                value = value + logits_loss(logits, at)
+                value = value + logits_loss(logits, chunk)
             if sums:
-                mine, *theirs = torch.autograd.grad(value, [leaf, *head])
-                for into, part in zip(sums, theirs, strict=True):
-                    add_sliced(into.view(-1), part.reshape(-1), first=at is chunks[0])
-                grads.append(mine)
+                leaf_gradient, *head_gradients = torch.autograd.grad(value, [leaf, *head])
+                for into, part in zip(sums, head_gradients, strict=True):
+                    add_sliced(into.view(-1), part.reshape(-1), first=chunk is chunks[0])
+                grads.append(leaf_gradient)
             else:
                 value.backward()
                 assert leaf.grad is not None
                 grads.append(leaf.grad)
-            if head_gradient is not None and (more := head_gradient(leaf, at)) is not None:
+            if head_gradient is not None and (more := head_gradient(leaf, chunk)) is not None:
                 grads[-1] = grads[-1] + more.to(grads[-1].dtype)
             total += value.item()
         for parameter, summed in zip(head, sums, strict=False):
@@ -197,9 +198,9 @@ class PackedForward:
 
     def _compute_tree(self, tree: Tree, ids: Tensor, positions: Tensor) -> Tensor:
         assert tree.parents.size == 1, "rows for this model are packed without sharing"
-        at = slice(tree.start, tree.stop)
+        columns = slice(tree.start, tree.stop)
         states: Tensor = self.trunk(
-            input_ids=ids[:, at], position_ids=positions[:, at], use_cache=False
+            input_ids=ids[:, columns], position_ids=positions[:, columns], use_cache=False
         ).last_hidden_state[0]
         return states
 
@@ -229,10 +230,10 @@ def probe_packing(forward: PackedForward) -> bool:
         ConfigError: the model's logits cannot be computed from its hidden states.
     """
     model, dtype = forward.model, forward.head.weight.dtype
-    draw = np.random.default_rng(0)
-    own = [draw.integers(0, forward.head.weight.shape[0], size) for size in (PREFIX, *ENDS, *LENGTHS)]
-    prefix, left, right, *others = own
-    samples = [np.concatenate([prefix, left]), np.concatenate([prefix, right]), *others]
+    rng = np.random.default_rng(0)
+    token_ids = [rng.integers(0, forward.head.weight.shape[0], size) for size in (PREFIX, *ENDS, *LENGTHS)]
+    prefix, first_branch, second_branch, *others = token_ids
+    samples = [np.concatenate([prefix, first_branch]), np.concatenate([prefix, second_branch]), *others]
     before = model.config._attn_implementation
     with torch.no_grad():
         with use_attention(model, EAGER):
@@ -248,20 +249,20 @@ def probe_packing(forward: PackedForward) -> bool:
         use_tree_attention(model)
         try:
             windows: dict[int, int | None] = {}
-            found = _compute_packed(forward, prefix, left, right, others, windows)
-            why = explain_unseen_masks(model, windows)
-            if not why and logits_match(found, _arrange_rows(plain), dtype):
+            packed = _compute_packed(forward, prefix, first_branch, second_branch, others, windows)
+            reason = explain_unseen_masks(model, windows)
+            if not reason and logits_match(packed, _arrange_rows(plain), dtype):
                 return True
-            why = why or "its layers keep a recurrent state, or use an attention of their own"
+            reason = reason or "its layers keep a recurrent state, or use an attention of their own"
         except (TypeError, ValueError) as error:
-            why = str(error)
+            reason = str(error)
         set_attention(model, before)
         if before != EAGER and not logits_match(_compute_alone(forward, samples), torch.cat(plain), dtype):
             set_attention(model, EAGER)
     logger.warning(
         "{} does not support several samples in one pass, so they are computed one at a time ({})",
         type(model).__name__,
-        why,
+        reason,
     )
     return False
 
@@ -300,29 +301,29 @@ def _compute_packed(
         np.array([-1, 0, 0]),
     )
     chains = [(ids, np.arange(ids.size), np.zeros(ids.size, np.int64), np.array([-1])) for ids in others]
-    found = []
+    logits = []
     for row in ([chains[0], tree, chains[1]], [chains[2], chains[1], tree]):
         trees, end = [], 0
         for ids, _, segments, parents in row:
             trees.append(Tree(end, end + ids.size, segments, parents))
             end += ids.size
-        at = forward._on_device(np.concatenate([positions for _, positions, _, _ in row]))
-        plan = TreePlan(trees, at)
+        position_ids = forward._on_device(np.concatenate([positions for _, positions, _, _ in row]))
+        plan = TreePlan(trees, position_ids)
         states = forward.trunk(
             input_ids=forward._on_device(np.concatenate([ids for ids, *_ in row]))[None],
-            position_ids=at[None],
+            position_ids=position_ids[None],
             use_cache=False,
             trees=plan,
         ).last_hidden_state[0]
         windows.update(plan.windows)
-        found.append(forward.logits(states))
-    return torch.cat(found)
+        logits.append(forward.logits(states))
+    return torch.cat(logits)
 
 
 def _arrange_rows(plain: list[Tensor]) -> Tensor:
     """Concatenate the expected logits in the order of `_compute_packed`."""
-    left, right, *others = plain
-    tree = [left, right[PREFIX:]]
+    first_branch, second_branch, *others = plain
+    tree = [first_branch, second_branch[PREFIX:]]
     return torch.cat([others[0], *tree, others[1], others[2], others[1], *tree])
 
 
@@ -339,8 +340,8 @@ class _TokenLogprobs(torch.autograd.Function):
             table = torch.log_softmax(logits, -1, dtype=torch.float32)
         else:
             table = torch.log_softmax(logits.float().div_(temperature), -1)
-        chosen = table.gather(1, targets[:, None]).squeeze(1)
-        entropy = torch.empty_like(chosen)
+        target_logprobs = table.gather(1, targets[:, None]).squeeze(1)
+        entropy = torch.empty_like(target_logprobs)
         for rows, out in zip(table.split(ROWS), entropy.split(ROWS), strict=True):
             # `exp_` overwrites `rows`, so the table holds probabilities afterwards: backward needs these.
             log_probs = rows.clone()
@@ -349,7 +350,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(table, targets)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         ctx.mark_non_differentiable(entropy)
-        return chosen, entropy
+        return target_logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
@@ -389,7 +390,7 @@ def truncated_logprobs(
         slack: probability mass that rounding may move across the border of top_p.
     """
     table = torch.log_softmax(logits.float() / temperature, -1)
-    chosen = table.gather(1, targets[:, None]).squeeze(1)
+    target_logits = table.gather(1, targets[:, None]).squeeze(1)
     ordered = table.sort(-1, descending=True).values
     if 0 < top_k < ordered.shape[1]:
         ordered = ordered[:, :top_k]
@@ -399,5 +400,5 @@ def truncated_logprobs(
     for mass in (top_p + slack, top_p - slack):
         outside = before >= mass if top_p < 1 else torch.zeros_like(before, dtype=torch.bool)
         outside[:, 0] = False
-        bounds.append(chosen - ordered.masked_fill(outside, float("-inf")).logsumexp(-1))
+        bounds.append(target_logits - ordered.masked_fill(outside, float("-inf")).logsumexp(-1))
     return bounds[0], bounds[1]

@@ -95,8 +95,10 @@ class LocalPolicy:
         if adapter is None:
             return 0, self.weights.size
         places = self.weights.places
-        own = [at for at, place in enumerate(places) if parse_adapter_name(place.name) == adapter]
-        return places[own[0]].start, places[own[-1] + 1].start if own[-1] + 1 < len(places) else self.weights.size
+        own_indices = [index for index, place in enumerate(places) if parse_adapter_name(place.name) == adapter]
+        return places[own_indices[0]].start, places[own_indices[-1] + 1].start if own_indices[-1] + 1 < len(
+            places
+        ) else self.weights.size
 
     def changed(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights under the plain model's names, for an engine with a separate copy.

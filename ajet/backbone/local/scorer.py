@@ -59,8 +59,8 @@ class ForwardScorer:
 
     def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
         """Return the log-probabilities of the row's targets, shape [K]."""
-        found: Floats = self.forward.logprobs(row, temperature).cpu().numpy()
-        return found
+        logprobs: Floats = self.forward.logprobs(row, temperature).cpu().numpy()
+        return logprobs
 
     def truncated(
         self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
@@ -132,9 +132,9 @@ class LocalScorer(ForwardScorer):
         config = self._experiment.ajet
         tokens = TokenLoss.from_settings(config.trainer_common, open_algorithm(config, base=self._experiment.base))
         rows = pack(batch.samples, self._row_tokens, share_prefixes=self.shares_prefixes)
-        found = [self.logprobs(row, batch.temperature) for row in rows]
+        logprobs = [self.logprobs(row, batch.temperature) for row in rows]
         scale = compute_mini_batch_scale(config.trainer_common.algorithm.loss_aggregation, batch.samples, batch.samples)
-        return recompute_losses(batch, tokens, rows, found, scale=scale, version=version, reference=reference)
+        return recompute_losses(batch, tokens, rows, logprobs, scale=scale, version=version, reference=reference)
 
     @property
     def _row_tokens(self) -> int:
@@ -182,8 +182,8 @@ def recompute_losses(
     old = placed(samples, rows, logprobs) if tokens.needs_old_logprobs else None
     loss = StepLoss(samples, tokens, scale, compare_engine=False, old=old, version=version, written=batch.written)
     slope = kl_slope = 0.0
-    for row, own in zip(rows, logprobs, strict=True):
-        policy = torch.from_numpy(np.array(own, np.float32)).requires_grad_()
+    for row, row_logprobs in zip(rows, logprobs, strict=True):
+        policy = torch.from_numpy(np.array(row_logprobs, np.float32)).requires_grad_()
         its = loss.row(row.targets, policy.device, None)
         (gradient,) = torch.autograd.grad(its(policy, torch.zeros_like(policy), slice(0, policy.numel())), policy)
         slope += float(gradient.abs().sum())
@@ -191,7 +191,7 @@ def recompute_losses(
             (kl_gradient,) = torch.autograd.grad(estimate_kl(policy, its.reference, tokens.kl_type).sum(), policy)
             kl_slope += float(kl_gradient.abs().sum())
     means = loss.tally.means()
-    found = {"loss": RecomputedLoss(means["loss"], SIDES * slope)}
+    losses = {"loss": RecomputedLoss(means["loss"], SIDES * slope)}
     if tokens.kl_coef is not None:
-        found["kl"] = RecomputedLoss(means["kl"], SIDES * kl_slope / max(loss.tally.tokens, 1))
-    return found
+        losses["kl"] = RecomputedLoss(means["kl"], SIDES * kl_slope / max(loss.tally.tokens, 1))
+    return losses

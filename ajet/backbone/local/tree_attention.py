@@ -78,15 +78,15 @@ class TreePlan:
 
     def dense_mask(self, index: int, window: int | None) -> Tensor:
         """Return the mask of tree `index`, shape [n, n]. `window` limits each token to the nearest path positions."""
-        known = self.masks.get((index, window))
-        if known is None:
+        mask = self.masks.get((index, window))
+        if mask is None:
             tree = self.trees[index]
-            known = torch.from_numpy(tree_mask(tree)).to(self.positions.device)
+            mask = torch.from_numpy(tree_mask(tree)).to(self.positions.device)
             if window is not None:
-                at = self.positions[tree.start : tree.stop]
-                known &= (at[:, None] - at[None, :]) < window
-            self.masks[index, window] = known
-        return known
+                tree_positions = self.positions[tree.start : tree.stop]
+                mask &= (tree_positions[:, None] - tree_positions[None, :]) < window
+            self.masks[index, window] = mask
+        return mask
 
     def band(self, queries: int, keys: int, before: int, window: int) -> Tensor:
         """Return the attention mask of a block of queries, shape [queries, keys].
@@ -97,11 +97,11 @@ class TreePlan:
             before: number of keys before the first query's own.
             window: number of nearest keys that a query sees.
         """
-        known = self.masks.get((queries, keys, before, window))
-        if known is None:
-            known = _make_causal_mask(queries, keys, before, self.positions.device).triu_(before - window + 1)
-            self.masks[queries, keys, before, window] = known
-        return known
+        mask = self.masks.get((queries, keys, before, window))
+        if mask is None:
+            mask = _make_causal_mask(queries, keys, before, self.positions.device).triu_(before - window + 1)
+            self.masks[queries, keys, before, window] = mask
+        return mask
 
     def shared(self, mask: Tensor, q: Tensor, how: _AttentionTerms) -> Tensor:
         """Return a boolean mask as additive scores, converted once for all layers.
@@ -110,11 +110,11 @@ class TreePlan:
         """
         if not how.fused or q.device.type != "cpu":
             return mask
-        known = self._scores.get((id(mask), q.dtype))
-        if known is None:
-            known = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-            self._scores[id(mask), q.dtype] = known
-        return known
+        scores = self._scores.get((id(mask), q.dtype))
+        if scores is None:
+            scores = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+            self._scores[id(mask), q.dtype] = scores
+        return scores
 
 
 def _make_causal_mask(queries: int, keys: int, before: int, device: torch.device) -> Tensor:
@@ -160,7 +160,7 @@ def tree_attention(
     if trees is None:
         raise TypeError("its layers do not pass keyword arguments on to their attention")
     adjust_threads(query)
-    how = _AttentionTerms(scaling, softcap, s_aux)
+    terms = _AttentionTerms(scaling, softcap, s_aux)
     trees.windows[int(getattr(module, "layer_idx", 0))] = sliding_window
     sizes = trees.sizes
     parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
@@ -170,13 +170,13 @@ def tree_attention(
         reach = _bound_reach(tree) if sliding_window is not None else 0
         window = sliding_window if sliding_window is not None and reach > sliding_window else None
         if tree.parents.size == 1 and window is None:
-            outputs.append(_attend_dense(q, k, v, None, how))
+            outputs.append(_attend_dense(q, k, v, None, terms))
         elif q.shape[2] <= DENSE:
-            outputs.append(_attend_dense(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
-        elif uses_subtrees(q, how, window):
-            outputs.append(subtree_attention(tree, q, k, v, how.scaling))
+            outputs.append(_attend_dense(q, k, v, trees.shared(trees.dense_mask(index, window), q, terms), terms))
+        elif uses_subtrees(q, terms, window):
+            outputs.append(subtree_attention(tree, q, k, v, terms.scaling))
         else:
-            outputs.extend(_attend_by_segment(trees, tree, q, k, v, how, window))
+            outputs.extend(_attend_by_segment(trees, tree, q, k, v, terms, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
@@ -213,32 +213,34 @@ def _attend_by_segment(
         first = end - lengths[segment]
         for block in queries[segment].split(QUERY_BLOCK, 2):
             stop = first + block.shape[2]
-            low = 0 if window is None else max(0, first - window + 1)
+            window_start = 0 if window is None else max(0, first - window + 1)
             pieces = [
                 (keys[index][:, :, a:b], values[index][:, :, a:b])
-                for index, a, b in _slice_path(path, lengths, low, stop)
+                for index, a, b in _slice_path(path, lengths, window_start, stop)
             ]
-            seen: Tensor | int = first - low
+            visible: Tensor | int = first - window_start
             if window is not None:
-                seen = trees.shared(trees.band(block.shape[2], stop - low, first - low, window), q, how)
-            if stop - low > KEPT and torch.is_grad_enabled():
+                visible = trees.shared(
+                    trees.band(block.shape[2], stop - window_start, first - window_start, window), q, how
+                )
+            if stop - window_start > KEPT and torch.is_grad_enabled():
                 outputs.append(
-                    checkpoint(_attend_path, block, pieces, seen, how, use_reentrant=False, preserve_rng_state=False)
+                    checkpoint(_attend_path, block, pieces, visible, how, use_reentrant=False, preserve_rng_state=False)
                 )
             else:
-                outputs.append(_attend_path(block, pieces, seen, how))
+                outputs.append(_attend_path(block, pieces, visible, how))
             first = stop
     return outputs
 
 
 def _slice_path(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield positions [low, stop) of a path as (segment, start, stop) within each segment."""
-    at = 0
+    offset = 0
     for segment in path:
-        a, b = max(low - at, 0), min(stop - at, lengths[segment])
+        a, b = max(low - offset, 0), min(stop - offset, lengths[segment])
         if a < b:
             yield segment, a, b
-        at += lengths[segment]
+        offset += lengths[segment]
 
 
 def _attend_path(
@@ -268,13 +270,13 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
     for start in range(0, q.shape[2], WRITTEN_BLOCK):
         block = q[:, :, start : start + WRITTEN_BLOCK]
         # without a mask, keys and queries have equal length, and no query of the block sees keys beyond its last
-        seen = start + block.shape[2] if mask is None else mask.shape[1]
+        visible = start + block.shape[2] if mask is None else mask.shape[1]
         which = start if mask is None else mask[start : start + WRITTEN_BLOCK]
-        given = (block, k[:, :, :seen], v[:, :, :seen], which, how)
+        arguments = (block, k[:, :, :visible], v[:, :, :visible], which, how)
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_attend_written_out, *given, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(_attend_written_out, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_attend_written_out(*given))
+            parts.append(_attend_written_out(*arguments))
     return torch.cat(parts, 2)
 
 
@@ -341,11 +343,16 @@ class _Subtrees(torch.autograd.Function):
         out = torch.empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3], dtype=exact).transpose(1, 2)
         sums = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=exact).transpose(1, 2)
         heads = q.shape[1] // k.shape[1]
-        for at, seen, causal in list_pieces(tree):
+        for queries, visible, causal in list_pieces(tree):
             part, more = _forward(
-                q[:, :, at], _repeat_heads(k, seen, heads), _repeat_heads(v, seen, heads), 0.0, causal, scale=scaling
+                q[:, :, queries],
+                _repeat_heads(k, visible, heads),
+                _repeat_heads(v, visible, heads),
+                0.0,
+                causal,
+                scale=scaling,
             )
-            into, total = out[:, :, at], sums[:, :, at]
+            into, total = out[:, :, queries], sums[:, :, queries]
             if causal:
                 into.copy_(part)
                 total.copy_(more)
@@ -363,16 +370,17 @@ class _Subtrees(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = ctx.saved_tensors
         heads = q.shape[1] // k.shape[1]
-        found = [torch.zeros_like(each, dtype=sums.dtype) for each in (q, k, v)]
-        for at, seen, causal in list_pieces(ctx.tree):
+        gradients = [torch.zeros_like(each, dtype=sums.dtype) for each in (q, k, v)]
+        for queries, visible, causal in list_pieces(ctx.tree):
             parts = _backward(
-                grads[0][:, :, at], q[:, :, at], _repeat_heads(k, seen, heads), _repeat_heads(v, seen, heads),
-                out[:, :, at], sums[:, :, at], 0.0, causal, scale=ctx.scaling,
+                grads[0][:, :, queries], q[:, :, queries],
+                _repeat_heads(k, visible, heads), _repeat_heads(v, visible, heads),
+                out[:, :, queries], sums[:, :, queries], 0.0, causal, scale=ctx.scaling,
             )  # fmt: skip
-            found[0][:, :, at] += parts[0]
-            for into, part in zip(found[1:], parts[1:], strict=True):
-                into[:, :, seen] += part if heads == 1 else part.unflatten(1, (-1, heads)).sum(2, dtype=sums.dtype)
-        return *(each.to(given.dtype) for each, given in zip(found, (q, k, v), strict=True)), None, None
+            gradients[0][:, :, queries] += parts[0]
+            for into, part in zip(gradients[1:], parts[1:], strict=True):
+                into[:, :, visible] += part if heads == 1 else part.unflatten(1, (-1, heads)).sum(2, dtype=sums.dtype)
+        return *(each.to(original.dtype) for each, original in zip(gradients, (q, k, v), strict=True)), None, None
 
 
 def _repeat_heads(given: Tensor, seen: slice, heads: int) -> Tensor:

@@ -88,8 +88,8 @@ class ValueHead:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors for a checkpoint by name. The caller stores the optimizer's step count separately."""
-        own = {"values": self.weights.values, "first": self.optimizer.first, "second": self.optimizer.second}
-        return {f"critic_{name}": tensor for name, tensor in own.items()}
+        own_tensors = {"values": self.weights.values, "first": self.optimizer.first, "second": self.optimizer.second}
+        return {f"critic_{name}": tensor for name, tensor in own_tensors.items()}
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class StepValueLoss:
         pairs = [(sample.values, sample.returns) for sample in self.samples]
         if any(values is None or returns is None for values, returns in pairs):
             raise ValueError("a critic needs samples with values and returns")
-        self._columns = (weights, *(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1)))
+        self._columns = (weights, *(np.concatenate([pair[index] for pair in pairs]) for index in (0, 1)))
 
     def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:
         """Store the hidden states of a row's targets, for further optimizer steps of the head.
@@ -154,8 +154,8 @@ class StepValueLoss:
         norm = self.head.step()
         for _ in range(self.head.settings.epochs - 1):
             self.head.weights.open_gradients(passes=1)
-            for states, row, at in self._later_rows:
-                row.loss(states, at)[0].backward()
+            for states, row, targets in self._later_rows:
+                row.loss(states, targets)[0].backward()
             if not math.isfinite(self.head.step()):
                 return math.nan
         self._later_rows.clear()
@@ -163,8 +163,8 @@ class StepValueLoss:
 
     def row(self, targets: Targets, device: torch.device) -> RowValueLoss:
         """Return the loss of one row's targets."""
-        at = self._starts[targets.sample] + targets.offset
-        return RowValueLoss(self, *(torch.from_numpy(column[at]).to(device) for column in self._columns))
+        positions = self._starts[targets.sample] + targets.offset
+        return RowValueLoss(self, *(torch.from_numpy(column[positions]).to(device) for column in self._columns))
 
 
 @dataclass(slots=True)

@@ -93,7 +93,9 @@ def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComp
     columns = dict(zip(by_judge, zip(*compared, strict=True), strict=True)) if compared else dict.fromkeys(by_judge, ())
     return JudgeComparison(
         tuple(_summarize_judge(name, attempts) for name, attempts in columns.items()),
-        tuple(_compare_pair(one, other, columns[one], columns[other]) for one, other in combinations(columns, 2)),
+        tuple(
+            _compare_pair(first, second, columns[first], columns[second]) for first, second in combinations(columns, 2)
+        ),
     )
 
 
@@ -148,8 +150,8 @@ def print_comparison(found: JudgeComparison) -> None:
         )  # fmt: skip
     console.print(table)
     for each in found.list_undecided():
-        why = f": {printable(each.failure)[:300]}" if each.failure else ""
-        line = f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){why}"
+        cause = f": {printable(each.failure)[:300]}" if each.failure else ""
+        line = f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){cause}"
         print_line(line)
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:
@@ -165,20 +167,20 @@ def print_comparison(found: JudgeComparison) -> None:
             continue
         title = f"{pair.one} and {pair.other} differ in {counted(len(pair.apart), 'episode')}; the largest differences:"
         print_line(title)
-        for seen in pair.apart[:DIFFERENCES_SHOWN]:
+        for episode in pair.apart[:DIFFERENCES_SHOWN]:
             verdicts = (
                 f"{reward:g}" + (f" ({reason[:60]})" if reason else "")
-                for reward, reason in zip(seen.rewards, seen.reasons, strict=True)
+                for reward, reason in zip(episode.rewards, episode.reasons, strict=True)
             )
-            line = f"  {seen.uuid[:12]}  {seen.task[:24]}  {', '.join(verdicts)}"
+            line = f"  {episode.uuid[:12]}  {episode.task[:24]}  {', '.join(verdicts)}"
             print_line(printable(line))
 
 
 def make_table(*names: str, texts: int = 1) -> Table:
     """Return a table whose first `texts` columns are text, and the others numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for at, name in enumerate(names):
-        table.add_column(name, justify="right" if at >= texts else "left", overflow="fold")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right" if index >= texts else "left", overflow="fold")
     return table
 
 

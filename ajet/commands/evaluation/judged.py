@@ -66,8 +66,8 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
         return open_judge(replace(experiment, ajet=settings))
     except UserError as error:
         written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # a key not written by the user
-        what, where = (written.sub(OPTION, text) for text in (error.what, error.where))
-        raise UserError(what, where=where, expected=error.expected, do=error.do) from error
+        message, location = (written.sub(OPTION, text) for text in (error.what, error.where))
+        raise UserError(message, where=location, expected=error.expected, do=error.do) from error
 
 
 def score_by_judge(
@@ -78,13 +78,13 @@ def score_by_judge(
     Args:
         tasks: each task by its position in the task order.
     """
-    found = {}
+    scores = {}
     for reference, judge in judges.items():
         rejudged = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
         judge.let_go()
         after = [each.attempt for each in rejudged]
-        found[reference] = Scores(after, failure_reward(after))
-    return found
+        scores[reference] = Scores(after, failure_reward(after))
+    return scores
 
 
 async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, Task]]) -> list[RejudgedAttempt]:
@@ -96,12 +96,12 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, T
             return RejudgedAttempt(attempt)
         arrived = make_judge_input(judge, attempt, task)
         async with free:
-            began = time.monotonic()
+            started = time.monotonic()
             try:
                 verdict = await judge.verdict(arrived.task, arrived.output)
             except BoundaryError as problem:
                 return record_failure(attempt, problem)
-        return record_verdict(attempt, verdict, time.monotonic() - began)
+        return record_verdict(attempt, verdict, time.monotonic() - started)
 
     with reduce_collections():
         return list(await asyncio.gather(*(one(*each) for each in played)))
@@ -113,23 +113,23 @@ async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]
     Args:
         seed: the run's seed, which fixes the order shown to a model.
     """
-    inputs = {at: make_judge_input(judge, *each) for at, each in enumerate(group) if is_judgeable(each[0])}
+    inputs = {index: make_judge_input(judge, *each) for index, each in enumerate(group) if is_judgeable(each[0])}
     if not inputs:
         return [RejudgedAttempt(attempt) for attempt, _ in group]
-    by_repeat = {group[at][0].repeat: at for at in inputs}
-    began = time.monotonic()
+    by_repeat = {group[index][0].repeat: index for index in inputs}
+    started = time.monotonic()
     try:
-        places = {repeat: inputs[at] for repeat, at in by_repeat.items()}
+        places = {repeat: inputs[index] for repeat, index in by_repeat.items()}
         verdicts = await judge.compare(places, f"{seed}/{group[0][0].order}")
     except BoundaryError as problem:
         return [
-            record_failure(attempt, problem) if at in inputs else RejudgedAttempt(attempt)
-            for at, (attempt, _) in enumerate(group)
+            record_failure(attempt, problem) if index in inputs else RejudgedAttempt(attempt)
+            for index, (attempt, _) in enumerate(group)
         ]
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     return [
-        record_verdict(attempt, verdicts[attempt.repeat], seconds) if at in inputs else RejudgedAttempt(attempt)
-        for at, (attempt, _) in enumerate(group)
+        record_verdict(attempt, verdicts[attempt.repeat], seconds) if index in inputs else RejudgedAttempt(attempt)
+        for index, (attempt, _) in enumerate(group)
     ]
 
 

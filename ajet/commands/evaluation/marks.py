@@ -48,13 +48,13 @@ def mark_tasks(tasks: Sequence[Task], by: ModelScores, *, drop: bool = False) ->
 
 def mark_task(attempts: Sequence[AttemptRecord]) -> Mark:
     """Return the mark of a task by its attempts. A failed attempt counts as unsolved."""
-    known = [attempt for attempt in attempts if attempt.reward is not None or attempt.failure]
-    if len(known) < 2:
+    decided = [attempt for attempt in attempts if attempt.reward is not None or attempt.failure]
+    if len(decided) < 2:
         return "unknown"
-    if len({attempt.reward for attempt in known if attempt.reward is not None}) > 1:
+    if len({attempt.reward for attempt in decided if attempt.reward is not None}) > 1:
         return "teaches"
-    solved = sum(map(_is_solved, known))
-    return "everybody" if solved == len(known) else "nobody" if solved == 0 else "teaches"
+    solved = sum(map(_is_solved, decided))
+    return "everybody" if solved == len(decided) else "nobody" if solved == 0 else "teaches"
 
 
 def write_marked(tasks: Sequence[Task], by: ModelScores, file: Path, *, drop: bool = False) -> str:

@@ -77,15 +77,15 @@ class EvaluatedModel:
         if self.url is not None:
             return {"url": self.url, "name": self.name}
         assert self.path is not None
-        place = next((p for p in (base / self.path, Path(self.path)) if p.exists()), None)
-        if self.path.startswith("embedded:") or place is None:
+        existing = next((p for p in (base / self.path, Path(self.path)) if p.exists()), None)
+        if self.path.startswith("embedded:") or existing is None:
             return {"path": self.path}
-        if (place / STATE).is_file():
-            return {"path": str(place.resolve()), "state": state_digest(place)}
-        files = [place] if place.is_file() else sorted({p for kind in _DESCRIBING for p in place.glob(kind)})
-        listed = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
-        return {"path": str(place.resolve()), "files": digest}
+        if (existing / STATE).is_file():
+            return {"path": str(existing.resolve()), "state": state_digest(existing)}
+        files = [existing] if existing.is_file() else sorted({p for kind in _DESCRIBING for p in existing.glob(kind)})
+        file_facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        digest = hashlib.blake2b(repr(file_facts).encode(), digest_size=16).hexdigest()
+        return {"path": str(existing.resolve()), "files": digest}
 
 
 def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None) -> list[EvaluatedModel]:
@@ -100,18 +100,18 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
     if not named:
         tuned = run is not None and checkpoints_of(run).all()
         return [_find_tuned_model(run) if tuned and run is not None else _make_base_model(experiment, BASE_NAMES[0])]
-    found: list[EvaluatedModel] = []
+    models: list[EvaluatedModel] = []
     identities: list[dict[str, Any]] = []
     for each in named:
         model = _parse_model(each, experiment, run)
         if (identity := model.make_identity(experiment.base)) in identities:
             raise UserError(
-                f"--model {each} is the same model as {found[identities.index(identity)].label}.",
+                f"--model {each} is the same model as {models[identities.index(identity)].label}.",
                 expected="different models; to measure the noise of one model, use --repeat",
             )
-        found.append(model)
+        models.append(model)
         identities.append(identity)
-    return found
+    return models
 
 
 def needs_run(named: Sequence[str]) -> bool:
@@ -125,8 +125,8 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
         return EvaluatedModel(named, url=url, name=match["model"] or find_served_model(url, experiment))
     if named in BASE_NAMES:
         return _make_base_model(experiment, named)
-    place, step = Path(named).expanduser(), _STEP.fullmatch(named)
-    if named in CHECKPOINT_NAMES or (step and not place.exists()):
+    path, step = Path(named).expanduser(), _STEP.fullmatch(named)
+    if named in CHECKPOINT_NAMES or (step and not path.exists()):
         if run is None:
             raise UserError(
                 f"No run has a checkpoint {named} yet.",
@@ -139,12 +139,12 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
         return _make_checkpoint_model(
             named if number is None else f"step-{number}", run, select_checkpoint(checkpoints_of(run), number)
         )
-    if (place / STATE).is_file() and NAME.fullmatch(place.name):
-        found = inspect_checkpoint(place)
-        if isinstance(found, str):
-            raise damaged_checkpoint_error(place, found)
-        return _make_checkpoint_model(named, place.absolute().parent.parent, found)
-    for folder in (place, experiment.root / named):
+    if (path / STATE).is_file() and NAME.fullmatch(path.name):
+        inspected = inspect_checkpoint(path)
+        if isinstance(inspected, str):
+            raise damaged_checkpoint_error(path, inspected)
+        return _make_checkpoint_model(named, path.absolute().parent.parent, inspected)
+    for folder in (path, experiment.root / named):
         if (folder / "run.json").is_file():
             return replace(_find_tuned_model(folder), label=named)
     return EvaluatedModel(named, path=named)
@@ -163,8 +163,8 @@ def _find_tuned_model(run: Path) -> EvaluatedModel:
     """Return the best measured model of a run, else the last."""
     checkpoints = checkpoints_of(run)
     checkpoints.require_whole()
-    found = checkpoints.best() or select_checkpoint(checkpoints, None)
-    return _make_checkpoint_model(f"step-{found.step}", run, found)
+    checkpoint = checkpoints.best() or select_checkpoint(checkpoints, None)
+    return _make_checkpoint_model(f"step-{checkpoint.step}", run, checkpoint)
 
 
 def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
@@ -189,21 +189,21 @@ def find_served_model(url: str, experiment: Experiment) -> str:
         reply = httpx.get(f"{url}/models", headers=headers, timeout=REQUEST_TIMEOUT_S)
         names = [str(each["id"]) for each in load_json(reply.raise_for_status().content)["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
+        reason = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
         if isinstance(error, httpx.ReadTimeout):
-            why = f"it hangs: it accepted the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
+            reason = f"it hangs: it accepted the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
         elif not isinstance(error, httpx.HTTPError):
             kind = reply.headers.get("content-type") or "no content type"
-            why = f"the answer to GET /models is not a list of models ({kind})"
+            reason = f"the answer to GET /models is not a list of models ({kind})"
         raise UserError(
-            f"The server {url} does not list its models: {why}",
+            f"The server {url} does not list its models: {reason}",
             where=f"--model {url}",
             expected=f"NAME@{url}",
         ) from None
     if len(names) != 1:
-        listed = ", ".join(names[:8]) or "none"
+        served = ", ".join(names[:8]) or "none"
         raise UserError(
-            f"The server {url} has {len(names)} models: {listed}. Choose one.",
+            f"The server {url} has {len(names)} models: {served}. Choose one.",
             where=f"--model {url}",
             expected=f"NAME@{url}",
         )
@@ -271,13 +271,13 @@ def _open_recorded(
     load_project_dotenv(record=folder)
     experiment = load_recorded_settings(folder)
     require_own_code(experiment, folder, judged=True, otherwise=format_command("eval", target, "--conf", "FILE.yaml"))
-    chosen = []
+    local_models = []
     for model in choose_models(models, experiment, folder):
         if model.label in BASE_NAMES and model.path is not None:
-            found = find_recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
-            model = replace(model, path=str(found))
-        chosen.append(model)
-    return experiment, chosen
+            recorded = find_recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
+            model = replace(model, path=str(recorded))
+        local_models.append(model)
+    return experiment, local_models
 
 
 def _require_own_project(experiment: Experiment, run: Path, conf: Path) -> None:

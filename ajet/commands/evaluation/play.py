@@ -92,8 +92,8 @@ class EvaluationResult:
 
     def list_unscored(self) -> list[str]:
         """Return the models, and models under a further judge, without any scored attempt."""
-        found = [each.model.label for each in self.evaluated if not each.scores.scored]
-        return found + [
+        labels = [each.model.label for each in self.evaluated if not each.scores.scored]
+        return labels + [
             f"{each.model.label} by {judge}"
             for each in self.evaluated
             for judge, scores in each.judged.items()
@@ -108,9 +108,9 @@ class EvaluationResult:
         names = list(self.evaluated[0].judged)
         if not names:
             return None
-        played = {PLAYED: [attempt for each in self.evaluated for attempt in each.scores.attempts]}
+        by_judge = {PLAYED: [attempt for each in self.evaluated for attempt in each.scores.attempts]}
         return compare_judges(
-            played | {name: [a for each in self.evaluated for a in each.judged[name].attempts] for name in names}
+            by_judge | {name: [a for each in self.evaluated for a in each.judged[name].attempts] for name in names}
         )
 
 
@@ -143,17 +143,17 @@ def _play_models(
     for evaluation in evaluations:
         if options.fresh or not _is_played(evaluation, record.find_earlier(evaluation)):
             _require_model_server(evaluation)
-    played: list[tuple[EvaluatedModel, Path, list[AttemptRecord]]] = []
+    results: list[tuple[EvaluatedModel, Path, list[AttemptRecord]]] = []
     for evaluation in evaluations:
         folder = _complete_record(evaluation, fresh=options.fresh)
-        played.append((evaluation.model, folder, record.read_recorded(evaluation, folder, for_judges=bool(judges))))
-    lowest = failure_reward(attempt for _, _, attempts in played for attempt in attempts)
+        results.append((evaluation.model, folder, record.read_recorded(evaluation, folder, for_judges=bool(judges))))
+    lowest = failure_reward(attempt for _, _, attempts in results for attempt in attempts)
     first = evaluations[0]
     tasks = dict(first.tasks)
     return EvaluationResult(
         tuple(
             ModelScores(model, folder, Scores(attempts, lowest), score_by_judge(judges, attempts, tasks))
-            for model, folder, attempts in played
+            for model, folder, attempts in results
         ),
         tasks=first.count,
         repeats=first.repeats,
@@ -220,9 +220,9 @@ def prepare_experiment(experiment: Experiment, options: EvaluationOptions) -> Ex
     elif repeats > 1 and not val.do_sample:  # greedy attempts would all be equal
         val.do_sample, val.temperature = True, val.temperature or settings.rollout.temperature
     val.num_repeat = settings.trainer_common.val_pass_n = repeats
-    found = replace(experiment, ajet=settings)
-    found.require_ready(evaluating=True)
-    return found
+    prepared = replace(experiment, ajet=settings)
+    prepared.require_ready(evaluating=True)
+    return prepared
 
 
 def describe_sampling(experiment: Experiment) -> str:
@@ -286,11 +286,11 @@ def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
     run.status.set(phase="loading", step=step)
     before = record.list_finished(record.read_recorded(evaluation, run.path))
     with Progress() as bars, EpisodeWriter(run.episodes, step, record.SPLIT) as writer:
-        shown = _AttemptBar(label, bars)
+        bar = _AttemptBar(label, bars)
 
         def on_episode(episode: Episode) -> None:
             writer.put(episode)
-            shown.count_end(episode)
+            bar.count_end(episode)
 
         with assemble(
             evaluation.experiment,
@@ -301,19 +301,19 @@ def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
             reader=evaluation.reader,
         ) as parts:
             fitting = {task.task_id for task in parts.tasks("validation")}
-            played = [(order, task) for order, task in evaluation.tasks if task.task_id in fitting]
-            record.write_orders(run.path, [order for order, _ in played])
-            requested = [(order, task) for order, task in played if order < evaluation.count]
+            fitting_tasks = [(order, task) for order, task in evaluation.tasks if task.task_id in fitting]
+            record.write_orders(run.path, [order for order, _ in fitting_tasks])
+            requested = [(order, task) for order, task in fitting_tasks if order < evaluation.count]
             if requested and parts.backbone.tokenizer is not None:
                 render_with_tools(parts.experiment, requested[0][1], parts.backbone.tokenizer)
-            shown.begin(len(requested) * evaluation.repeats, len(before))
+            bar.begin(len(requested) * evaluation.repeats, len(before))
             run.status.set(phase="validation", step=step)
-            began = time.monotonic()
+            started = time.monotonic()
             groups = list(
                 parts.rollout.play(requested, step=step, split="validation", repeats=evaluation.repeats, over=before)
             )
-            seconds = time.monotonic() - began
-        shown.close()
+            seconds = time.monotonic() - started
+        bar.close()
     if before:
         recorded = run.episodes.read(step, record.SPLIT)
         groups = group_by_order(

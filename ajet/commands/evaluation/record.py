@@ -73,11 +73,11 @@ def find_episode_file(folder: Path, step: int) -> Path:
 
 def find_earlier(evaluation: Evaluation) -> Path | None:
     """Return the newest record of the same evaluation."""
-    place = evaluation.experiment.root / evaluation.experiment.name / "eval"
-    wanted = json.loads(json.dumps(evaluation.make_identity()))
-    for folder in sorted(place.iterdir(), reverse=True) if place.is_dir() else ():
+    eval_folder = evaluation.experiment.root / evaluation.experiment.name / "eval"
+    identity = json.loads(json.dumps(evaluation.make_identity()))
+    for folder in sorted(eval_folder.iterdir(), reverse=True) if eval_folder.is_dir() else ():
         try:
-            if read_json(folder / FILE)["identity"] == wanted:
+            if read_json(folder / FILE)["identity"] == identity:
                 return folder
         except (OSError, ValueError, KeyError, TypeError):
             continue  # left by a process killed early
@@ -122,8 +122,8 @@ def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
         ) from error
     if orders is None:
         return None
-    wanted = {(order, repeat) for order in orders if order < evaluation.count for repeat in range(evaluation.repeats)}
-    return len(wanted - list_finished(read_recorded(evaluation, folder)))
+    expected = {(order, repeat) for order in orders if order < evaluation.count for repeat in range(evaluation.repeats)}
+    return len(expected - list_finished(read_recorded(evaluation, folder)))
 
 
 def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = False) -> list[AttemptRecord]:
@@ -132,8 +132,8 @@ def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = Fa
     Args:
         for_judges: True to read what a judge needs, too.
     """
-    found = read_attempts(find_episode_file(folder, evaluation.model.step), judge_inputs=for_judges)
-    return [each for each in found if each.order < evaluation.count and each.repeat < evaluation.repeats]
+    attempts = read_attempts(find_episode_file(folder, evaluation.model.step), judge_inputs=for_judges)
+    return [each for each in attempts if each.order < evaluation.count and each.repeat < evaluation.repeats]
 
 
 def list_finished(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:

@@ -70,10 +70,10 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
             f"{after.model.label} compared with {before}: {compared.describe_difference()}; {compared.describe_noise()}"
         )
         print_line(printable(text), style=style)
-        for what, tasks in (("gained", compared.gained), ("lost", compared.lost)):
+        for change, tasks in (("gained", compared.gained), ("lost", compared.lost)):
             if tasks:
-                named = ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")
-                print_line(f"  {what} {counted(len(tasks), 'task')}: {printable(named)}")
+                task_list = ", ".join(tasks[:NAMED]) + (f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else "")
+                print_line(f"  {change} {counted(len(tasks), 'task')}: {printable(task_list)}")
         if not compared.gained and not compared.lost:
             console.print("  no task changed between solved and unsolved", soft_wrap=True)
     for each in result.evaluated:
@@ -82,14 +82,14 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
 
 def _show_parts(result: EvaluationResult) -> None:
     """Print the mean score of each scorer, if there are several."""
-    given = [(each.model.label, each.scores.average_by_scorer()) for each in result.evaluated]
-    if max((len(scorers) for _, scorers in given), default=0) < 2:
+    by_model = [(each.model.label, each.scores.average_by_scorer()) for each in result.evaluated]
+    if max((len(scorers) for _, scorers in by_model), default=0) < 2:
         return
     table = judge_comparison.make_table("model", "scorer", "mean", "scored", texts=2)
-    for label, scorers in given:
-        for scorer, (mean, scored, of) in scorers.items():
+    for label, scorers in by_model:
+        for scorer, (mean, scored, attempts) in scorers.items():
             text = "–" if mean is None else f"{mean:.3f}"
-            table.add_row(printable(label), printable(scorer), text, f"{scored}/{of}", style="dim")
+            table.add_row(printable(label), printable(scorer), text, f"{scored}/{attempts}", style="dim")
     console.print(table)
 
 
@@ -114,14 +114,14 @@ def to_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[st
 def list_columns(result: EvaluationResult) -> list[str]:
     """Return the columns of `list_rows`, with two more for each further judge."""
     judges = [_short_name(judge) for judge in result.evaluated[0].judged]
-    return [*COLUMNS, *(f"{what} by {name}" for what in ("reward", "success") for name in judges)]
+    return [*COLUMNS, *(f"{quantity} by {name}" for quantity in ("reward", "success") for name in judges)]
 
 
 def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
     """Yield one row for each attempt, with equal columns."""
     for each in result.evaluated:
-        for at, attempt in enumerate(each.scores.attempts):
-            others = {_short_name(judge): scores.attempts[at] for judge, scores in each.judged.items()}
+        for index, attempt in enumerate(each.scores.attempts):
+            others = {_short_name(judge): scores.attempts[index] for judge, scores in each.judged.items()}
             yield {
                 **{name: getattr(attempt, name, None) for name in COLUMNS},
                 "model": each.model.label,
@@ -176,8 +176,8 @@ def draw_report(result: EvaluationResult, file: Path) -> None:
     figure = Figure(figsize=(max(4.8, 1.6 * len(names) * len(result.evaluated)), 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(result.evaluated)
-    for at, each in enumerate(result.evaluated):
-        places = [group + at * width for group in range(len(names))]
+    for index, each in enumerate(result.evaluated):
+        places = [group + index * width for group in range(len(names))]
         bars = [_make_rate_bar(each.scores.pass_rate(k)) for k in ks] or [_make_reward_bar(each.scores)]
         values = [value for value, _, _ in bars]
         errors = [[low for _, low, _ in bars], [high for _, _, high in bars]]
@@ -241,24 +241,28 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
         scores, label = each.scores, printable(each.model.label)
         if scores.failed or scores.unscored:
             reward_note = f"a failed attempt counts as unsolved, with reward {scores.lowest:g}"
-            by = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
-            named = f" ({', '.join(f'{count} {boundary}' for boundary, count in by.most_common())})" if by else ""
-            yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {reward_note}"
+            counts = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
+            boundaries = (
+                f" ({', '.join(f'{count} {boundary}' for boundary, count in counts.most_common())})" if counts else ""
+            )
+            yield f"{label}: {scores.failed} failed{boundaries}, {scores.unscored} with no score; {reward_note}"
         if scores.left_out:
-            why, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
-            by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
-            lost = ", ".join(f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in by.most_common())
+            cause, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
+            counts = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
+            missing = ", ".join(
+                f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in counts.most_common()
+            )
             yield (
                 f"{label}: {counted(scores.left_out, 'attempt')} left out, because something other than the "
-                f"model failed ({lost}); correct the cause, then the same command repeats them; most frequent: "
-                f"{printable(why)[:300]}"
+                f"model failed ({missing}); correct the cause, then the same command repeats them; most frequent: "
+                f"{printable(cause)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not run: longer than data.max_prompt_length"
-        if cut := sum(attempt.cut for attempt in scores.attempts):
+        if cut_count := sum(attempt.cut for attempt in scores.attempts):
             replies = sum(attempt.replies for attempt in scores.attempts)
             yield (
-                f"{label}: {cut} of {replies} replies cut short by a token limit (max_tokens of the request, "
+                f"{label}: {cut_count} of {replies} replies cut short by a token limit (max_tokens of the request, "
                 "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
             )
         if not scores.has_success_verdicts and scores.scored:
@@ -279,8 +283,8 @@ def _scores_to_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
         "tags": {tag: _list_score_numbers(scores) for tag, scores in each.scores.group_by_tag(keys).items()},
         "scorers": {name: _list_score_numbers(scores) for name, scores in each.scores.group_by_scorer().items()},
         "scorer_means": {
-            name: {"mean": mean, "scored": scored, "of": of}
-            for name, (mean, scored, of) in each.scores.average_by_scorer().items()
+            name: {"mean": mean, "scored": scored, "of": attempts}
+            for name, (mean, scored, attempts) in each.scores.average_by_scorer().items()
         },
     }
 

@@ -67,11 +67,11 @@ def limit_sampler_cache(experiment: Experiment) -> list[str]:
     needs = estimate_needs(experiment, train=0, validates=False)
     if needs is None or needs.local is None or needs.free is None:
         return []
-    wanted = needs.local.cache
-    left = needs.free - needs.local.peak - (needs.local.sampler - wanted)
-    if left >= wanted:
+    requested = needs.local.cache
+    available = needs.free - needs.local.peak - (needs.local.sampler - requested)
+    if available >= requested:
         return []
-    return [f"ajet.rollout.vllm.cache_gib={max(left, wanted // LEAST) / GIB:.6f}"]
+    return [f"ajet.rollout.vllm.cache_gib={max(available, requested // LEAST) / GIB:.6f}"]
 
 
 def count_threads_per_side(trainer: TrainerConfig) -> int | Literal["auto"]:

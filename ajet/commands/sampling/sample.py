@@ -123,10 +123,10 @@ class SamplerProcess:
 
     def wait_for_policy(self) -> AnnouncedPolicy:
         """Block until the trainer has announced a policy, and return it."""
-        is_waiting, shown = False, -math.inf
+        is_waiting, last_shown = False, -math.inf
         while True:
             with self._interrupts.defer():
-                shown = self._show_life(shown)
+                last_shown = self._show_life(last_shown)
                 if (announced := self._store.announced()) is not None:
                     return announced
                 if not is_waiting:
@@ -149,17 +149,17 @@ class SamplerProcess:
         from ajet.engine.remote_server import ServerAwayError
         from ajet.engine.server_follower import AWAY
 
-        since, shown = time.monotonic(), -math.inf
+        since, last_shown = time.monotonic(), -math.inf
         while True:
             try:
                 return opens(self._experiment)
             except ServerAwayError as away:
                 if time.monotonic() - since > AWAY:
                     raise
-                if shown == -math.inf:
+                if last_shown == -math.inf:
                     logger.warning("{} ajet waits for the server up to {:g} s ({})", away.what, AWAY, away.where)
             with self._interrupts.defer():
-                shown = self._show_life(shown)
+                last_shown = self._show_life(last_shown)
                 announced = self._store.announced()
                 if announced is not None and announced.policy.told.get(OVER):
                     raise EndedBeforeStartError

@@ -150,19 +150,19 @@ class GroupSampler:
         Raises:
             KeyboardInterrupt: after the release, if a further interrupt cut the wait short.
         """
-        until, follows = time.monotonic() + grace, bool(self.server)
+        deadline, follows = time.monotonic() + grace, bool(self.server)
         self._draining = True
         if self.under_way and grace > 0:
             logger.info("waiting up to {:g} s until {} in progress end", grace, counted(len(self.under_way), "group"))
             if self.server:
                 self._join_store()
         try:
-            while self.under_way and (left := until - time.monotonic()) > 0:
+            while self.under_way and (remaining := deadline - time.monotonic()) > 0:
                 with interrupts.defer():
                     self.renew_leases()
                     if follows:
-                        follows = self.follow_server(until)
-                    self.take_in(min(STORE_POLL_S, left))
+                        follows = self.follow_server(deadline)
+                    self.take_in(min(STORE_POLL_S, remaining))
         finally:
             self.take_in(0.0)
             self._give_back()
@@ -272,7 +272,9 @@ class GroupSampler:
                     raise FileNotFoundError(
                         "the trainer has not yet announced the test log-probabilities of these weights"
                     )
-                taken = self.backbone.load_weights(folder, version, probe, waits or self.renew_leases, is_leader=leads)
+                is_loaded = self.backbone.load_weights(
+                    folder, version, probe, waits or self.renew_leases, is_leader=leads
+                )
         except FileNotFoundError as problem:  # a newer policy is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
@@ -285,7 +287,7 @@ class GroupSampler:
                 )
             return False
         self._missed = 0.0
-        if not taken:
+        if not is_loaded:
             _require_fresh_weights(self.backbone.version, version, policy.told.get(MOST))
             return True
         logger.info("the sampler uses policy version {} (step {})", version, policy.step)
@@ -300,14 +302,14 @@ class GroupSampler:
             return True
         if self._draining:
             return False
-        there = [
+        members = [
             each
             for each in self.store.members()
             if each.role == "sampler"
             and each.details.get(SERVER) == self.server
             and (each.name == self._name or each.age < SILENT * self.renew_every)
         ]
-        first = max(there, key=lambda each: (each.joined, each.name), default=None)
+        first = max(members, key=lambda each: (each.joined, each.name), default=None)
         return first is None or first.name == self._name
 
     def renew_leases(self) -> None:
@@ -324,9 +326,9 @@ class GroupSampler:
 
     def _join_store(self) -> None:
         """Send a sign of life to the store. Thread-safe."""
-        played = self.played
-        member_state: dict[str, float] = {"version": self.backbone.version, "episodes": played.episodes}
-        member_state |= {"tokens": played.tokens, "seconds": round(time.monotonic() - played.began, 3)}
+        counts = self.played
+        member_state: dict[str, float] = {"version": self.backbone.version, "episodes": counts.episodes}
+        member_state |= {"tokens": counts.tokens, "seconds": round(time.monotonic() - counts.began, 3)}
         self.store.join("sampler", self._name, {**member_state, SERVER: "" if self._draining else self.server})
 
     def _renew_while_loading(self) -> AbstractContextManager[None]:
@@ -358,10 +360,12 @@ class GroupSampler:
 
     def _play_lease(self, lease: Lease) -> None:
         stored = [each.episode for each in lease.attempts]
-        over = {episode.repeat for episode in stored}
+        stored_repeats = {episode.repeat for episode in stored}
         order, step = lease.order, stored[0].step if stored else self.backbone.version + 1
-        self.under_way[order] = LeasedGroup(lease, self._repeats - len(over))
-        if len(over) == self._repeats:  # a sampler stored all attempts, and was killed before closing the group
+        self.under_way[order] = LeasedGroup(lease, self._repeats - len(stored_repeats))
+        if (
+            len(stored_repeats) == self._repeats
+        ):  # a sampler stored all attempts, and was killed before closing the group
             self._close_group(order)
             return
         group = self.parts.rollout.play_group(
@@ -370,7 +374,7 @@ class GroupSampler:
             step=step,
             split="train",
             repeats=self._repeats,
-            over=over,
+            over=stored_repeats,
             on_end=lambda episode: self._events.put((lease, episode)),
         )
         self.under_way[order].playing = group
@@ -379,10 +383,10 @@ class GroupSampler:
     def take_in(self, timeout: float) -> None:
         """Store ended attempts and groups. Waits up to `timeout` seconds for the first one."""
         try:
-            lease, ended = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
+            lease, event = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
             while True:
-                self._take_event(lease, ended)
-                lease, ended = self._events.get_nowait()
+                self._take_event(lease, event)
+                lease, event = self._events.get_nowait()
         except queue.Empty:
             return
 

@@ -123,35 +123,35 @@ OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
 
 def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
     """Yield MOVED as paths, with each `*` replaced by the names in `tree`, which may change meanwhile."""
-    for other, ours in MOVED.items():
-        before, star, _ = other.partition(".*.")
+    for old_key, new_key in MOVED.items():
+        before, star, _ = old_key.partition(".*.")
         node = tree
         for part in before.split(".") if star else ():
             node = node.get(part) if isinstance(node, dict) else None
         for name in (list(node) if isinstance(node, dict) else ()) if star else ("",):
-            there, here = (text.replace("*", str(name)).split(".") for text in (other, ours))
-            yield there, here
+            old_path, new_path = (text.replace("*", str(name)).split(".") for text in (old_key, new_key))
+            yield old_path, new_path
 
 
 def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
     """Return ajet's name of the key at `path` below `ajet`. Current names are returned unchanged."""
     for n in range(len(path), 0, -1):
-        if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
-            return map_moved_key((*ours.split("."), *path[n:]))
+        if (new_key := MOVED.get(".".join(map(str, path[:n])))) is not None:
+            return map_moved_key((*new_key.split("."), *path[n:]))
         within = (*path[: n - 2], "*", *path[n - 1 : n])
-        if n > 2 and (ours := MOVED.get(".".join(map(str, within)))) is not None:
-            return (*path[: n - 1], ours.rpartition(".")[2], *path[n:])
+        if n > 2 and (new_key := MOVED.get(".".join(map(str, within)))) is not None:
+            return (*path[: n - 1], new_key.rpartition(".")[2], *path[n:])
     return tuple(path)
 
 
 def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
     """Yield (path below `ajet`, value, sentence) of each FIXED key with another value."""
-    for name, known in FIXED.items():
+    for name, fixed in FIXED.items():
         path, node = tuple(name.split(".")), tree
         for part in path:
-            node = node.get(part, known.value) if isinstance(node, dict) else known.value
-        if node != known.value:
-            yield path, node, known.refusal
+            node = node.get(part, fixed.value) if isinstance(node, dict) else fixed.value
+        if node != fixed.value:
+            yield path, node, fixed.refusal
 
 
 def explain_accepted_key(path: Sequence[Any]) -> str | None:
@@ -164,11 +164,14 @@ def explain_accepted_key(path: Sequence[Any]) -> str | None:
 
 def remove_accepted(tree: Any) -> Any:
     """Return a copy of the tree below `ajet` without accepted and fixed keys."""
-    left = _remove_accepted_below(tree, ())
-    for section, name in ((left, "lora"), (left.get("task_reader") if isinstance(left, dict) else None, _TRACING)):
+    remaining = _remove_accepted_below(tree, ())
+    for section, name in (
+        (remaining, "lora"),
+        (remaining.get("task_reader") if isinstance(remaining, dict) else None, _TRACING),
+    ):
         if isinstance(section, dict) and section.get(name) == {}:
             del section[name]  # a section that has keys of these tables only
-    return left
+    return remaining
 
 
 def _remove_accepted_below(node: Any, path: tuple[Any, ...]) -> Any:

@@ -217,16 +217,20 @@ def _walk_section(
     model: type[Section], prefix: tuple[str, ...], inherited: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
     for name, field in model.model_fields.items():
-        path, own = (*prefix, name), read_notes(field)
-        notes = {**inherited, **own, "path": path}
+        path, field_notes = (*prefix, name), read_notes(field)
+        notes = {**inherited, **field_notes, "path": path}
         if inherited.get("training") is False:
             notes["training"] = False
         notes["idle"] = inherited["idle"] | {
-            place: why and IdleReason(path, why) for place, why in own.get("idle", {}).items()
+            scope: reason and IdleReason(path, reason) for scope, reason in field_notes.get("idle", {}).items()
         }
         notes["when"] = inherited["when"] + (
-            [RequiredChoice(path, own["when"][0], tuple(own["when"][1:]), own.get("or_own", False))]
-            if "when" in own
+            [
+                RequiredChoice(
+                    path, field_notes["when"][0], tuple(field_notes["when"][1:]), field_notes.get("or_own", False)
+                )
+            ]
+            if "when" in field_notes
             else []
         )
         nested = find_section_model(field)

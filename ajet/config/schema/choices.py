@@ -27,8 +27,8 @@ def require_known(text: str, kind: NamedKind, *, or_own: bool) -> None:
     names = [*find_all_parts(kind)]  # this searches the installed packages
     if text in names:
         return
-    near = get_close_matches(text, names, 1) or [name for name in names if text and name.startswith(text)]
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    similar = get_close_matches(text, names, 1) or [name for name in names if text and name.startswith(text)]
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
     broken = f". {reason}" if (reason := describe_broken()) else ""
-    own = f", or a reference such as {spell_reference(kind)}" if or_own else ""
-    raise ValueError(f"one of {', '.join(names)}{own}{hint}{broken}")
+    reference_hint = f", or a reference such as {spell_reference(kind)}" if or_own else ""
+    raise ValueError(f"one of {', '.join(names)}{reference_hint}{hint}{broken}")

@@ -27,10 +27,10 @@ class PluginKeys(Section):
     @classmethod
     def of(cls, config: AjetConfig) -> Self:
         """Return the section of a configuration with the plug-in's keys. Raise LookupError without the plug-in."""
-        found = next((section for section in _list_sections(config) if isinstance(section, cls)), None)
-        if found is None:
+        own_section = next((section for section in _list_sections(config) if isinstance(section, cls)), None)
+        if own_section is None:
             raise LookupError(f"no plug-in adds the keys of {cls.__name__}")
-        return found
+        return own_section
 
 
 def config_model(*, shipped: bool = False) -> type[AjetConfig]:
@@ -53,11 +53,11 @@ def _extend_model(added: tuple[AddedKeys, ...]) -> type[AjetConfig]:
 def _add_keys_at(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
     """Return a subclass of a section's model with the keys at a path below."""
     if not path:
-        taken = sorted(set(model.model_fields) & set(added.model.model_fields))
-        if taken:
+        duplicates = sorted(set(model.model_fields) & set(added.model.model_fields))
+        if duplicates:
             raise ConfigError(
-                f"Two plug-ins add the key {'.'.join(filter(None, ['ajet', added.path, taken[0]]))}.",
-                where=f"{_find_owner(model, taken[0])} and {added.plugin}",
+                f"Two plug-ins add the key {'.'.join(filter(None, ['ajet', added.path, duplicates[0]]))}.",
+                where=f"{_find_owner(model, duplicates[0])} and {added.plugin}",
                 do="uninstall one of the two plug-ins",
             )
         return create_model(model.__name__, __base__=(added.model, model), __doc__=model.__doc__)

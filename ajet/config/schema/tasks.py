@@ -305,15 +305,20 @@ class TaskJudgeConfig(Section):
 
     def list_judges(self) -> list[tuple[tuple[str | int, ...], str]]:
         """Return the deciding judges and scorers, names or references, each with its path below `ajet`."""
-        found: list[tuple[tuple[str | int, ...], str | None]] = [
+        judges: list[tuple[tuple[str | int, ...], str | None]] = [
             (("task_judge", "judge_protocol"), self.judge_protocol),
             (("task_judge", "scorer"), self.scorer),
             *((("task_judge", "scorers", index, "name"), each.name) for index, each in enumerate(self.scorers)),
             *((("task_judge", "stages", index, "scorer"), each.scorer) for index, each in enumerate(self.stages)),
         ]
-        return [(path, name) for path, name in found if name]
+        return [(path, name) for path, name in judges if name]
 
     def replace_judges(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudgeConfig:
         """Return a copy of the settings with only this judge or scorer."""
-        chosen: dict[str, Any] = {"judge_protocol": judge_protocol, "scorer": scorer, "scorers": [], "stages": []}
-        return self.model_copy(update={"judge_type": "customized_protocol", **chosen})
+        judge_settings: dict[str, Any] = {
+            "judge_protocol": judge_protocol,
+            "scorer": scorer,
+            "scorers": [],
+            "stages": [],
+        }
+        return self.model_copy(update={"judge_type": "customized_protocol", **judge_settings})

@@ -75,11 +75,11 @@ class LoraConfig(Section):
 
     def resolve_adapter(self, name: str) -> LoraConfig:
         """Return the settings of an adapter in `adapters`."""
-        own = self.adapters[name]
+        adapter = self.adapters[name]
         return LoraConfig(
-            rank=own.rank or self.rank,
-            alpha=own.alpha or self.alpha,
-            target_modules=own.target_modules or self.target_modules,
+            rank=adapter.rank or self.rank,
+            alpha=adapter.alpha or self.alpha,
+            target_modules=adapter.target_modules or self.target_modules,
         )
 
 

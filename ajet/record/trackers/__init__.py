@@ -67,13 +67,13 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
     Args:
         base: folder of relative references.
     """
-    wanted = [names] if isinstance(names, str) else list(names)
-    opened: dict[str, Tracker] = {}
+    requested = [names] if isinstance(names, str) else list(names)
+    trackers: dict[str, Tracker] = {}
     shipped = find_parts("tracker")
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(requested):
         try:
-            made = _tracker_class(name, base or Path.cwd())
-            opened[name] = call_within(_patience_seconds(made), partial(made, run), what=name)
+            tracker_class = _tracker_class(name, base or Path.cwd())
+            trackers[name] = call_within(_patience_seconds(tracker_class), partial(tracker_class, run), what=name)
             continue
         except MissingExtraError as error:
             reason = f"{error.what} {error.do}"
@@ -84,9 +84,9 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
         logger.warning(
             "the tracker {} cannot be used: {} The numbers are printed and written to metrics.jsonl.", name, reason
         )
-        if "console" not in opened:
-            opened["console"] = load_code(shipped["console"].code)(run)
-    return list(opened.values())
+        if "console" not in trackers:
+            trackers["console"] = load_code(shipped["console"].code)(run)
+    return list(trackers.values())
 
 
 def _tracker_class(name: str, base: Path) -> type[Tracker]:

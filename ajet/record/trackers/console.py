@@ -32,9 +32,9 @@ class ConsoleTracker(Tracker):
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Print one line, or nothing for an event without these numbers (a validation)."""
-        shown = [f"{word} {format_number(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
-        room = console.width - INDENT if console.is_terminal else None
-        for line in _wrap_pairs(shown, room):
+        pairs = [f"{word} {format_number(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
+        width = console.width - INDENT if console.is_terminal else None
+        for line in _wrap_pairs(pairs, width):
             console.print(Text(" " * INDENT + line, style="dim"), soft_wrap=True)
 
 

@@ -41,14 +41,14 @@ class MlflowTracker(Tracker):
         except ImportError as error:
             raise MissingExtraError("mlflow", "mlflow", needed_for="The tracker mlflow") from error
         self._metric, self._status = Metric, RunStatus
-        place = os.environ.get("MLFLOW_TRACKING_URI")
-        with _files_allowed(place):
-            self._client = MlflowClient(tracking_uri=place or (run.folder / "mlflow").resolve().as_uri())
+        tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
+        with _files_allowed(tracking_uri):
+            self._client = MlflowClient(tracking_uri=tracking_uri or (run.folder / "mlflow").resolve().as_uri())
             experiment = self._client.get_experiment_by_name(run.project)
             number = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
-        found = self._client.search_runs([number], f"tags.`{TAG}` = '{run.run_id}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
+        existing = self._client.search_runs([number], f"tags.`{TAG}` = '{run.run_id}'", max_results=1)
+        if existing:
+            self._id = existing[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
         tags = {TAG: run.run_id, "mlflow.source.name": "ajet"}

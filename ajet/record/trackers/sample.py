@@ -22,8 +22,8 @@ def sample_rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], re
     """Return a row per chosen episode, with a cell for each of `COLUMNS`."""
     worst_first = sorted(episodes, key=lambda episode: (episode.reward is not None, episode.reward or 0.0))
     count = min(MOST, len(worst_first))
-    chosen = [worst_first[round(index * (len(worst_first) - 1) / max(count - 1, 1))] for index in range(count)]
-    return [_episode_row(episode, outcomes.get(episode.uuid), redact) for episode in chosen]
+    selected = [worst_first[round(index * (len(worst_first) - 1) / max(count - 1, 1))] for index in range(count)]
+    return [_episode_row(episode, outcomes.get(episode.uuid), redact) for episode in selected]
 
 
 def _episode_row(episode: Episode, outcome: Outcome | None, redact: Redactor) -> list[Cell]:

@@ -34,9 +34,9 @@ class SwanlabTracker(Tracker):
         except ImportError as error:
             raise MissingExtraError("swanlab", "swanlab", needed_for="The tracker swanlab") from error
         _silence_console()
-        chosen: Any = swanlab.Settings
-        given = chosen(interactive=False)
-        if given.mode == "online" and not given.api_key:
+        settings_class: Any = swanlab.Settings
+        defaults = settings_class(interactive=False)
+        if defaults.mode == "online" and not defaults.api_key:
             raise UserError("swanlab has no API key: set SWANLAB_API_KEY, or SWANLAB_MODE=offline to write files only.")
         hook = sys.excepthook
         self._run = swanlab.init(
@@ -46,10 +46,10 @@ class SwanlabTracker(Tracker):
             resume="allow",
             log_dir=os.environ.get("SWANLAB_LOG_DIR") or str(run.folder / "swanlab"),
             config=dict(run.config),
-            settings=chosen(
+            settings=settings_class(
                 interactive=False,
-                terminal=chosen.Terminal(proxy_type="none"),
-                probe=chosen.Probe(runtime=False, requirements=False, git=False),
+                terminal=settings_class.Terminal(proxy_type="none"),
+                probe=settings_class.Probe(runtime=False, requirements=False, git=False),
             ),
         )
         sys.excepthook = hook  # ajet reports the run's end itself, and waits at most `closing_s`

@@ -73,8 +73,8 @@ class Isolation(Protocol):
 
 def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
     """Return the isolation named by `rollout.isolation`, from `Isolation.create`. Raises UserError."""
-    found: Isolation = _find_class(experiment).create(experiment, workflow_class, ambient)
-    return found
+    isolation: Isolation = _find_class(experiment).create(experiment, workflow_class, ambient)
+    return isolation
 
 
 def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:

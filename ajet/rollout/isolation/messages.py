@@ -198,14 +198,14 @@ def _parse_request(kind: str, body: Any) -> Any:
 def decode_printed(body: Any) -> tuple[str, int]:
     """Return the end of the output, and the number of characters cut before the end. Raises ValueError."""
     try:
-        text, cut = body
+        text, removed = body
         (text,) = _check_texts([text])
-        if type(cut) is not int or cut < 0:
+        if type(removed) is not int or removed < 0:
             raise ValueError("the number of characters is invalid")
     except _PARSE_ERRORS as problem:
         raise ValueError(f"the output is invalid: {problem}") from problem
     end = text[-OUTPUT_CHARS:]
-    return end, cut + len(text) - len(end)
+    return end, removed + len(text) - len(end)
 
 
 def encode_output(output: WorkflowOutput, changes: list[str]) -> bytes:

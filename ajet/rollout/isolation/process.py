@@ -50,7 +50,7 @@ class ProcessIsolation(WorkerPool):
             if worker.is_alive:
                 return worker
             worker.close()
-        starting = [left for worker in self._workers if (left := worker.remaining_start_seconds)]
+        starting = [remaining for worker in self._workers if (remaining := worker.remaining_start_seconds)]
         if len(starting) < self.max_starts:
             return self._open_worker()
         if self._timer is None:

@@ -87,17 +87,19 @@ class LoopIsolation:
     def locate(self, attempt: AttemptBase) -> str:
         """Return the attempt's current line of user code, as `Isolation.locate` does."""
         with self._lock:
-            task, found = self._live.get(attempt), self._running.get(attempt)
-        return found[1].locate_task(task) if task is not None and found is not None else self._threads.locate(attempt)
+            task, running = self._live.get(attempt), self._running.get(attempt)
+        return (
+            running[1].locate_task(task) if task is not None and running is not None else self._threads.locate(attempt)
+        )
 
     def stop(self, attempt: AttemptBase) -> None:
         """Cancel the task. The next attempts get a new loop if this loop is blocked."""
         self._threads.stop(attempt)
         with self._lock:
-            found = self._running.get(attempt)
-            if found is None:
+            running = self._running.get(attempt)
+            if running is None:
                 return
-            future, loop = found
+            future, loop = running
             self._stopped.add(attempt)
             if loop.is_blocked and loop is self.loops[-1]:
                 self.loops.append(_open_loop())
@@ -188,25 +190,25 @@ class SharedPlayer:
         """
         if order.kind == "attempt":
             self._begin_attempt(order.about, order.body)
-        elif (found := self._attempts.get(order.about)) is not None:
-            self._loop.stop(found[0])
+        elif (running := self._attempts.get(order.about)) is not None:
+            self._loop.stop(running[0])
 
     def locate(self, number: int) -> str:
         """Return the current line of user code of the numbered attempt, or ""."""
-        found = self._attempts.get(number)
-        return "" if found is None else self._loop.locate(found[0])
+        running = self._attempts.get(number)
+        return "" if running is None else self._loop.locate(running[0])
 
     def close_resources(self) -> Sequence[threading.Thread]:
         """Start to close the attempts' resources. Return the closing threads."""
-        held = [attempt.resources for attempt, _ in tuple(self._attempts.values()) if attempt.resources.holds]
-        return [resources.close_in_thread() for resources in held]
+        unclosed = [attempt.resources for attempt, _ in tuple(self._attempts.values()) if attempt.resources.holds]
+        return [resources.close_in_thread() for resources in unclosed]
 
     def note_task_end(self, attempt: SharedAttempt) -> None:
         """Report the end of an attempt whose future was cancelled before its task ended."""
         attempt.has_ended = True
-        found = self._attempts.get(attempt.number)
-        if found is not None and found[1].cancelled():
-            self._report_end(*found)
+        running = self._attempts.get(attempt.number)
+        if running is not None and running[1].cancelled():
+            self._report_end(*running)
 
     def _begin_attempt(self, number: int, body: Any) -> None:
         """Start an attempt on the worker's loop. If that fails, send the failure as the attempt's end."""
@@ -214,13 +216,13 @@ class SharedPlayer:
         attempt: SharedAttempt | None = None
         try:
             self.config = decode_settings(body) or self.config  # sent once, and stored even if this attempt fails
-            task, _, began = decode_attempt(body)
+            task, _, started = decode_attempt(body)
             if self._workflow_class is None:
                 setup = self._setup
                 self._workflow_class = resolve_reference(
                     setup.reference, base=setup.base, what=KEY, convert=as_workflow
                 )
-            attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, began)
+            attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, started)
             future = self._loop.start(attempt)
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: the imported module
             self._send_end(number, attempt, classify_exception(problem, "construct"))

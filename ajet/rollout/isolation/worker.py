@@ -95,9 +95,9 @@ def _serve_control(control: int, parent: int, player: Player) -> None:
         number = int.from_bytes(os.read(control, ID_BYTES), "big")
         with suppress(OSError):  # the other process is gone: the next read returns no byte
             os.write(control, f"{player.locate(number)}\n".encode(errors="replace"))
-    until = time.monotonic() + GRACE
+    deadline = time.monotonic() + GRACE
     for closing in player.close_resources():
-        closing.join(max(0.0, until - time.monotonic()))
+        closing.join(max(0.0, deadline - time.monotonic()))
     if received:
         with suppress(OSError):
             wake_every_second()
@@ -239,8 +239,8 @@ class ProcessState:
 
     def find_changes(self) -> list[str]:
         """Return descriptions of changes since the capture. Waits for the end of threads and children."""
-        until = time.monotonic() + SETTLE_S
-        while (changes := self._describe_changes()) and not self._has_lasting_changes and time.monotonic() < until:
+        deadline = time.monotonic() + SETTLE_S
+        while (changes := self._describe_changes()) and not self._has_lasting_changes and time.monotonic() < deadline:
             time.sleep(0.01)
         return changes
 
@@ -251,22 +251,22 @@ class ProcessState:
 
     def _describe_changes(self) -> list[str]:
         """Return a text for each difference to the captured state: folder, environment, threads, children, output."""
-        found = []
+        changes = []
         if _find_folder() != self.folder:
-            found.append(f"the working directory ({_find_folder() or 'deleted'})")
+            changes.append(f"the working directory ({_find_folder() or 'deleted'})")
         now = dict(os.environ)
         names = sorted(name for name in {*now, *self.environment} if now.get(name) != self.environment.get(name))
         if names:
-            found.append(f"the environment ({_join_names(names)})")
+            changes.append(f"the environment ({_join_names(names)})")
         threads = [thread.name for thread in threading.enumerate() if thread not in self.threads]
         if threads:
-            found.append(f"threads ({_join_names(threads)})")
+            changes.append(f"threads ({_join_names(threads)})")
         children = [str(pid) for pid in sorted(set(_find_children()) - self.children)]
         if children:
-            found.append(f"processes ({_join_names(children)})")
+            changes.append(f"processes ({_join_names(children)})")
         if _find_output_files() != self.output:
-            found.append("standard output")
-        return found
+            changes.append("standard output")
+        return changes
 
 
 def _find_folder() -> str | None:
@@ -278,14 +278,14 @@ def _find_folder() -> str | None:
 
 def _find_output_files() -> tuple[tuple[int, int] | None, ...]:
     """Return device and inode of standard output and error, or None for a closed stream."""
-    found: list[tuple[int, int] | None] = []
+    identities: list[tuple[int, int] | None] = []
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             about = os.fstat(number)
-            found.append(None if stream is None or stream.closed else (about.st_dev, about.st_ino))
+            identities.append(None if stream is None or stream.closed else (about.st_dev, about.st_ino))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            identities.append(None)
+    return tuple(identities)
 
 
 def _find_children() -> list[int]:

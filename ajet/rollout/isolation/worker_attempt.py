@@ -82,13 +82,13 @@ class RemoteReplay:
 
     def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolUse | None:
         """Return the recorded use of the tool, or None to call the tool. Raises ReplayMissError."""
-        found: ToolUse | None = self._ask_replay("replay", (name, bound_arguments(arguments)))
-        return found
+        recorded: ToolUse | None = self._ask_replay("replay", (name, bound_arguments(arguments)))
+        return recorded
 
     def tools(self) -> list[dict[str, Any]] | None:
         """Return the recorded tools of the replayed episode."""
-        found: list[dict[str, Any]] | None = self._ask_replay("replayed_tools", None)
-        return found
+        schemas: list[dict[str, Any]] | None = self._ask_replay("replayed_tools", None)
+        return schemas
 
     def _ask_replay(self, kind: str, value: Any) -> Any:
         try:
@@ -140,9 +140,9 @@ class WorkerAttempt(AttemptBase):
     async def aopen(self, trainable: Collection[str] | None) -> RemoteEndpoints:
         """Request the session and the endpoint needed next by most agents, without blocking the event loop."""
         self.stage = "open"
-        opened = self._channel.post(self.number, "open", list(trainable) if trainable else None)
+        reply = self._channel.post(self.number, "open", list(trainable) if trainable else None)
         endpoint = self._channel.post(self.number, "endpoint", (AGENT, AGENT, None))
-        read_reply("open", await asyncio.wrap_future(opened))
+        read_reply("open", await asyncio.wrap_future(reply))
         self.endpoints.add(AGENT, read_reply("endpoint", await asyncio.wrap_future(endpoint)))
         if self._enter is not None:
             self._enter(self.endpoints(AGENT, AGENT, None))

@@ -38,17 +38,17 @@ class OutputTail:
     def add(self, text: str) -> bool:
         """Add text. Return True if the tail should be sent now."""
         self._parts.append(text)
-        held = self._held = self._held + len(text)
-        if held > 2 * OUTPUT_CHARS:
+        held_characters = self._held = self._held + len(text)
+        if held_characters > 2 * OUTPUT_CHARS:
             self._parts.appendleft(self._join_parts())
-        return held >= OUTPUT_CHARS or ("\n" in text and self._taken < CHATTY_CHARS)
+        return held_characters >= OUTPUT_CHARS or ("\n" in text and self._taken < CHATTY_CHARS)
 
     def take(self) -> tuple[str, int]:
         """Return the text, and the number of characters lost before the text."""
         text = self._join_parts()
-        cut, self._cut, self._held = self._cut, 0, 0
-        self._taken += len(text) + cut
-        return text, cut
+        removed, self._cut, self._held = self._cut, 0, 0
+        self._taken += len(text) + removed
+        return text, removed
 
     def _join_parts(self) -> str:
         parts = []

@@ -140,9 +140,9 @@ class WorkerHandle:
             if not self.is_accepting:
                 return False
             self._last += 1
-            played = self._playing[self._last] = _InflightAttempt(self._last, attempt, future)
+            inflight = self._playing[self._last] = _InflightAttempt(self._last, attempt, future)
             self._numbers[attempt] = self._last
-            self._outgoing.put(played)
+            self._outgoing.put(inflight)
         return True
 
     def locate(self, attempt: LocalAttempt) -> str:
@@ -151,10 +151,10 @@ class WorkerHandle:
             number, process = self._numbers.get(attempt), self._process
         if number is None or process is None or self._is_unresponsive:
             return ""
-        began = time.monotonic()
-        found = process.locate(number)
-        self._is_unresponsive = not found and time.monotonic() - began > UNRESPONSIVE_S
-        return found
+        started = time.monotonic()
+        line = process.locate(number)
+        self._is_unresponsive = not line and time.monotonic() - started > UNRESPONSIVE_S
+        return line
 
     def stop(self, attempt: LocalAttempt) -> None:
         """Cancel the attempt, or kill a worker with this single attempt. The attempt's future stays open."""
@@ -250,24 +250,24 @@ class WorkerHandle:
             self._log_warning(*decode_printed(message.body))
             return
         with self._lock:
-            played, is_stopped = self._playing.get(message.about), message.about in self._stopped
-        if played is None and not is_stopped:
+            inflight, is_stopped = self._playing.get(message.about), message.about in self._stopped
+        if inflight is None and not is_stopped:
             raise ValueError("it sent a message about an attempt that it does not run")
         if message.kind == "ended":
-            ended = self._read_end(message)
-            outcome = ended.outcome
+            end = self._read_end(message)
+            outcome = end.outcome
             self._finish_attempt(
-                message.about, EpisodeError(outcome) if isinstance(outcome, Failure) else outcome, ended.changes
+                message.about, EpisodeError(outcome) if isinstance(outcome, Failure) else outcome, end.changes
             )
         elif message.kind == "printed" and self._setup.shared:
             printed = decode_printed(message.body)
-            if played is not None:
-                played.add_printed(*printed)
-        elif played is None:
-            over = make_error("stopped", "its episode has ended", boundary="ajet")
-            process.send(message.about, "failed", encode_failure(over.failure, []))
+            if inflight is not None:
+                inflight.add_printed(*printed)
+        elif inflight is None:
+            refusal = make_error("stopped", "its episode has ended", boundary="ajet")
+            process.send(message.about, "failed", encode_failure(refusal.failure, []))
         else:
-            self._answer_request(process, played.attempt, message)
+            self._answer_request(process, inflight.attempt, message)
 
     def _read_end(self, message: Message) -> AttemptEnd:
         try:
@@ -275,8 +275,8 @@ class WorkerHandle:
         except ValueError as problem:
             if not self._setup.shared:
                 raise
-            why = f"ajet cannot read the workflow's output: {problem}"
-            return AttemptEnd(make_error("wrong_type", why).failure, [])
+            reason = f"ajet cannot read the workflow's output: {problem}"
+            return AttemptEnd(make_error("wrong_type", reason).failure, [])
 
     def _answer_request(self, process: WorkerProcess, attempt: LocalAttempt, message: Message) -> None:
         """Reply to a request that the worker sent for an attempt. Raises ValueError for an unreadable request."""
@@ -319,12 +319,12 @@ class WorkerHandle:
         """Accept no more attempts if a stopped attempt still runs after GRACE seconds."""
         with self._lock:
             since = next(iter(self._stopped.values()), None) if self.is_accepting else None
-            left = None if since is None else since + GRACE - time.monotonic()
-            self._watches_stopped = left is not None and left > 0
-            if left is not None and left <= 0:
+            remaining = None if since is None else since + GRACE - time.monotonic()
+            self._watches_stopped = remaining is not None and remaining > 0
+            if remaining is not None and remaining <= 0:
                 self.is_accepting = False
-        if left is not None and left > 0:
-            self._check_stopped_later(left)
+        if remaining is not None and remaining > 0:
+            self._check_stopped_later(remaining)
         self._close_if_done()
 
     def _finish_attempt(
@@ -339,14 +339,14 @@ class WorkerHandle:
         """
         with self._lock:
             self._stopped.pop(number, None)
-            played = self._playing.pop(number, None)
-            if played is not None:
-                self._numbers.pop(played.attempt, None)
+            inflight = self._playing.pop(number, None)
+            if inflight is not None:
+                self._numbers.pop(inflight.attempt, None)
                 self.changes = changes or []
-        if played is not None:
-            self._store_output(played)
+        if inflight is not None:
+            self._store_output(inflight)
             self._on_change(self)
-            _set_outcome(played.future, outcome)
+            _set_outcome(inflight.future, outcome)
         self._close_if_done()
 
     def _store_output(self, played: _InflightAttempt) -> None:
@@ -364,8 +364,8 @@ class WorkerHandle:
         if isinstance(problem, OSError | RuntimeError):  # the system has no more processes, descriptors or threads
             self._fail_all(f"the worker process could not be started: {problem}", retryable=True)
             return
-        for played in self._mark_over():
-            _set_outcome(played.future, problem)
+        for inflight in self._mark_over():
+            _set_outcome(inflight.future, problem)
 
     def _fail_all(self, why: str, *, retryable: bool | None = None) -> None:
         """Fail all attempts of the worker, because its process is gone.
@@ -374,29 +374,29 @@ class WorkerHandle:
             retryable: True if the attempts may be played again. None: True if attempts share the worker, since any of
                 them may have ended the process.
         """
-        lost = self._mark_over()
-        others = f" (it ran {len(lost)} episodes at the time)" if len(lost) > 1 else ""
+        unfinished = self._mark_over()
+        others = f" (it ran {len(unfinished)} episodes at the time)" if len(unfinished) > 1 else ""
         head, _, output = why.partition("\n")
         is_retryable = self._setup.shared if retryable is None else retryable
-        for played in lost:
-            message = "\n".join(filter(None, (head + others, played.printed.strip(), output)))
+        for inflight in unfinished:
+            message = "\n".join(filter(None, (head + others, inflight.printed.strip(), output)))
             if is_retryable:
                 problem = EpisodeError(Failure("ajet", "process_died", message, retryable=True))
             else:
                 problem = make_error("process_died", message)
-            _set_outcome(played.future, problem)
+            _set_outcome(inflight.future, problem)
 
     def _mark_over(self) -> list[_InflightAttempt]:
         """Note that the process is gone. Return the attempts that it was playing."""
         with self._lock:
             self.is_accepting, self.is_over = False, True
-            lost = list(self._playing.values())
+            unfinished = list(self._playing.values())
             self._playing, self._numbers, self._stopped = {}, {}, {}
         self._outgoing.put(None)
-        for played in lost:
-            self._store_output(played)
+        for inflight in unfinished:
+            self._store_output(inflight)
         self._on_change(self)
-        return lost
+        return unfinished
 
 
 def _call_attempt(attempt: LocalAttempt, kind: str, request: Any) -> Any:

@@ -136,8 +136,8 @@ def _fail_stopped(waiting: Iterable[tuple[LocalAttempt, Future[WorkflowOutput]]]
     """Fail attempts without a worker."""
     for _, future in waiting:
         if future.set_running_or_notify_cancel():
-            why = "the episode was stopped before its process started"
-            future.set_exception(make_error("stopped", why, boundary="ajet"))
+            reason = "the episode was stopped before its process started"
+            future.set_exception(make_error("stopped", reason, boundary="ajet"))
 
 
 def find_setup(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> WorkerSetup:

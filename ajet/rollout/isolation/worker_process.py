@@ -77,12 +77,12 @@ class WorkerProcess:
     """A worker's process. Thread-safe, but only one thread may receive."""
 
     def __init__(self, setup: WorkerSetup, start: StartWorker) -> None:
-        self._line, theirs = socket.socketpair()
+        self._line, worker_socket = socket.socketpair()
         self._control, control = socket.socketpair()
         self._output = WorkerOutput()
-        with theirs, control:
+        with worker_socket, control:
             try:
-                self._started = start(setup, WorkerFds(theirs.fileno(), control.fileno(), self._output.writer))
+                self._started = start(setup, WorkerFds(worker_socket.fileno(), control.fileno(), self._output.writer))
             finally:
                 self._output.begin()
         self._process = self._started.process
@@ -141,10 +141,10 @@ class WorkerProcess:
         """End a process that is gone or that sent unreadable data. Return the reason and the output."""
         if isinstance(problem, ValueError):
             self._end_process(0.0)
-            why = f"ajet could not read a message of the workflow's process ({problem}) and ended the process"
+            cause = f"ajet could not read a message of the workflow's process ({problem}) and ended the process"
         else:
-            why = f"the workflow's process ended with code {self._end_process(0.0, SANDBOX_EXIT_S)}"
-        return f"{why}\n{self.output()}".strip()
+            cause = f"the workflow's process ended with code {self._end_process(0.0, SANDBOX_EXIT_S)}"
+        return f"{cause}\n{self.output()}".strip()
 
     def kill(self) -> None:
         """Kill the process with all descendants, in a thread. Does not wait."""
@@ -173,7 +173,7 @@ class WorkerProcess:
 
     def _close_resources(self) -> None:
         """Request the closing of the attempts' resources. Wait for CLOSED, at most GRACE seconds."""
-        until = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE
         with suppress(OSError):
             self._control.settimeout(GRACE)
             self._control.sendall(CLOSE)
@@ -181,8 +181,8 @@ class WorkerProcess:
         ready.register(self._control.fileno(), select.POLLIN)
         process = psutil.Process(self.pid)
         with suppress(OSError, psutil.NoSuchProcess):
-            while process.status() != psutil.STATUS_ZOMBIE and (left := until - time.monotonic()) > 0:
-                if ready.poll(min(50.0, 1000 * left)):
+            while process.status() != psutil.STATUS_ZOMBIE and (remaining := deadline - time.monotonic()) > 0:
+                if ready.poll(min(50.0, 1000 * remaining)):
                     received = self._control.recv(4096)
                     if not received or received.endswith(CLOSED):
                         return
@@ -293,6 +293,6 @@ def lower_session_priority(pid: int) -> None:
 @atexit.register
 def _join_kill_threads() -> None:
     """Wait at the exit: a worker that has closed its resources is stopped until this process kills it."""
-    until = time.monotonic() + 2 * GRACE + SANDBOX_EXIT_S
+    deadline = time.monotonic() + 2 * GRACE + SANDBOX_EXIT_S
     for thread in tuple(_kill_threads):
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))

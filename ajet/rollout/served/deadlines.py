@@ -96,11 +96,11 @@ class DeadlineWatcher:
     def find_timeout(self, served: ServedEpisode) -> Failure | None:
         """Return the failure of an episode over one of its time limits, or None."""
         if self._idle_timeout and served.idle_seconds > self._idle_timeout:
-            why = f"no model call for {self._idle_timeout:g} seconds (gateway.idle_timeout)"
-            return Failure("agent", "timeout", why, retryable=True)
+            reason = f"no model call for {self._idle_timeout:g} seconds (gateway.idle_timeout)"
+            return Failure("agent", "timeout", reason, retryable=True)
         if self._episode_timeout and time.monotonic() - served.since > self._episode_timeout:
-            why = f"not finished within {self._episode_timeout:g} seconds (rollout.episode_timeout)"
-            return Failure("agent", "timeout", why)
+            reason = f"not finished within {self._episode_timeout:g} seconds (rollout.episode_timeout)"
+            return Failure("agent", "timeout", reason)
         return None
 
     async def _retry_recording(self, served: ServedEpisode, since: float) -> None:

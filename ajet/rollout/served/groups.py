@@ -188,16 +188,16 @@ class OpenGroups:
             raise Refused(
                 "The request contains no task, and the server has no task reader to take one from.", param="task"
             )
-        if (found := self._find_open(task, is_wanted)) is not None:
-            return found
+        if (open_group := self._find_open(task, is_wanted)) is not None:
+            return open_group
         async with self._making:
             # Search again with the lock: another request may have made a group meanwhile.
-            while (found := self._find_open(task, is_wanted)) is None:
+            while (open_group := self._find_open(task, is_wanted)) is None:
                 self._refuse_all_busy(task)
-                made = await self._make_group(task)
+                new_group = await self._make_group(task)
                 if task is not None:
-                    return made
-            return found
+                    return new_group
+            return open_group
 
     def _refuse_all_busy(self, task: Task | None) -> None:
         """Raise Refused if as many reader tasks as an epoch has are open without any attempt.

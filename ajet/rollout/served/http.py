@@ -112,9 +112,9 @@ async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) ->
     """Return the body parsed by `parse`, in a thread if the body is long. An empty body is {}. Raises Refused."""
     raw = bytearray()
     try:
-        with BodyBytes(request.scope) as held:
+        with BodyBytes(request.scope) as buffered:
             async for part in request.stream():
-                held.add(len(part))
+                buffered.add(len(part))
                 raw += part
                 if len(raw) > MAX_BODY_BYTES:
                     raise Refused(f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.", status=413, code="request_too_large")
@@ -148,9 +148,9 @@ def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][:1])
-        known = f" (the fields are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
+        fields = f" (the fields are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
         raise Refused(
-            f"{field}: {first['msg'].removeprefix('Value error, ')}{known}", param=field, code="invalid_value"
+            f"{field}: {first['msg'].removeprefix('Value error, ')}{fields}", param=field, code="invalid_value"
         ) from None
 
 
@@ -336,10 +336,10 @@ _REFUSALS = {
 
 def build_openapi() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the routes."""
-    used = sorted({model for route in ROUTES for model in (*route.replies, route.body, Problem) if model},
+    models = sorted({model for route in ROUTES for model in (*route.replies, route.body, Problem) if model},
                   key=lambda model: model.__name__)  # fmt: skip
     places = "#/components/schemas/{model}"
-    _, schemas = models_json_schema([(model, "validation") for model in used], ref_template=places)
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=places)
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = dict(_describe_request(route))
@@ -366,11 +366,12 @@ def _describe_request(route: RouteSpec) -> Iterator[tuple[str, Any]]:
         yield "requestBody", {"content": _describe_content(route.body)}
     answers = {str(route.status): {"description": route.summary, "content": _describe_content(*route.replies)}}
     refusals = {
-        str(status): {"description": why, "content": _describe_content(Problem)} for status, why in _REFUSALS.items()
+        str(status): {"description": reason, "content": _describe_content(Problem)}
+        for status, reason in _REFUSALS.items()
     }
     yield "responses", answers | refusals
 
 
 def _describe_content(*models: type[BaseModel]) -> dict[str, Any]:
-    found = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
-    return {"application/json": {"schema": found[0] if len(found) == 1 else {"anyOf": found}}}
+    references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    return {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}}

@@ -56,8 +56,8 @@ class AdmissionControl:
 
     def is_crowded(self, task: Task) -> bool:
         """Return True if the task has as many open episodes as `serve.max_per_task` allows."""
-        most = self._max_per_task
-        return most is not None and sum(each.identity.task == task for each in self._under_way.values()) >= most
+        limit = self._max_per_task
+        return limit is not None and sum(each.identity.task == task for each in self._under_way.values()) >= limit
 
     def refuse_crowded(self, task: Task) -> None:
         """Raise Refused if the task has as many open episodes as `serve.max_per_task` allows."""
@@ -113,9 +113,9 @@ class HeldOutTasks:
             raise Refused(
                 "The request contains no task, and the server has no held-out tasks to take one from.", param="task"
             )
-        at = self._attempts.index(min(self._attempts))
-        self._attempts[at] += 1
-        return self._tasks[at]
+        index = self._attempts.index(min(self._attempts))
+        self._attempts[index] += 1
+        return self._tasks[index]
 
     def return_turn(self, task: Task) -> None:
         """Stop counting an attempt at a task, so that the task comes again before the others."""
@@ -154,7 +154,7 @@ class EpisodeOpener:
         step = version + 1 if self._trained_on else 0
         group_name, order = group.name if group is not None else "", lease.order
         identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, group_name)
-        began = time.time()
+        started = time.time()
         session = open_session(
             self._gateway,
             self._settings,
@@ -162,13 +162,13 @@ class EpisodeOpener:
             identity,
             sampling=choose_sampling(self._settings, "validation" if is_held_out_turn else "train"),
             trainable=request.trainable if request.trains else (),
-            began=began,
+            began=started,
         )
         endpoint = session(request.agent, request.agent, None)
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return ServedEpisode(
             identity, session, endpoint, lease, group, stopped,
-            is_probe=is_probe, is_held_out_turn=is_held_out_turn, began=began,
+            is_probe=is_probe, is_held_out_turn=is_held_out_turn, began=started,
         )  # fmt: skip
 
 

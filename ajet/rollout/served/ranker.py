@@ -84,9 +84,9 @@ class ServedRanker:
         compared = {repeat: self._judge_caller.make_judge_input(*attempts[repeat]) for repeat in sorted(attempts)}
         result = await self._judge_caller.rank_attempts(compared, f"{self._seed}/{group.lease.order}")
         ranked = {}
-        for repeat, (identity, played) in attempts.items():
+        for repeat, (identity, attempt) in attempts.items():
             verdict = replace(result) if isinstance(result, Failure) else result[repeat]
-            ranked[repeat] = await self._build_episode(identity, played, verdict)
+            ranked[repeat] = await self._build_episode(identity, attempt, verdict)
         group.episodes = [ranked.get(episode.repeat, episode) for episode in group.episodes]
         return list(ranked.values()), result if isinstance(result, Failure) else None
 

@@ -57,9 +57,9 @@ class BoundScorer:
         self.name = name
         self._what, self._gamma, self._agentrls = what, experiment.ajet.rollout.gamma, False
         if isinstance(found, type):
-            made = self._create_instance(found, experiment, arguments)
-            judges = getattr(made, "compute_reward", None)
-            self._function: Callable[..., Any] = judges if callable(judges) else made
+            instance = self._create_instance(found, experiment, arguments)
+            judges = getattr(instance, "compute_reward", None)
+            self._function: Callable[..., Any] = judges if callable(judges) else instance
             self._arguments: Mapping[str, Any] = {}
             if callable(judges):
                 self._wanted = [("", "workflow_task", True), ("", "workflow_output", True)]
@@ -81,15 +81,17 @@ class BoundScorer:
         """Score one call. Raises JudgeFailure, or the BoundaryError of the scorer."""
         by_position: list[Any] = []
         by_name = dict(self._arguments)
-        if call.ground_truth is None and any(wanted == REFERENCE and required for _, wanted, required in self._wanted):
+        if call.ground_truth is None and any(
+            argument == REFERENCE and required for _, argument, required in self._wanted
+        ):
             return Verdict(None, None, f"no score: task {call.task.task_id} has no answer to compare with")
-        for parameter, wanted, required in self._wanted:
-            value = ARGUMENTS[wanted](call)
-            if wanted == REFERENCE and self._agentrls and value is not None:
+        for parameter, argument, required in self._wanted:
+            value = ARGUMENTS[argument](call)
+            if argument == REFERENCE and self._agentrls and value is not None:
                 value = {"query": call.task.main_query, "answer": value}
             if value is None and not required and parameter:
                 continue  # its own default
-            if value is None and required and wanted in (ANSWER, "reply"):
+            if value is None and required and argument in (ANSWER, "reply"):
                 return Verdict(0.0, False, NO_ANSWER)
             if parameter:
                 by_name[parameter] = value
@@ -133,7 +135,9 @@ class BoundScorer:
             return [("", ANSWER, True), ("", REFERENCE, True)]
         plain = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        unknown = [each for each in self._arguments if each not in {given.name for given in plain} and not takes_all]
+        unknown = [
+            each for each in self._arguments if each not in {parameter.name for parameter in plain} and not takes_all
+        ]
         if unknown:
             takes = ", ".join(each.name for each in plain if each.name not in ARGUMENTS) or "none"
             raise self._signature_error(f"has no argument {', '.join(unknown)}; it takes {takes}")
@@ -168,8 +172,8 @@ def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
     """Return the section `scorer_agent` of AgentRL's file, or {} without such a file. Raises ConfigError."""
     from ajet.environment.chat_model import plain_section
 
-    named = experiment.ajet.environment.agent_config
-    return plain_section(named, experiment.base, "scorer_agent")[1] if named else {}
+    agent_config = experiment.ajet.environment.agent_config
+    return plain_section(agent_config, experiment.base, "scorer_agent")[1] if agent_config else {}
 
 
 def _keyword_name(parameter: inspect.Parameter) -> str:

@@ -71,17 +71,17 @@ class ScorerCall:
         text after ####, else the complete text.
         """
         form = self.form
-        found = FORMS[form].read(self.text) if form else extract_answer(self.text) or strip_thoughts(self.text)
-        return (found or "").strip() or None
+        extracted = FORMS[form].read(self.text) if form else extract_answer(self.text) or strip_thoughts(self.text)
+        return (extracted or "").strip() or None
 
     @property
     def ground_truth(self) -> Any:
         """The row's answer, unchanged; None without one."""
-        found = self.metadata.get("answer")
-        if found in (None, "", []):
+        truth = self.metadata.get("answer")
+        if truth in (None, "", []):
             nested = self.metadata.get("reward_model")  # verl's rows
-            found = nested.get("ground_truth") if isinstance(nested, Mapping) else None
-        return None if found in ("", []) else found
+            truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+        return None if truth in ("", []) else truth
 
 
 ARGUMENTS: Mapping[str, Callable[[ScorerCall], Any]] = {

@@ -83,11 +83,11 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
     the row's `choices` or `options`: a list, a mapping of letters to texts, or {"label": […], "text": […]}. Raises
     JudgeFailure where the truth is none of them."""
     choices = _read_choices(metadata)
-    wanted = _correct_label(ground_truth, choices)
-    given = find_named_choice(model_answer, choices)
-    if given is None:
+    correct = _correct_label(ground_truth, choices)
+    label = find_named_choice(model_answer, choices)
+    if label is None:
         return Verdict(0.0, False, "the answer names none of the choices, or several")
-    return Verdict(float(given == wanted), given == wanted, f"the answer is {given}, but {wanted} is right")
+    return Verdict(float(label == correct), label == correct, f"the answer is {label}, but {correct} is right")
 
 
 def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
@@ -123,16 +123,16 @@ class OptionMarks:
         self._starts = [each.start for each in marks]
         self._labels = [each.label for each in marks]
         self._changes = list(range(1, len(marks) + 1))
-        for place in reversed(range(len(marks) - 1)):
-            if self._labels[place] == self._labels[place + 1]:
-                self._changes[place] = self._changes[place + 1]
+        for index in reversed(range(len(marks) - 1)):
+            if self._labels[index] == self._labels[index + 1]:
+                self._changes[index] = self._changes[index + 1]
 
     def has_other(self, label: str, start: int, stop: int) -> bool:
         """Return True if another label heads an option between two places."""
-        place = bisect_left(self._starts, start)
-        if place < len(self._starts) and self._labels[place] == label:
-            place = self._changes[place]
-        return place < len(self._starts) and self._starts[place] < stop
+        index = bisect_left(self._starts, start)
+        if index < len(self._starts) and self._labels[index] == label:
+            index = self._changes[index]
+        return index < len(self._starts) and self._starts[index] < stop
 
 
 class LabelReader:
@@ -160,23 +160,23 @@ class LabelReader:
             NamedLabel(self._matched_label(each), each.start(), each.end()) for each in self._marked.finditer(text)
             if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
         )  # fmt: skip
-        found = [
-            named for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
-            if not _denied_before(text, each.start()) for named in self._read_at(text, each.end(), marks)
+        announced = [
+            named_label for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
+            if not _denied_before(text, each.start()) for named_label in self._read_at(text, each.end(), marks)
         ]  # fmt: skip
-        found += [NamedLabel(self._matched_label(each), each.start(), each.end()) for each in self._right.finditer(text)
-                  if not _denied_before(text, each.start())]  # fmt: skip
-        return _drop_corrected(text, sorted(found, key=lambda each: each.start))
+        announced += [NamedLabel(self._matched_label(each), each.start(), each.end())
+                      for each in self._right.finditer(text) if not _denied_before(text, each.start())]  # fmt: skip
+        return _drop_corrected(text, sorted(announced, key=lambda each: each.start))
 
     def find_mentioned(self, text: str) -> list[NamedLabel]:
         """Return mentioned labels, except words of the sentence and denied labels."""
-        found = [
+        mentioned = [
             NamedLabel(self._matched_label(each), each.start(), each.end())
             for each in self._label.finditer(text)
             if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
             and not _QUESTION_MARK.match(text, each.end()) and not (each[3] and self._is_word(text, each.end()))
         ]  # fmt: skip
-        return _drop_corrected(text, found)
+        return _drop_corrected(text, mentioned)
 
     def _read_at(self, text: str, place: int, marks: OptionMarks) -> list[NamedLabel]:
         """Return the label named at a position, or [] if there is none or it is denied ("not B")."""
@@ -186,16 +186,16 @@ class LabelReader:
             if but is None:
                 return []
             place = but.end()
-        found = self._final.match(text, place)
-        if found is None or _QUESTION_MARK.match(text, found.end()) or _WRONG.match(text, found.end()):
+        match = self._final.match(text, place)
+        if match is None or _QUESTION_MARK.match(text, match.end()) or _WRONG.match(text, match.end()):
             return []
-        label: str | None = self._matched_label(found)
-        begins = not text[text.rfind("\n", 0, found.start()) + 1 : found.start()].strip(" (")
-        stop = text.find("\n\n" if begins else "\n", found.end())  # a list below "Answer:"
-        is_listed = self._is_listed(text, found.end(), label)
-        if is_listed or marks.has_other(self._matched_label(found), found.end(), stop if stop >= 0 else len(text)):
+        label: str | None = self._matched_label(match)
+        begins = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip(" (")
+        stop = text.find("\n\n" if begins else "\n", match.end())  # a list below "Answer:"
+        is_listed = self._is_listed(text, match.end(), label)
+        if is_listed or marks.has_other(self._matched_label(match), match.end(), stop if stop >= 0 else len(text)):
             label = None
-        return [NamedLabel(label, found.start(), found.end())]
+        return [NamedLabel(label, match.start(), match.end())]
 
     def _is_listed(self, text: str, place: int, label: str | None = None) -> bool:
         """True if another label is named directly behind one."""
@@ -258,10 +258,10 @@ def _has_prefix(words: str, text: str) -> bool:
 def _find_mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
     """Return the only choice whose text appears in the answer without being denied."""
     affirmed = fold_text(_DENIED_PART.sub(" ", text))
-    found = {label: fold_text(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
-    found = {label: choice for label, choice in found.items() if choice and contains(affirmed, choice)[1]}
-    longest = [label for label, choice in found.items()
-               if not any(choice != other and contains(other, choice)[1] for other in found.values())]  # fmt: skip
+    mentioned = {label: fold_text(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
+    mentioned = {label: choice for label, choice in mentioned.items() if choice and contains(affirmed, choice)[1]}
+    longest = [label for label, choice in mentioned.items()
+               if not any(choice != other and contains(other, choice)[1] for other in mentioned.values())]  # fmt: skip
     return longest[0] if len(longest) == 1 else None
 
 
@@ -272,14 +272,14 @@ def _find_by_text(text: str, choices: Mapping[str, str]) -> str | None:
 
 
 def _read_choices(metadata: Mapping[str, Any]) -> dict[str, str]:
-    found = metadata.get("choices", metadata.get("options"))
-    if isinstance(found, Mapping) and isinstance(found.get("text"), list):
-        labels = found.get("label") or string.ascii_uppercase
-        return {str(label).upper(): answer_text(text) for label, text in zip(labels, found["text"], strict=False)}
-    if isinstance(found, Mapping):
-        return {str(label).upper(): answer_text(text) for label, text in found.items()}
-    if isinstance(found, (list, tuple)):
-        return {letter: answer_text(text) for letter, text in zip(string.ascii_uppercase, found, strict=False)}
+    choices = metadata.get("choices", metadata.get("options"))
+    if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
+        labels = choices.get("label") or string.ascii_uppercase
+        return {str(label).upper(): answer_text(text) for label, text in zip(labels, choices["text"], strict=False)}
+    if isinstance(choices, Mapping):
+        return {str(label).upper(): answer_text(text) for label, text in choices.items()}
+    if isinstance(choices, (list, tuple)):
+        return {letter: answer_text(text) for letter, text in zip(string.ascii_uppercase, choices, strict=False)}
     return {}
 
 
@@ -288,7 +288,7 @@ def _correct_label(truth: Any, choices: Mapping[str, str]) -> str:
     if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(labels):
         return labels[truth]
     text = answer_text(truth).strip()
-    found = _find_by_text(text, choices) or (text.strip("().: ").upper() if len(text.strip("().: ")) == 1 else None)
-    if found is not None and found in labels:
-        return found
+    label = _find_by_text(text, choices) or (text.strip("().: ").upper() if len(text.strip("().: ")) == 1 else None)
+    if label is not None and label in labels:
+        return label
     raise JudgeFailure(f"the row's answer {text[:80]!r} is not one of its choices {', '.join(labels)}")

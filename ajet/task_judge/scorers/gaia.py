@@ -27,8 +27,10 @@ def question_scorer(model_answer: str | None, ground_truth: str | None) -> bool:
     if _parse_float(ground_truth) is not None:
         return _same_number(model_answer, ground_truth)
     if _SPLIT.search(ground_truth):
-        given, wanted = _SPLIT.split(model_answer), _SPLIT.split(ground_truth)
-        return len(given) == len(wanted) and all(_same_piece(*pair) for pair in zip(given, wanted, strict=True))
+        answer_pieces, truth_pieces = _SPLIT.split(model_answer), _SPLIT.split(ground_truth)
+        return len(answer_pieces) == len(truth_pieces) and all(
+            _same_piece(*pair) for pair in zip(answer_pieces, truth_pieces, strict=True)
+        )
     return fold_punctuation(model_answer) == fold_punctuation(ground_truth)
 
 
@@ -44,8 +46,8 @@ def gaia_reward_func(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
 ) -> float:
     """Return 1.0 if the first <answer> is right, else 0.0: AWorld's reward function for verl."""
-    found = _TAGGED.search(solution_str or "")
-    return float(found is not None and question_scorer(found[1].strip(), answer_text(ground_truth)))
+    match = _TAGGED.search(solution_str or "")
+    return float(match is not None and question_scorer(match[1].strip(), answer_text(ground_truth)))
 
 
 def _same_piece(given: str, wanted: str) -> bool:

@@ -59,11 +59,11 @@ class ScorerJudge:
             (stage, self._make_panel([(stage.scorer, 1.0, stage.arguments)], f"{KEY}.stages[{index}].scorer"))
             for index, stage in enumerate(judge.stages)
         ]
-        listed: list[Wanted] = [(each.name, each.weight, each.arguments) for each in judge.scorers]
+        configured: list[Wanted] = [(each.name, each.weight, each.arguments) for each in judge.scorers]
         key = f"{KEY}.scorers"
         if judge.scorer:
-            listed, key = [(judge.scorer, 1.0, {})], named_by
-        self._usual = self._make_panel(listed, key) if listed else None
+            configured, key = [(judge.scorer, 1.0, {})], named_by
+        self._usual = self._make_panel(configured, key) if configured else None
         usual = self._usual.name if self._usual else readers_own
         later = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]
         self.said = "scorer " + "; ".join([each for each in [usual] if each] + later)
@@ -86,10 +86,10 @@ class ScorerJudge:
         if not self._strict:
             return
         for task in tasks:
-            named = task.metadata.get("scorer")
-            if named and not is_scorer(str(named), base=self._experiment.base, others=self._others):
+            scorer_name = task.metadata.get("scorer")
+            if scorer_name and not is_scorer(str(scorer_name), base=self._experiment.base, others=self._others):
                 raise TaskError(
-                    f"A task names an unknown scorer: {named!r:.80}.",
+                    f"A task names an unknown scorer: {scorer_name!r:.80}.",
                     where=f"task {task.task_id}",
                     expected=f"one of {', '.join(list_scorers())}; a row cannot refer to code",
                     do='register the scorer with @scorer("NAME") in the file of the workflow, or correct the row',
@@ -107,8 +107,8 @@ class ScorerJudge:
         for stage, panel in reversed(self._stages):
             if workflow_task.step >= stage.from_step and (stage.tag is None or stage.tag in tags):
                 return panel
-        named = metadata.get("scorer")
-        if isinstance(named, str) and named and (of_row := self._row_panel(named)) is not None:
+        scorer_name = metadata.get("scorer")
+        if isinstance(scorer_name, str) and scorer_name and (of_row := self._row_panel(scorer_name)) is not None:
             return of_row
         if self._usual is not None or not self._readers_own:
             return self._usual
@@ -141,31 +141,31 @@ class ScorerJudge:
     def _make_panel(self, wanted: Sequence[Wanted], key: str) -> ScorerPanel:
         count: Counter[str] = Counter()
         members = []
-        for named, weight, arguments in wanted:
-            label = parse_reference(named, what=key).name if is_reference(named) else named
+        for scorer_name, weight, arguments in wanted:
+            label = parse_reference(scorer_name, what=key).name if is_reference(scorer_name) else scorer_name
             count[label] += 1
             label = label if count[label] == 1 else f"{label}_{count[label]}"
-            found = find_scorer(named, base=self._experiment.base, what=key, others=self._others)
-            members.append(ScorerMember(BoundScorer(found, label, arguments, self._experiment, what=key), weight))
+            scorer = find_scorer(scorer_name, base=self._experiment.base, what=key, others=self._others)
+            members.append(ScorerMember(BoundScorer(scorer, label, arguments, self._experiment, what=key), weight))
         return ScorerPanel(members)
 
 
 def open_scorers(experiment: Experiment) -> ScorerJudge | None:
     """Return the configured scorers or the task reader's; None without either. Raises UserError."""
     judge = experiment.ajet.task_judge
-    own = find_part("reader", experiment.ajet.task_reader.type)
-    named = bool(judge.scorer or judge.scorers or judge.stages)
+    reader = find_part("reader", experiment.ajet.task_reader.type)
+    is_configured = bool(judge.scorer or judge.scorers or judge.stages)
     if judge.scorer and judge.scorers:
         raise ConfigError("task_judge.scorer and task_judge.scorers are both set.", where=f"{KEY}.scorers",
                           do="move task_judge.scorer into task_judge.scorers")  # fmt: skip
-    if named and judge.judge_protocol:
+    if is_configured and judge.judge_protocol:
         raise ConfigError(
             "task_judge.judge_protocol and scorers are both set.",
             where=f"{KEY}.judge_protocol",
             do="remove one; `scorer` or `scorers` can also refer to your own judge",
         )
-    readers_own = own.scorer if own is not None else ""
-    return ScorerJudge(experiment, readers_own) if named or readers_own else None
+    readers_own = reader.scorer if reader is not None else ""
+    return ScorerJudge(experiment, readers_own) if is_configured or readers_own else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +192,16 @@ class ScorerPanel:
 
         Raises JudgeFailure, or the exception of a scorer whose weight is not 0.
         """
-        found = await asyncio.gather(*(_score_member(member, call) for member in self._members))
+        verdicts = await asyncio.gather(*(_score_member(member, call) for member in self._members))
         parts: dict[str, float | None] = {}
-        for member, verdict in zip(self._members, found, strict=True):
+        for member, verdict in zip(self._members, verdicts, strict=True):
             alone = len(self._members) == 1
             parts |= {member.scorer.name: verdict.reward}
             parts |= {name if alone else f"{member.scorer.name}/{name}": part for name, part in verdict.parts.items()}
-        if len(found) == 1 and self._members[0].weight == 1:
-            return replace(found[0], scorer=self.name, parts=parts)
+        if len(verdicts) == 1 and self._members[0].weight == 1:
+            return replace(verdicts[0], scorer=self.name, parts=parts)
         counted = [
-            (member.weight, verdict) for member, verdict in zip(self._members, found, strict=True) if member.weight
+            (member.weight, verdict) for member, verdict in zip(self._members, verdicts, strict=True) if member.weight
         ]
         undecided = not counted or any(verdict.reward is None for _, verdict in counted)
         reward = None if undecided else sum(weight * (verdict.reward or 0.0) for weight, verdict in counted)
@@ -211,13 +211,15 @@ class ScorerPanel:
             for part in verdict.process
         )
         success = _combine_success([each.success for _, each in counted])
-        verdict = Verdict(reward, success, self._explain_scores(found), process=process, scorer=self.name, parts=parts)
+        verdict = Verdict(
+            reward, success, self._explain_scores(verdicts), process=process, scorer=self.name, parts=parts
+        )
         lengths = {len(each.turns) for _, each in counted}
         if not undecided and len(lengths) == 1:
             turns = zip(*([weight * turn for turn in each.turns] for weight, each in counted), strict=True)
             verdict.turns = tuple(map(sum, turns))
-        several = sum(bool(each.metrics or each.details) for each in found) > 1
-        for member, each in zip(self._members, found, strict=True):
+        several = sum(bool(each.metrics or each.details) for each in verdicts) > 1
+        for member, each in zip(self._members, verdicts, strict=True):
             before = f"{member.scorer.name}/" if several else ""
             verdict.metrics |= {f"{before}{name}": value for name, value in each.metrics.items()}
             verdict.details |= {f"{before}{name}": value for name, value in each.details.items()}

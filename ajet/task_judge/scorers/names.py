@@ -75,13 +75,13 @@ def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = 
         return _registered[named]
     if part is not None:
         return load_code(part.code)
-    near = get_close_matches(named, list_scorers(), 1)
+    similar = get_close_matches(named, list_scorers(), 1)
     raise ConfigError(
         f"There is no scorer named {named}.",
         where=what,
         expected=f"one of {', '.join(list_scorers())}, or a reference such as scorer.py->my_scorer",
-        do=f"did you mean {near[0]}?"
-        if near
+        do=f"did you mean {similar[0]}?"
+        if similar
         else 'register the scorer with @scorer("NAME") in the file of the workflow',
     )
 

@@ -94,22 +94,22 @@ def numeric(
     truth's unit is wrong), `ignore`. Raises JudgeFailure where the truth is no number."""
     if units not in ("convert", "ignore", "required"):
         raise JudgeFailure(f"the scorer numeric: units is {units!r}; it must be convert, ignore or required")
-    wanted = parse_number(normalize_math(hash_answer(ground_truth) or answer_text(ground_truth)))
-    if wanted is None:
+    true_number = parse_number(normalize_math(hash_answer(ground_truth) or answer_text(ground_truth)))
+    if true_number is None:
         raise JudgeFailure(f"the row's answer {answer_text(ground_truth)[:80]!r} is not a number")
-    given = find_stated_number(model_answer)
-    if given is None:
+    answer_number = find_stated_number(model_answer)
+    if answer_number is None:
         return Verdict(0.0, False, "the answer contains no number, or several")
-    if units == "required" and wanted.unit and not given.unit:
+    if units == "required" and true_number.unit and not answer_number.unit:
         return Verdict(0.0, False, "the answer has no unit")
-    value = given.value if units == "ignore" else convert_to_unit(given, wanted)
+    value = answer_number.value if units == "ignore" else convert_to_unit(answer_number, true_number)
     if value is None:
-        units_of = " and ".join(" ".join(each.unit) or "none" for each in (given, wanted))
+        units_of = " and ".join(" ".join(each.unit) or "none" for each in (answer_number, true_number))
         return Verdict(0.0, False, f"the units do not agree: {units_of}")
-    distance = abs(value - wanted.value)
-    right = distance <= max(Fraction(tolerance), Fraction(relative) * abs(wanted.value))
+    distance = abs(value - true_number.value)
+    right = distance <= max(Fraction(tolerance), Fraction(relative) * abs(true_number.value))
     return Verdict(
-        float(right), right, f"the answer is {_format_value(value)}, but {_format_value(wanted.value)} is right"
+        float(right), right, f"the answer is {_format_value(value)}, but {_format_value(true_number.value)} is right"
     )
 
 
@@ -127,19 +127,19 @@ def find_stated_number(answer: str) -> StatedNumber | None:
         return None if _is_factor_unread(complete) else complete
     if _COMPUTED.search(_AFTER_DIGIT_POWER.sub("", text)):
         return None
-    found: StatedNumber | None = None
-    place = 0
-    while (each := _VALUE.search(text, place)) is not None:
-        place = each.end("number")
+    stated: StatedNumber | None = None
+    position = 0
+    while (each := _VALUE.search(text, position)) is not None:
+        position = each.end("number")
         if not each["money"] and _NAME_LETTER.match(text[each.start() - 1 : each.start()]):
             continue  # the number is part of a name such as x1
-        read = _read_value(text, each)
-        if read is None:
+        value = _read_value(text, each)
+        if value is None:
             return None
-        found = found or read
-        if read.value != found.value:
+        stated = stated or value
+        if value.value != stated.value:
             return None
-    return found
+    return stated
 
 
 def _read_value(text: str, found: re.Match[str]) -> StatedNumber | None:

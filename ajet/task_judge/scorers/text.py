@@ -68,8 +68,8 @@ def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tup
     punctuation and articles), `none` (white space at both ends only)."""
     if normalize not in _NORMALISED:
         raise JudgeFailure(f"the scorer exact: normalize is {normalize!r}; it must be one of {', '.join(_NORMALISED)}")
-    read = _NORMALISED[normalize]
-    right = read(model_answer) in {read(each) for each in read_truths(ground_truth)}
+    normalise = _NORMALISED[normalize]
+    right = normalise(model_answer) in {normalise(each) for each in read_truths(ground_truth)}
     return float(right), right
 
 
@@ -101,26 +101,26 @@ def contains(
     Args:
         all: require every reference instead of any.
     """
-    text, *wanted = (
+    text, *parts = (
         fold_text(each) if ignore_case else " ".join(fold_width(each).split())
         for each in (reply, *read_truths(ground_truth))
     )
-    found = [bool(each) and _stands_in(each, text, whole_words) for each in wanted]
-    right = False not in found if all else any(found)
+    are_contained = [bool(each) and _stands_in(each, text, whole_words) for each in parts]
+    right = False not in are_contained if all else any(are_contained)
     return float(right), right
 
 
 def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
     if not whole_words:
         return wanted in text
-    place = text.find(wanted)
-    while place >= 0:
-        end = place + len(wanted)
-        before, after = text[max(place - 2, 0) : place][::-1], text[end : end + 2]
+    position = text.find(wanted)
+    while position >= 0:
+        end = position + len(wanted)
+        before, after = text[max(position - 2, 0) : position][::-1], text[end : end + 2]
         is_negative = wanted[0].isdigit() and _MINUS.match(before)
         if not is_negative and not _is_continued(before, wanted[0]) and not _is_continued(after, wanted[-1]):
             return True
-        place = text.find(wanted, place + 1)
+        position = text.find(wanted, position + 1)
     return False
 
 
@@ -164,11 +164,11 @@ class RegexScorer:
             except regex.error as problem:
                 raise JudgeFailure(f"the row's answer is not a valid pattern: {problem}") from problem
         try:
-            found = (
+            match = (
                 pattern.fullmatch(model_answer, timeout=PATTERN_SECONDS)
                 if self._full
                 else pattern.search(reply, timeout=PATTERN_SECONDS)
             )
         except TimeoutError:
             return 0.0, False
-        return float(found is not None), found is not None
+        return float(match is not None), match is not None

@@ -82,9 +82,9 @@ def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
     try:
         conversations = tuple(_tokenize_conversation(talk, on_its_day, row.written) for talk in row.conversations)
     except (UserError, TemplateRefused) as problem:
-        what = problem.what if isinstance(problem, UserError) else str(problem)
+        reason = problem.what if isinstance(problem, UserError) else str(problem)
         raise TaskError(
-            f"ajet cannot reproduce a row's reply exactly in tokens: {what.rstrip('.')}.",
+            f"ajet cannot reproduce a row's reply exactly in tokens: {reason.rstrip('.')}.",
             where=row.where,
             expected="a reply that the model's chat template renders exactly as written, token by token",
             do="remove the row, or write the reply as the model would (docs/sft.md explains the limits of chat "

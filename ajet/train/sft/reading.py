@@ -46,9 +46,9 @@ def read_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
     """Return the lessons to train on. Raise UserError for invalid or missing rows."""
     sft = experiment.ajet.sft
     if sft.from_run is not None:
-        found = select_episodes(sft, experiment.root)
-        require_same_tokenizer(found, renderer, sft.from_run)
-        return _drop_long_lessons(found, experiment)
+        lessons = select_episodes(sft, experiment.root)
+        require_same_tokenizer(lessons, renderer, sft.from_run)
+        return _drop_long_lessons(lessons, experiment)
     assert sft.train_files is not None, "a run does not begin without"
     return _read_file_lessons(sft.train_files, experiment, renderer, key="ajet.sft.train_files")
 
@@ -87,19 +87,19 @@ def _read_file_lessons(files: str | list[str], experiment: Experiment, renderer:
 
 def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Lesson]:
     """Return the lessons that fit `rollout.max_model_len`. Raises TaskError if none fits."""
-    most = experiment.ajet.rollout.max_model_len
+    limit = experiment.ajet.rollout.max_model_len
     fitting: list[Lesson] = []
     long: list[Lesson] = []
     for lesson in lessons:
-        (fitting if max(talk.tokens for talk in lesson.conversations) <= most else long).append(lesson)
+        (fitting if max(talk.tokens for talk in lesson.conversations) <= limit else long).append(lesson)
     if not long:
         return fitting
-    named = ", ".join(lesson.where for lesson in long[:LEFT_OUT_SHOWN])
-    named += " …" if len(long) > LEFT_OUT_SHOWN else ""
-    text = f"{len(long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({most} tokens)"
+    places = ", ".join(lesson.where for lesson in long[:LEFT_OUT_SHOWN])
+    places += " …" if len(long) > LEFT_OUT_SHOWN else ""
+    text = f"{len(long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({limit} tokens)"
     if not fitting:
-        raise TaskError(f"No row is left to learn from: {text}.", where=named, do="set ajet.rollout.max_model_len")
-    logger.warning("{} and are left out: {}", text, named)
+        raise TaskError(f"No row is left to learn from: {text}.", where=places, do="set ajet.rollout.max_model_len")
+    logger.warning("{} and are left out: {}", text, places)
     return fitting
 
 
@@ -121,9 +121,9 @@ def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:
             task = first.task.model_copy(update={"task_id": f"{first.task.task_id}@{first.uuid}"})
             lessons.append(Lesson(task, tuple(map(use_record, episodes)), f"episode {first.uuid}"))
     if not lessons:
-        wanted = "groups whose episodes have different rewards" if settings.objective == "dpo" else "scored episodes"
+        required = "groups whose episodes have different rewards" if settings.objective == "dpo" else "scored episodes"
         least = f", with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
-        raise UserError("This run has no episodes to learn from.", where=str(folder), expected=f"{wanted}{least}")
+        raise UserError("This run has no episodes to learn from.", where=str(folder), expected=f"{required}{least}")
     return lessons
 
 
@@ -155,13 +155,13 @@ def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: s
 
 def _read_groups(folder: Path) -> Iterator[list[Episode]]:
     """Yield the usable episodes of each group, in descending order of reward."""
-    files, seen = EpisodeFiles(folder / "episodes"), set[str]()
+    files, read_uuids = EpisodeFiles(folder / "episodes"), set[str]()
     for step in files.steps():
         groups: dict[str, list[Episode]] = {}
         for episode in files.read(step):
-            if episode.uuid in seen:
+            if episode.uuid in read_uuids:
                 continue  # several steps may have trained on the same episode
-            seen.add(episode.uuid)
+            read_uuids.add(episode.uuid)
             if episode.scored and any(line.sampled for line in episode.timelines):
                 groups.setdefault(episode.group, []).append(episode)
         for members in groups.values():

@@ -62,23 +62,23 @@ def find_files(files: str | Sequence[str], base: Path, *, key: str) -> list[Path
 
 def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[LessonRow]:
     """Read the rows of all files. Raise TaskError for invalid rows."""
-    found: list[LessonRow] = []
+    rows: list[LessonRow] = []
     titles: Counter[str] = Counter()
     for file in find_files(files, base, key=key):
         titles[file.name] += 1
         suffix = f"({titles[file.name]})" if titles[file.name] > 1 else ""
-        found += _read_file(file, pairs, f"{file.name}{suffix}")
-    if not found:
-        where = files if isinstance(files, str) else ", ".join(files)
-        raise TaskError("The files contain no row to learn from.", where=where, expected=PAIR if pairs else PLAIN)
-    return found
+        rows += _read_file(file, pairs, f"{file.name}{suffix}")
+    if not rows:
+        file_names = files if isinstance(files, str) else ", ".join(files)
+        raise TaskError("The files contain no row to learn from.", where=file_names, expected=PAIR if pairs else PLAIN)
+    return rows
 
 
 def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
     """Yield the rows of one JSON Lines file. Raises TaskError with file and line for an invalid row."""
     written = file.stat().st_mtime
     for number, row in line_rows(file):
-        where = f"{file}:{number}"
+        location = f"{file}:{number}"
         try:
             if isinstance(row, BadRowError):
                 raise row
@@ -87,12 +87,12 @@ def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
             conversations = _parse_pair(row) if pairs else (_parse_conversation(row),)
         except BadRowError as problem:
             raise TaskError(
-                f"A row cannot be used: {problem}.", where=where, expected=PAIR if pairs else PLAIN
+                f"A row cannot be used: {problem}.", where=location, expected=PAIR if pairs else PLAIN
             ) from None
         question = next((extract_text(each) for each in conversations[0].messages if each["role"] == "user"), "")
         digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16).hexdigest()
         task = Task(main_query=question, task_id=f"{title}:{number}", metadata={"content": digest})
-        yield LessonRow(task, conversations, where, written)
+        yield LessonRow(task, conversations, location, written)
 
 
 def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
@@ -122,7 +122,9 @@ def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversatio
 
 
 def _common_prefix(one: list[Message], other: list[Message]) -> list[Message]:
-    size = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    size = next(
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
     return one[:size]
 
 
@@ -132,8 +134,8 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
     Args:
         first: Index of the first message that may be learned. Replies before it are context.
     """
-    learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
-    learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
+    learned = {index for index, each in enumerate(messages) if each["role"] == "assistant" and index >= first}
+    learned -= {index for index in learned if not messages[index].get(WEIGHT, 1)}
     if not learned:
         raise BadRowError("it contains no reply of the assistant to learn")
     plain = tuple({name: value for name, value in each.items() if name != WEIGHT} for each in messages)
@@ -141,10 +143,10 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
 
 
 def _parse_messages(row: Mapping[str, Any], name: str) -> list[Message]:
-    listed = row[name]
-    if not isinstance(listed, list) or not listed:
-        raise BadRowError(f"`{name}` is {json_kind(listed)}, expected a list of messages")
-    return [_parse_message(each, f"{name}[{at}]") for at, each in enumerate(listed)]
+    messages = row[name]
+    if not isinstance(messages, list) or not messages:
+        raise BadRowError(f"`{name}` is {json_kind(messages)}, expected a list of messages")
+    return [_parse_message(each, f"{name}[{index}]") for index, each in enumerate(messages)]
 
 
 def _parse_message(message: Any, place: str) -> Message:
@@ -171,15 +173,15 @@ def _parse_message(message: Any, place: str) -> Message:
             raise BadRowError(f"{place}.{field} is {json_kind(message[field])}, expected text")
     if not isinstance(calls, list | None):
         raise BadRowError(f"{place}.tool_calls is {json_kind(calls)}, expected a list")
-    for at, call in enumerate(calls or ()):
+    for index, call in enumerate(calls or ()):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRowError(f"{place}.tool_calls[{at}] contains no function name")
+            raise BadRowError(f"{place}.tool_calls[{index}] contains no function name")
         if not isinstance(call.get("id"), str | None):
-            raise BadRowError(f"{place}.tool_calls[{at}].id is {json_kind(call['id'])}, expected text")
-        check_json(arguments_of(call), f"{place}.tool_calls[{at}].function.arguments")
-    known = {name: value for name, value in message.items() if value is not None}
-    return {**known, "content": content if content is not None else ""}
+            raise BadRowError(f"{place}.tool_calls[{index}].id is {json_kind(call['id'])}, expected text")
+        check_json(arguments_of(call), f"{place}.tool_calls[{index}].function.arguments")
+    fields = {name: value for name, value in message.items() if value is not None}
+    return {**fields, "content": content if content is not None else ""}
 
 
 def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -191,9 +193,9 @@ def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
         except BadRowError as problem:
             raise BadRowError(f"`tools` is text, and {problem}") from None
         check_json(tools, "tools")
-    wrong = not isinstance(tools, list) or not all(
+    is_invalid = not isinstance(tools, list) or not all(
         isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools
     )
-    if wrong:
+    if is_invalid:
         raise BadRowError('`tools` is not a list of {"type": "function", "function": {…}}')
     return tuple(tools)

@@ -47,7 +47,7 @@ class RepliesSource(Source):
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Lease the next positions of the training order from the store, and return their examples as groups."""
-        began, tasks = time.monotonic(), session.task_order
+        started, tasks = time.monotonic(), session.task_order
         settings, step = session.experiment.ajet, session.step + 1
         ignores = settings.context_tracker.timeline_merging_policy.ignore_tools
         groups = [
@@ -57,17 +57,19 @@ class RepliesSource(Source):
             for lease in session.store.lease(settings.data.train_batch_size)
         ]
         groups.sort(key=lambda group: group.order)
-        return session.add_given_up(StepGroups(began, groups))
+        return session.add_given_up(StepGroups(started, groups))
 
     def validate_if_due(self, session: TrainingSession) -> None:
         """Compute and record the loss on held-out examples if this step is a validation step."""
         if not self._validation or not session.is_validation_due(session.total_steps, always_last=True):
             return
-        began, run, step = time.monotonic(), session.run, session.step
+        started, run, step = time.monotonic(), session.run, session.step
         run.status.set(phase="validation", step=step)
-        groups = [lesson.make_group(run.run_id, step, at, "validation") for at, lesson in enumerate(self._validation)]
+        groups = [
+            lesson.make_group(run.run_id, step, index, "validation") for index, lesson in enumerate(self._validation)
+        ]
         metrics = {f"validation/{name}": value for name, value in self._objective.measure_loss(groups).items()}
-        metrics |= {"validation/rows": len(groups), "seconds/validation": time.monotonic() - began}
+        metrics |= {"validation/rows": len(groups), "seconds/validation": time.monotonic() - started}
         session.sink.show(step, metrics)
         run.metrics.log(step, metrics)
         session.note_validation()
@@ -92,8 +94,8 @@ class LessonObjective:
     def measure_loss(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the loss on all groups, per token or (with DPO) per pair, without an update."""
         if self._is_dpo:
-            found = self.make_batch(groups, step=0).metrics
-            return {name: found[name] for name in PAIR_METRICS}
+            measured = self.make_batch(groups, step=0).metrics
+            return {name: measured[name] for name in PAIR_METRICS}
         samples = list_samples(groups)
         masks = [sample.timeline.mask for sample in samples]
         tokens = self._settings.trainer_common.micro_batch_tokens

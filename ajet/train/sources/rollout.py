@@ -30,7 +30,7 @@ class RolloutSource(TaskReaderSource):
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Play the tasks of the next step. Raises UserError if every episode failed."""
-        step, began = session.step + 1, time.monotonic()
+        step, started = session.step + 1, time.monotonic()
         session.run.status.set(phase="rollout", step=step)
         leases = {lease.order: lease for lease in session.store.lease(_count_tasks(self.parts.experiment.ajet))}
         session.show_depths(closed=0)
@@ -38,15 +38,17 @@ class RolloutSource(TaskReaderSource):
         batch: list[Group] = []
         oversampled: list[Group] = []
         returned: list[Lease] = []
-        for ended in self.parts.rollout.stream(tasks, step=step, split="train"):
-            if isinstance(ended, ReturnedTask):
-                returned.append(leases[ended.order])
+        for finished in self.parts.rollout.stream(tasks, step=step, split="train"):
+            if isinstance(finished, ReturnedTask):
+                returned.append(leases[finished.order])
             else:
-                (batch if ended.is_selected else oversampled).append(ended.group)
+                (batch if finished.is_selected else oversampled).append(finished.group)
                 session.show_depths(closed=len(batch) + len(oversampled))
         batch.sort(key=lambda group: group.order)
         refuse_if_all_failed(list_episodes(batch), step)
-        return session.add_given_up(StepGroups(began, batch, unused={"oversampled": oversampled}, unfinished=returned))
+        return session.add_given_up(
+            StepGroups(started, batch, unused={"oversampled": oversampled}, unfinished=returned)
+        )
 
 
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:

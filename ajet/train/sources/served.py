@@ -58,7 +58,7 @@ class ServedSource(Source):
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Wait until clients have finished enough groups for a step."""
         settings, batch = self._settings, self._batch
-        began = time.monotonic()
+        started = time.monotonic()
         session.run.status.set(phase="serving", step=batch.step)
         while not batch.is_complete(settings):
             session.show_depths(closed=len(batch.groups), open=self._desk.open_count)
@@ -68,7 +68,7 @@ class ServedSource(Source):
         if self._will_validate(session, batch.step):
             batch.held_out, self._late = [], batch.held_out
         return session.add_given_up(
-            StepGroups(began, batch.groups, unused=batch.unused, single=batch.alone, held_out=batch.held_out)
+            StepGroups(started, batch.groups, unused=batch.unused, single=batch.alone, held_out=batch.held_out)
         )
 
     def may_complete(self) -> bool:
@@ -125,26 +125,26 @@ class ServedSource(Source):
         Before the first step no checkpoint exists to record the groups with; the store holds them, too.
         """
         self._desk.close()
-        run, left = session.run, ServedBatch(session.step)
+        run, remaining = session.run, ServedBatch(session.step)
         is_trained = self._batch.step == session.step  # the interrupt came after its step
         for result in [*(() if is_trained else self._batch.results), *self._late, *take_results(self._desk)]:
-            left.add(result)
-        unused: UnusedGroups = {"oversampled": left.groups, **left.unused}
+            remaining.add(result)
+        unused: UnusedGroups = {"oversampled": remaining.groups, **remaining.unused}
         groups = [group for each in unused.values() for group in each]
         if groups:
             outcomes: dict[str, Outcome] = {}
             for reason, each in unused.items():
                 outcomes |= build_discarded_outcomes(each, reason)
-            run.episodes.write(left.step, "train", list_episodes(groups), outcomes)
-        if left.alone:
-            run.episodes.write(left.step, "debug", left.alone)
+            run.episodes.write(remaining.step, "train", list_episodes(groups), outcomes)
+        if remaining.alone:
+            run.episodes.write(remaining.step, "debug", remaining.alone)
         if session.step:
-            self._record_late(session, left.held_out)
+            self._record_late(session, remaining.held_out)
             for reason, each in unused.items():
-                session.store.discard([group.order for group in each], left.step, reason)
+                session.store.discard([group.order for group in each], remaining.step, reason)
                 session.leftover_orders += [group.order for group in each if group.order >= 0]
-            session.store.use([episode.order for episode in (*left.alone, *left.held_out)], left.step)
-            session.is_checkpoint_outdated |= bool(left.results)
+            session.store.use([episode.order for episode in (*remaining.alone, *remaining.held_out)], remaining.step)
+            session.is_checkpoint_outdated |= bool(remaining.results)
             session.save()
 
     def _warn_idle(self, session: TrainingSession) -> None:

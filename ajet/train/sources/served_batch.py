@@ -93,9 +93,9 @@ class ServedBatch:
 
 def take_results(desk: EpisodeRegistry) -> list[Group | Episode]:
     """Return all groups and episodes that clients have finished and no step has taken yet."""
-    found: list[Group | Episode] = []
+    results: list[Group | Episode] = []
     while True:
         try:
-            found.append(desk.results.get_nowait())
+            results.append(desk.results.get_nowait())
         except queue.Empty:
-            return found
+            return results

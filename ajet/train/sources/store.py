@@ -108,14 +108,14 @@ class StoreSource(TaskReaderSource):
         rounded = is_rounded(backbone)
         self.canary = Canary(session.trainer.canary, rounded=rounded)
         earlier = _shared_store(session).announced()
-        known = WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier is not None else None
-        self.probe = start_probe(backbone, session.trainer, known, rounded=rounded)
+        earlier_probe = WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier is not None else None
+        self.probe = start_probe(backbone, session.trainer, earlier_probe, rounded=rounded)
         self.save_if_due(session)
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Wait for a batch of groups."""
         size, step = session.experiment.ajet.data.train_batch_size, session.step + 1
-        began, version = time.monotonic(), session.backbone.version
+        started, version = time.monotonic(), session.backbone.version
         session.run.status.set(phase="rollout", step=step)
         ready, self._may_complete = ReadyGroups(), True
         while len(ready.groups) < size:
@@ -132,7 +132,7 @@ class StoreSource(TaskReaderSource):
             self._is_first_taken = True
         refuse_if_all_failed(list_episodes(groups), step)
         return StepGroups(
-            began,
+            started,
             groups,
             unused={"stale": ready.stale},
             by_samplers=True,
@@ -163,8 +163,10 @@ class StoreSource(TaskReaderSource):
         """Save every step and announce its policy. Raise TrainerFencedError if another process became the trainer."""
         if session.step:
             session.save()
-        most = session.trainer.max_staleness
-        self.probe = extend_probe(self.probe, session.backbone, keep=BACKLOG if most is None else most + 1)
+        staleness_limit = session.trainer.max_staleness
+        self.probe = extend_probe(
+            self.probe, session.backbone, keep=BACKLOG if staleness_limit is None else staleness_limit + 1
+        )
         self.announcer.changed()
         self.announce_policy(session)
 
@@ -278,7 +280,7 @@ def _shared_store(session: TrainingSession) -> SharedStore:
 
 def find_weights(run: RunDirectory, step: int) -> Path | None:
     """Return the folder of the weights after a step, or None for the weights of model.path."""
-    own = run.checkpoints.folder / f"step-{step}"
-    if own.exists():
-        return own.absolute()
+    checkpoint = run.checkpoints.folder / f"step-{step}"
+    if checkpoint.exists():
+        return checkpoint.absolute()
     return run.resumed.path.absolute() if run.resumed is not None else None

@@ -38,8 +38,8 @@ def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> Cha
     model.config = config
     if config is not None and hasattr(model, "context_size"):  # at which agents of version 2 compress theirs
         model.context_size = config.ajet.rollout.max_model_len
-    made: ChatModelBase = model
-    return made
+    chat_model: ChatModelBase = model
+    return chat_model
 
 
 def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -165,8 +165,8 @@ def other_model_class() -> Any:
             """
             from openai import AsyncOpenAI
 
-            ours = {name: kwargs[name] for name in ("generate_kwargs", "reasoning_effort") if name in kwargs}
-            super().__init__(model_name=model_name, api_key="none", stream=stream, **ours)
+            options = {name: kwargs[name] for name in ("generate_kwargs", "reasoning_effort") if name in kwargs}
+            super().__init__(model_name=model_name, api_key="none", stream=stream, **options)
             self.max_try = max_try
             self._client_class = AsyncOpenAI
 

@@ -61,11 +61,11 @@ class AgentTrainer:
 
     async def inference(self) -> Any:
         """Play without training and return the processor's result. Raises ValueError before the checks."""
-        found = self._require_ready().inference()
-        return await found if inspect.isawaitable(found) else found
+        result = self._require_ready().inference()
+        return await result if inspect.isawaitable(result) else result
 
     def _require_ready(self) -> Any:
-        found = getattr(self, "train_processor", None)
-        if found is None or not found.initialized:
+        processor = getattr(self, "train_processor", None)
+        if processor is None or not processor.initialized:
             raise ValueError(f"Train engine {getattr(self, 'train_engine_name', '')} is not initialized")
-        return found
+        return processor

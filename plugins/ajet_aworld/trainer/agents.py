@@ -39,12 +39,12 @@ def describe_agent(agent: Any, base: Path) -> tuple[dict[str, Any], dict[str, An
 
     Raises ValueError for an agent that cannot be described.
     """
-    own = {"user_workflow": f"{__name__}->DescribedAgent"}
+    rollout = {"user_workflow": f"{__name__}->DescribedAgent"}
     if isinstance(agent, (str, Path)):
         text = str(agent)
         if "->" in text or ":" in text:
             return {"user_workflow": text}, {}
-        return own, {"agent": _read_file(base / text)}
+        return rollout, {"agent": _read_file(base / text)}
     if isinstance(agent, type) and issubclass(agent, AworldAgentLoop):
         import inspect
 
@@ -54,7 +54,7 @@ def describe_agent(agent: Any, base: Path) -> tuple[dict[str, Any], dict[str, An
             f"the agent is a {type(agent).__name__}; expected an AWorld Agent, the path of a YAML file that describes "
             "one, or a reference such as loop.py->MyAgentLoop (for a Swarm: its build_agents() returns it)"
         )
-    return own, {"agent": _read_agent(agent)}
+    return rollout, {"agent": _read_agent(agent)}
 
 
 class DescribedAgent(AworldAgentLoop):
@@ -76,9 +76,11 @@ class DescribedAgent(AworldAgentLoop):
         conf = arguments.pop("conf", None) or {}
         model = {**conf.pop("llm_config", {}), **{key: conf.pop(key) for key in list(conf) if key.startswith("llm_")}}
         model = {key: value for key, value in model.items() if key not in _MODEL and value is not None}
-        at, name = self.get_llm_server_address(), self.get_llm_server_model_name()
-        made = AgentConfig(**conf, **model, llm_base_url=str(at), llm_model_name=str(name), llm_api_key="-")
-        return Agent(conf=made, **arguments)
+        address, name = self.get_llm_server_address(), self.get_llm_server_model_name()
+        agent_config = AgentConfig(
+            **conf, **model, llm_base_url=str(address), llm_model_name=str(name), llm_api_key="-"
+        )
+        return Agent(conf=agent_config, **arguments)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -126,14 +128,14 @@ def _serialize_value(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         if "llm_api_key" in value:
             value = _drop_model(value)
-        found = {str(key): _serialize_value(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
-        for key, text in found.items():
+        serialized = {str(key): _serialize_value(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
+        for key, text in serialized.items():
             if _SECRETS.match(key) and isinstance(text, str) and text and not _VARIABLE.search(text):
                 raise ValueError(
                     f"the agent's {where}.{key} is a secret, which would be written to a file; put it into an "
                     f"environment variable (such as {TOKEN}) and refer to the variable"
                 )
-        return found
+        return serialized
     if isinstance(value, (list, tuple, set)):
         return [_serialize_value(each, where) for each in value]
     if isinstance(value, Enum):

@@ -34,8 +34,8 @@ def find_processor(name: str) -> type[TrainerProcessor]:
         return _registered[name]
     part = find_part("train_engine", name)
     if part is None:
-        known = ", ".join(sorted({*_registered, *find_all_parts("train_engine")}))
-        raise ValueError(f"{name} is not supported; there are: {known}. {describe_broken()}".rstrip())
+        known_names = ", ".join(sorted({*_registered, *find_all_parts("train_engine")}))
+        raise ValueError(f"{name} is not supported; there are: {known_names}. {describe_broken()}".rstrip())
     return _require_processor(name, load_code(part.code))
 
 

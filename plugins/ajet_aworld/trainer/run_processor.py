@@ -80,14 +80,17 @@ class RunProcessor(TrainerProcessor):
 
         Raises ValueError for an unusable value, ConfigError for a wrong key or value.
         """
-        given = _read_tree(config, self.base)
-        if not given.get("ajet"):  # ajet's keys may lie at the top, next to a backbone's sections
+        user_tree = _read_tree(config, self.base)
+        if not user_tree.get("ajet"):  # ajet's keys may lie at the top, next to a backbone's sections
             backbone_sections = {*_SECTIONS, *self.sections}
-            own = {key: value for key, value in given.items() if key not in backbone_sections}
-            given = {"ajet": own, **{key: value for key, value in given.items() if key in backbone_sections}}
+            ajet_keys = {key: value for key, value in user_tree.items() if key not in backbone_sections}
+            user_tree = {
+                "ajet": ajet_keys,
+                **{key: value for key, value in user_tree.items() if key in backbone_sections},
+            }
         merged: dict[str, Any] = {}
         _merge_over(merged, self._tree)
-        _merge_over(merged, given)
+        _merge_over(merged, user_tree)
         if not merged[SECTION]:
             del merged[SECTION]
         self.config = merged
@@ -267,10 +270,10 @@ class FunctionJudge(BaseJudge):
         row = workflow_task.task.metadata
         answer = workflow_output.metadata.get("final_answer")
         text = answer if isinstance(answer, str) else "" if answer is None else str(answer)
-        found = self._function(row.get("data_source", ""), text, row.get("answer"), row.get("extra_info") or {})
-        if not isinstance(found, Real):
-            raise JudgeFailure(f"the reward function returned a {type(found).__name__}; expected a number")
-        return float(found)
+        reward = self._function(row.get("data_source", ""), text, row.get("answer"), row.get("extra_info") or {})
+        if not isinstance(reward, Real):
+            raise JudgeFailure(f"the reward function returned a {type(reward).__name__}; expected a number")
+        return float(reward)
 
 
 def _build_reference(given: Any, base: Path) -> str:
@@ -295,11 +298,11 @@ def _find_function(file: Path) -> str:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as problem:
         raise ValueError(f"the reward function's file {file} is not valid Python: {problem}") from None
-    found = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    names = [each.name for each in found]
+    functions = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = [each.name for each in functions]
     if file.stem in names:
         return file.stem
-    meant = [each.name for each in found if tuple(arg.arg for arg in each.args.args) == ARGUMENTS]
+    meant = [each.name for each in functions if tuple(arg.arg for arg in each.args.args) == ARGUMENTS]
     if len(meant) != 1:
         raise ValueError(
             f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); choose one by its name: {file}->NAME"

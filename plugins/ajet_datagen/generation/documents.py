@@ -66,13 +66,13 @@ def read_slides(data: bytes) -> str:
         from pptx.oxml import parse_xml
     except ImportError as error:
         raise MissingExtraError("python-pptx", "documents", needed_for="Reading presentations") from error
-    found = []
+    slides = []
     for slide in Presentation(checked_archive(data)).slides:
         blocks = [*_read_blocks(slide.element), *_read_diagrams_and_charts(slide.part, parse_xml)]
         if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) is not None:
             blocks += _read_blocks(notes._txBody)
-        found.append("\n".join(blocks))
-    return "\n\n".join(text for text in found if text)
+        slides.append("\n".join(blocks))
+    return "\n\n".join(text for text in slides if text)
 
 
 def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
@@ -138,13 +138,16 @@ def _read_chart(chart: Any) -> Iterator[str]:
     """Yield a chart's titles, and one line for each series."""
     yield from _read_blocks(chart)
     for series in (each for each in chart.iter() if _get_tag(each) == "ser"):
-        named = {
+        values_by_tag = {
             _get_tag(child): [value.text or "" for value in child.iter() if _get_tag(value) == "v"] for child in series
         }
-        labels, values = (named.get(one) or named.get(other) or [] for one, other in (("cat", "xVal"), ("val", "yVal")))
+        labels, values = (
+            values_by_tag.get(first_tag) or values_by_tag.get(second_tag) or []
+            for first_tag, second_tag in (("cat", "xVal"), ("val", "yVal"))
+        )
         pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=False)] or values
         if numbers := ", ".join(pairs):
-            yield f"{' '.join(named.get('tx', []))}: {numbers}".removeprefix(": ")
+            yield f"{' '.join(values_by_tag.get('tx', []))}: {numbers}".removeprefix(": ")
 
 
 def _find_children(element: Any, wanted: str) -> Iterator[Any]:
@@ -202,15 +205,15 @@ class Passage:
 
 def list_documents(place: Path) -> list[Path]:
     """Return a document, or all visible documents of a folder, recursively. Raises TaskError without documents."""
-    found = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
-    if not found:
+    documents = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
+    if not documents:
         raise TaskError(
             f"There is no document in the folder {place.name}.",
             where=f"{KEY}: {place}",
             expected=f"files ending in {', '.join(READERS)}",
             do="add documents, or set another folder",
         )
-    return found
+    return documents
 
 
 def _is_document(path: Path) -> bool:
@@ -240,15 +243,15 @@ def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
 
 def read_document(file: Path) -> str:
     """Return the text of a file. Raises TaskError, MissingExtraError."""
-    read = READERS.get(file.suffix.lower())
-    if read is None:
+    reader = READERS.get(file.suffix.lower())
+    if reader is None:
         raise TaskError(f"{file.name} has an unsupported suffix.", where=KEY, expected=", ".join(READERS))
     with explain_read_errors(file):
         data = file.read_bytes()
     if len(data) > MAX_FILE:
         raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")
     try:
-        text = read(data, file.name)
+        text = reader(data, file.name)
     except UNREADABLE as problem:
         raise TaskError(f"{file.name} cannot be read: {problem}", where=KEY, do="fix or remove the file") from None
     if not text.strip():
@@ -257,21 +260,21 @@ def read_document(file: Path) -> str:
 
 
 def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
-    held = ""
+    passage = ""
     for piece in (part.strip() for part in ends.split(text)):
         while len(piece) > size:  # the piece contains no end, so it is cut by size
-            if held:
-                yield held
-                held = ""
+            if passage:
+                yield passage
+                passage = ""
             yield piece[:size]
             piece = piece[size:]
-        if held and len(held) + 1 + len(piece) > size:
-            yield held
-            held = ""
+        if passage and len(passage) + 1 + len(piece) > size:
+            yield passage
+            passage = ""
         if piece:
-            held = f"{held} {piece}" if held else piece
-    if held:
-        yield held
+            passage = f"{passage} {piece}" if passage else piece
+    if passage:
+        yield passage
 
 
 def _read_plain_text(data: bytes, name: str) -> str:
@@ -283,7 +286,10 @@ def decode_text(data: bytes, declared: str) -> str:
 
     Raises ValueError for bytes of another encoding, instead of guessing.
     """
-    start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
+    start, encoding = next(
+        ((byte_order_mark, name) for byte_order_mark, name in MARKS if data.startswith(byte_order_mark)),
+        (b"", declared),
+    )
     try:
         text = data[len(start) :].decode(encoding)
     except UnicodeDecodeError as error:
@@ -294,8 +300,8 @@ def decode_text(data: bytes, declared: str) -> str:
 
 
 def _read_html(data: bytes, name: str) -> str:
-    found = DECLARED.search(data[:HEAD])
-    declared = found[1].decode("ascii", "replace").lower() if found else "utf-8"
+    declaration = DECLARED.search(data[:HEAD])
+    declared = declaration[1].decode("ascii", "replace").lower() if declaration else "utf-8"
     title, text = readable(decode_text(data, MEANT.get(declared, declared)), images="described")
     return f"{title}\n\n{text}" if title and title not in text else text
 

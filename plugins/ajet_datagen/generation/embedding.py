@@ -45,11 +45,11 @@ def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
     It is `base_url` if set. Otherwise, if a key or another model than the default is configured, it is the server in
     the environment variables, as for `llm_model`. Raises ConfigError.
     """
-    own = params.api_key.get_secret_value() if params.api_key else ""
+    api_key = params.api_key.get_secret_value() if params.api_key else ""
     if params.base_url is not None:
-        return OtherServer(params.base_url, (own or read_api_key("OPENAI_API_KEY"),))
-    named = params.model != type(params).model_fields["model"].default
-    if params.model.startswith(LOCAL) or not (own or named):
+        return OtherServer(params.base_url, (api_key or read_api_key("OPENAI_API_KEY"),))
+    is_model_set = params.model != type(params).model_fields["model"].default
+    if params.model.startswith(LOCAL) or not (api_key or is_model_set):
         return None
     try:
         server = find_other_server()
@@ -57,13 +57,13 @@ def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
         raise
     except UserError:
         raise ConfigError(
-            f"The embedding model {params.model} is set" + (" with a key" if own else "") + ", but no server.",
+            f"The embedding model {params.model} is set" + (" with a key" if api_key else "") + ", but no server.",
             where=f"{WHERE}.base_url",
             expected="an OpenAI-compatible server, or OPENAI_BASE_URL or DASHSCOPE_API_KEY",
             do=f"set base_url; or use a local model (model: {_name_local_model()}); or remove model and api_key to "
             "compare tasks by letters only",
         ) from None
-    return OtherServer(server.base_url, (own or server.keys[0],))
+    return OtherServer(server.base_url, (api_key or server.keys[0],))
 
 
 def open_embedder(params: DeduplicationParams) -> Embed | None:
@@ -71,15 +71,15 @@ def open_embedder(params: DeduplicationParams) -> Embed | None:
     if not params.model.startswith(LOCAL):
         server = find_embedding_server(params)
         return ServerEmbedder(params.model, server) if server is not None else None
-    found = find_part("embedder", params.model.removeprefix(LOCAL))
-    if found is None or params.base_url is not None:
+    part = find_part("embedder", params.model.removeprefix(LOCAL))
+    if part is None or params.base_url is not None:
         raise ConfigError(
-            f"There is no embedding model {params.model}" + (" at a server." if found else "."),
+            f"There is no embedding model {params.model}" + (" at a server." if part else "."),
             where=f"{WHERE}.model",
             expected=" or ".join(f"{LOCAL}{name}" for name in find_parts("embedder")) + ", without base_url, or a "
             "model of the server at base_url",
         )
-    local: Embed = load_code(found.code)()
+    local: Embed = load_code(part.code)()
     return local
 
 
@@ -123,11 +123,11 @@ def embed_texts(
             do=f"give the model another name, or delete {store.path}",
         )
     nothing = [0.0] * (widths[0] if widths else 1)
-    found = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
+    vectors = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
     if refused := sum(not rows[name] for name in names.values()):
         logger.warning("{} of {} questions are compared by letters only: {} refused them", refused, len(names), model)
-    largest = np.abs(found).max(axis=1, keepdims=True)  # the square of a larger number could overflow
-    return normalize_vectors((found / np.where(largest == 0, 1, largest)).astype(np.float32))
+    largest = np.abs(vectors).max(axis=1, keepdims=True)  # the square of a larger number could overflow
+    return normalize_vectors((vectors / np.where(largest == 0, 1, largest)).astype(np.float32))
 
 
 class ServerEmbedder:
@@ -144,14 +144,14 @@ class ServerEmbedder:
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """Return [N, ·] vectors. Raises TaskError, also if the server has never accepted a text."""
-        found: list[list[float]] = []
-        while len(found) < len(texts):
-            found += self._embed_or_split(texts[len(found) : len(found) + self._batch_size])
-        return found
+        vectors: list[list[float]] = []
+        while len(vectors) < len(texts):
+            vectors += self._embed_or_split(texts[len(vectors) : len(vectors) + self._batch_size])
+        return vectors
 
     def _embed_or_split(self, texts: Sequence[str]) -> list[list[float]]:
         try:
-            found = self._request_embeddings(texts)
+            vectors = self._request_embeddings(texts)
         except NoAnswerError as problem:
             if problem.status not in STATUSES:
                 raise self._make_error(problem) from None
@@ -166,19 +166,19 @@ class ServerEmbedder:
                 raise self._make_error(problem) from None
             return [[]]
         self._has_answered = True
-        return found
+        return vectors
 
     def _request_embeddings(self, texts: Sequence[str]) -> list[list[float]]:
         async def once(seconds: float) -> list[list[float]]:
             return await request_embeddings(self._model, texts, seconds)
 
         try:
-            found = run_on_tools_loop(request_with_retries(once, self._failover, 0, last=True, counted=lambda: None))
+            vectors = run_on_tools_loop(request_with_retries(once, self._failover, 0, last=True, counted=lambda: None))
         except NoAnswerError as problem:
             self._failover.note_failure(0, problem)
             raise
         self._failover.note_answer(0)
-        return found
+        return vectors
 
     def _make_error(self, problem: NoAnswerError) -> TaskError:
         return TaskError(

@@ -38,6 +38,6 @@ class ModelFailover:
         """Record that a model failed after all retries. Return True if it is now tried last."""
         if not problem.is_retryable and problem.status not in NEVER:
             return False
-        began = not self.is_resting(place)
+        starts_rest = not self.is_resting(place)
         self._until[place] = self._clock() + REST_S
-        return began
+        return starts_rest

@@ -42,14 +42,14 @@ async def request_with_retries(
     Raises:
         NoAnswerError: all tries failed.
     """
-    began, number = time.monotonic(), 0
+    started, number = time.monotonic(), 0
     retries = 0 if failover.is_resting(place) else AGAIN
     while True:
         counted()
         try:
             return await ask(TIMEOUT_S)
         except NoAnswerError as problem:
-            hung = time.monotonic() - began >= TIMEOUT_S and not (last and number == 0)
+            hung = time.monotonic() - started >= TIMEOUT_S and not (last and number == 0)
             if not problem.is_retryable or number >= retries or hung or failover.is_resting(place):
                 raise
             await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))

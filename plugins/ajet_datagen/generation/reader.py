@@ -105,13 +105,13 @@ class GenerationReader:
         writer, rows = self._make_writer(), store.read_rows()
         refusals = PromptRefusals(store, rows)
         tasks: list[Task] = []
-        found: list[tuple[WrittenTask, WritingPrompt]] = []
+        written: list[tuple[WrittenTask, WritingPrompt]] = []
         try:
             for turn in range(ROUNDS):
                 missing = self._settings.task_num - len(tasks)
                 if missing <= 0:
                     break
-                prompts = self._build_prompts(split, turn, missing, [each.query for each, _ in found])
+                prompts = self._build_prompts(split, turn, missing, [each.query for each, _ in written])
                 if new := sum(not rows.get(ask.name) for ask in prompts):
                     logger.info(
                         "{}: {} of {} prompts are sent to {}",
@@ -122,38 +122,44 @@ class GenerationReader:
                     )
                 with Progress() as progress, progress.bar(_name_round(split, turn), len(prompts), "prompts") as bar:
                     replies = run_on_tools_loop(self._request_tasks(writer, prompts, store, rows, refusals, bar))
-                before = len(found)
-                found += [(one, ask) for ask, reply in zip(prompts, replies, strict=True) for one in reply]
-                tasks = self._select_tasks(split, found, held_out, store, rows, writer.cost)[: self._settings.task_num]
-                if len(found) == before:
+                before = len(written)
+                written += [
+                    (written_task, ask) for ask, reply in zip(prompts, replies, strict=True) for written_task in reply
+                ]
+                tasks = self._select_tasks(split, written, held_out, store, rows, writer.cost)[
+                    : self._settings.task_num
+                ]
+                if len(written) == before:
                     break
         finally:
             if spent := writer.cost.describe_cost():
                 logger.info("writing {} tasks took {}", split, spent)
         if not tasks:
-            raise self._explain_no_tasks(split, len(found), refusals)
+            raise self._explain_no_tasks(split, len(written), refusals)
         run_on_tools_loop(refusals.save_refusals())
-        self._log_result(split, tasks, found, writer, refusals)
+        self._log_result(split, tasks, written, writer, refusals)
         return tasks
 
     def _build_prompts(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[WritingPrompt]:
-        draw = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
-        found, examples, settings = self._load_passages(), self._load_examples(), self._settings
+        rng = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
+        passages, examples, settings = self._load_passages(), self._load_examples(), self._settings
         if split == "train" and examples:
             prompts: list[WritingPrompt] = []
             for number in range(missing):
-                shown = draw.sample(examples, min(EXAMPLES, len(examples)))
-                passage = draw.choice(found) if found else None
+                shown_examples = rng.sample(examples, min(EXAMPLES, len(examples)))
+                passage = rng.choice(passages) if passages else None
                 prompt = build_variation_prompt(
-                    shown, passage.text if passage else "", 1, turn * settings.task_num + number + 1
+                    shown_examples, passage.text if passage else "", 1, turn * settings.task_num + number + 1
                 )
                 prompts.append(
-                    WritingPrompt(f"train {turn} {number}", prompt, 1, passage, tuple(query for query, _ in shown))
+                    WritingPrompt(
+                        f"train {turn} {number}", prompt, 1, passage, tuple(query for query, _ in shown_examples)
+                    )
                 )
             return prompts
-        order = list(found)
-        draw.shuffle(order)
-        chosen = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
+        order = list(passages)
+        rng.shuffle(order)
+        selected = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
         return [
             WritingPrompt(
                 f"{split} {turn} {number}",
@@ -161,7 +167,7 @@ class GenerationReader:
                 A_CALL,
                 passage,
             )
-            for number, passage in enumerate(chosen)
+            for number, passage in enumerate(selected)
         ]
 
     async def _request_tasks(
@@ -175,9 +181,9 @@ class GenerationReader:
     ) -> list[list[WrittenTask]]:
         async def read_or_request(prompt: WritingPrompt) -> list[WrittenTask]:
             is_refused = refusals.is_refused(prompt.name, prompt.title)
-            found = [] if is_refused else rows.get(prompt.name) or await request(prompt)
+            rows_of_prompt = [] if is_refused else rows.get(prompt.name) or await request(prompt)
             bar.advance(note=writer.cost.describe_cost())
-            return [WrittenTask(*each) for each in found]
+            return [WrittenTask(*each) for each in rows_of_prompt]
 
         async def request(prompt: WritingPrompt) -> list[list[str]]:
             async def save(tasks: Sequence[WrittenTask]) -> None:  # an unreadable reply is requested again next time
@@ -207,8 +213,11 @@ class GenerationReader:
         found = [each for each in found if each[0].query not in examples]
         if self._settings.deduplication_filter.enabled and found:
             params = self._settings.deduplication_filter.params
-            shown = dict.fromkeys(query for _, ask in found for query in ask.shown)
-            texts, others = [one.query for one, _ in found], [*(task.main_query for task in held_out), *shown]
+            shown_queries = dict.fromkeys(query for _, ask in found for query in ask.shown)
+            texts, others = (
+                [written.query for written, _ in found],
+                [*(task.main_query for task in held_out), *shown_queries],
+            )
             numbers = index_numbers([*texts, *others]) if params.numbers == "differ" else None
             letters, threshold = params.letters_threshold, params.similarity_threshold
             measures = [
@@ -219,15 +228,15 @@ class GenerationReader:
             if self._embed is not None:
                 vectors = embed_texts([*texts, *others], self._embed, params.model, store, rows, cost)
                 measures.append(SimilarityMeasure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
-            found = [found[place] for place in select_distinct(*measures, numbers=numbers)]
-        return [_make_task(split, number, one, ask.passage) for number, (one, ask) in enumerate(found)]
+            found = [found[index] for index in select_distinct(*measures, numbers=numbers)]
+        return [_make_task(split, number, written, ask.passage) for number, (written, ask) in enumerate(found)]
 
     def _load_passages(self) -> list[Passage]:
         if self._passages is None:
             reader = self._settings.document_reader
-            given = reader.document_path
-            named = [given] if isinstance(given, str) and given else given
-            places = [require_place(path, self._experiment.base, key=KEY, what="document") for path in named]
+            document_path = reader.document_path
+            paths = [document_path] if isinstance(document_path, str) and document_path else document_path
+            places = [require_place(path, self._experiment.base, key=KEY, what="document") for path in paths]
             self._passages = [
                 passage
                 for place in places
@@ -238,18 +247,18 @@ class GenerationReader:
 
     def _has_examples(self) -> bool:
         query = self._settings.query_reader
-        named = {
+        sources = {
             "jsonl_dataset_file": query.jsonl_dataset_file.training.file_path,
             "huggingface_dat_repo": query.huggingface_dat_repo.dataset_path,
             "env_service": query.env_service.env_url,
         }
-        if query.type not in named:
+        if query.type not in sources:
             raise TaskError(
                 f"{query.type} cannot read example tasks.",
                 where=f"{SECTION}.query_reader.type",
-                expected=", ".join(named),
+                expected=", ".join(sources),
             )
-        return bool(named[query.type])
+        return bool(sources[query.type])
 
     def _load_examples(self) -> list[tuple[str, str]]:
         if self._examples is None:
@@ -335,10 +344,10 @@ class GenerationReader:
     def _log_result(
         self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: TaskWriter, refusals: PromptRefusals
     ) -> None:
-        by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "from the cache"
+        source = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "from the cache"
         logger.info(
             "{} {} tasks {}; {} dropped as too similar, {} replies unreadable",
-            len(tasks), split, by, len(found) - len(tasks), writer.cost.unreadable,
+            len(tasks), split, source, len(found) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if refusals:
             logger.warning("dropped prompts of {} tasks: {}", split, refusals.describe_refusals())
@@ -370,8 +379,8 @@ def _get_question(task: Task) -> str:
 
 async def _gather_all(requests: Sequence[Coroutine[Any, Any, list[WrittenTask]]]) -> list[list[WrittenTask]]:
     """Return the results in order. The first failure is raised after running requests have finished and been stored."""
-    found = await asyncio.gather(*requests, return_exceptions=True)
-    for each in found:
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    for each in results:
         if isinstance(each, BaseException):
             raise each
-    return [each for each in found if not isinstance(each, BaseException)]
+    return [each for each in results if not isinstance(each, BaseException)]

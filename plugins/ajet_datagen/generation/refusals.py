@@ -72,12 +72,12 @@ class PromptRefusals:
     async def save_refusals(self) -> None:
         """Store the recorded refusals, so that these prompts are not sent again."""
         new, self._new = self._new, {}
-        for name, why in new.items():
-            self._rows[name] = {REFUSED: why}
+        for name, reason in new.items():
+            self._rows[name] = {REFUSED: reason}
             await asyncio.to_thread(self._store.append_row, name, self._rows[name])
 
     def describe_refusals(self) -> str:
         """Return number, names and last reason of the refusals."""
         titles = list(self._why)
-        named = ", ".join(titles[:NAMED]) + (" …" if len(titles) > NAMED else "")
-        return f"{counted(len(titles), 'prompt')} refused: {named}; the last: {self._why[titles[-1]]}"
+        title_list = ", ".join(titles[:NAMED]) + (" …" if len(titles) > NAMED else "")
+        return f"{counted(len(titles), 'prompt')} refused: {title_list}; the last: {self._why[titles[-1]]}"

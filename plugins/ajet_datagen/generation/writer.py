@@ -72,18 +72,18 @@ def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, co
         count: number of tasks.
         number: makes repeated requests different.
     """
-    shown = "\n\n".join(
+    examples_text = "\n\n".join(
         f"Example {number}:\n{mark_text(query)}" + (f"\nIts answer:\n{mark_text(answer)}" if answer else "")
         for number, (query, answer) in enumerate(examples, 1)
     )
     about = f"\n\nTheir content comes from this passage:\n{mark_text(passage)}" if passage else ""
-    return f"{VARIATION % count} {SET % number}\n\n{shown}{about}\n\n{SHAPE % count}"
+    return f"{VARIATION % count} {SET % number}\n\n{examples_text}{about}\n\n{SHAPE % count}"
 
 
 def mark_text(text: str) -> str:
     """Return the text between marks that contain its digest, so the text cannot contain its own end mark."""
-    mark = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return f"<text-{mark}>\n{text}\n</text-{mark}>"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return f"<text-{digest}>\n{text}\n</text-{digest}>"
 
 
 def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
@@ -93,10 +93,10 @@ def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
         return None
     try:
         parsed: Any = json.JSONDecoder().raw_decode(reply, start)[0]
-        found = [WrittenTask(_clean_text(each["query"]), _clean_text(each.get("answer"))) for each in parsed["tasks"]]
+        tasks = [WrittenTask(_clean_text(each["query"]), _clean_text(each.get("answer"))) for each in parsed["tasks"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    good = [each for each in found if each.query]
+    good = [each for each in tasks if each.query]
     return good[:count] or None
 
 
@@ -154,7 +154,7 @@ class TaskWriter:
                 raise self._failure
             self._under_way += 1
             try:
-                found = await self._request_from_models(prompt, count)
+                tasks = await self._request_from_models(prompt, count)
                 self._in_a_row = 0
             except PromptRefusedError as refusal:
                 self._in_a_row += 1
@@ -175,15 +175,15 @@ class TaskWriter:
                     self._go_on.set()
                 else:  # refusals come fast: an answer may be on its way
                     self._go_on.clear()
-            if found:
-                await keep(found)
-            return found
+            if tasks:
+                await keep(tasks)
+            return tasks
 
     async def _is_any_model_answering(self) -> bool:
         """True if a model answers a harmless prompt, which no content filter refuses."""
-        for place in self._failover.rank_models():
+        for index in self._failover.rank_models():
             try:
-                await self._request_completion(place, HARMLESS, last=True)
+                await self._request_completion(index, HARMLESS, last=True)
             except NoAnswerError:
                 continue
             return True
@@ -193,22 +193,22 @@ class TaskWriter:
         problems: list[str] = []
         refused = 0
         order = self._failover.rank_models()
-        for place, next_one in zip(order, [*order[1:], None], strict=True):
-            model = self.models[place]
+        for index, next_one in zip(order, [*order[1:], None], strict=True):
+            model = self.models[index]
             try:
-                answer = await self._request_completion(place, prompt, last=next_one is None)
+                answer = await self._request_completion(index, prompt, last=next_one is None)
             except NoAnswerError as problem:
                 problems.append(f"{model.model} at {model.place}: {problem}")
                 refused += problem.status in STATUSES
-                if self._failover.note_failure(place, problem) and next_one is not None:
+                if self._failover.note_failure(index, problem) and next_one is not None:
                     logger.warning(
                         "{}; for {:.0f} s {} is used first", problems[-1], REST_S, self._name_model(next_one)
                     )
                 continue
-            self._failover.note_answer(place)
-            if (found := parse_tasks(answer.text, count)) is not None:
+            self._failover.note_answer(index)
+            if (tasks := parse_tasks(answer.text, count)) is not None:
                 self.wrote[model.model] = None
-                return found
+                return tasks
             self.cost.unreadable += 1
         if len(problems) == len(self.models):
             if refused:

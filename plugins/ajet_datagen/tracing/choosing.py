@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter[str]) -> list[AgentTrace]:
     """Return the traces that the settings admit, and count the others by reason in `left`."""
-    found = []
+    selected = []
     for trace in traces:
-        why = _find_exclusion(trace, settings)
-        if why:
-            left[why] += 1
+        exclusion = _find_exclusion(trace, settings)
+        if exclusion:
+            left[exclusion] += 1
         else:
-            found.append(trace)
-    return found
+            selected.append(trace)
+    return selected
 
 
 def split_traces(
@@ -59,18 +59,23 @@ def split_traces(
         count = min(max(count, 1), len(names) - 1)
     begun = _find_continued_groups(traces, groups)
     held_out = set([name for name in names if name not in begun][:count])
-    found: dict[TaskSplit, list[AgentTrace]] = {"train": [], "validation": []}
+    splits: dict[TaskSplit, list[AgentTrace]] = {"train": [], "validation": []}
     for trace in traces:
-        found["validation" if groups[question_key(trace)] in held_out else "train"].append(trace)
-    if settings.similarity_threshold < 1 and found["validation"]:
-        here, there = ([question_key(trace) for trace in found[side]] for side in ("train", "validation"))
-        numbers = index_numbers([*here, *there]) if differ else None
-        places = select_unlike(
-            count_letter_runs(here), count_letter_runs(there), settings.similarity_threshold, numbers
+        splits["validation" if groups[question_key(trace)] in held_out else "train"].append(trace)
+    if settings.similarity_threshold < 1 and splits["validation"]:
+        train_questions, held_out_questions = (
+            [question_key(trace) for trace in splits[side]] for side in ("train", "validation")
         )
-        left["too similar to a held-out question"] += len(found["train"]) - len(places)
-        found["train"] = [found["train"][at] for at in places]
-    return found
+        numbers = index_numbers([*train_questions, *held_out_questions]) if differ else None
+        places = select_unlike(
+            count_letter_runs(train_questions),
+            count_letter_runs(held_out_questions),
+            settings.similarity_threshold,
+            numbers,
+        )
+        left["too similar to a held-out question"] += len(splits["train"]) - len(places)
+        splits["train"] = [splits["train"][index] for index in places]
+    return splits
 
 
 def select_best(traces: Sequence[AgentTrace], left: Counter[str]) -> list[AgentTrace]:
@@ -100,12 +105,12 @@ def _normalize_questions(questions: Sequence[str]) -> str:
 
 def _find_continued_groups(traces: Sequence[AgentTrace], groups: Mapping[str, str]) -> set[str]:
     """Return the groups of questions that a conversation of another group continues."""
-    found = set()
+    continued = set()
     for trace in traces:
         questions = _list_questions(trace)
         earlier = {groups.get(_normalize_questions(questions[:count])) for count in range(1, len(questions))}
-        found |= {name for name in earlier if name is not None and name != groups[_normalize_questions(questions)]}
-    return found
+        continued |= {name for name in earlier if name is not None and name != groups[_normalize_questions(questions)]}
+    return continued
 
 
 def _group_questions(questions: Sequence[str], threshold: float, differ: bool) -> dict[str, str]:
@@ -123,7 +128,7 @@ def _group_questions(questions: Sequence[str], threshold: float, differ: bool) -
     if numbers is not None:
         cosines[~can_be_duplicates(numbers[:, None], numbers[None, firsts])] = -1
     nearest = cosines.argmax(axis=1)
-    return {question: questions[firsts[int(at)]] for question, at in zip(questions, nearest, strict=True)}
+    return {question: questions[firsts[int(index)]] for question, index in zip(questions, nearest, strict=True)}
 
 
 def _rank_trace(trace: AgentTrace) -> tuple[bool, float]:

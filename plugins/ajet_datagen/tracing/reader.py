@@ -67,10 +67,10 @@ class TracingReader:
         TaskError, UserError."""
         require_folder(folder, "--out")
         counts: dict[str, int] = {}
-        left: Counter[str] = Counter()
+        skipped: Counter[str] = Counter()
         if not any(self.traces(side) for side in SPLITS):
             raise TaskError(
-                f"All traces are dropped: {'; '.join(f'{n} {why}' for why, n in sorted(self.left.items()))}.",
+                f"All traces are dropped: {'; '.join(f'{n} {reason}' for reason, n in sorted(self.left.items()))}.",
                 where=KEY,
                 expected="settings of task_reader.tracing that match some replies",
                 do="loosen the settings named above",
@@ -79,18 +79,18 @@ class TracingReader:
             folder.mkdir(parents=True, exist_ok=True)
         for side in SPLITS:
             traces = self.traces(side)
-            made: dict[str, Iterable[Any]] = {
-                "tasks": (row_of(task) for task in self._build_tasks(side, left)),
-                "rows": build_learned_rows(traces, self._settings, left),
-                "pairs": build_pairs(traces, left),
+            rows_by_kind: dict[str, Iterable[Any]] = {
+                "tasks": (row_of(task) for task in self._build_tasks(side, skipped)),
+                "rows": build_learned_rows(traces, self._settings, skipped),
+                "pairs": build_pairs(traces, skipped),
             }
-            for kind, rows in made.items():
+            for kind, rows in rows_by_kind.items():
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
                 counts[f"{kind}.{side}.jsonl"] = len(lines)
                 with convert_os_errors(folder / f"{kind}.{side}.jsonl", "--out"):
                     write_atomically(folder / f"{kind}.{side}.jsonl", "".join(lines))
-        if left:
-            logger.info("{}", "; ".join(f"{count} {why}" for why, count in sorted(left.items())))
+        if skipped:
+            logger.info("{}", "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items())))
         return counts
 
     def _build_tasks(self, split: TaskSplit, left: Counter[str]) -> list[Task]:
@@ -98,13 +98,13 @@ class TracingReader:
 
     def _read_traces(self) -> Mapping[TaskSplit, list[AgentTrace]]:
         settings = self._settings
-        found = read_sources(
+        content = read_sources(
             self._find_places(settings.sources, "sources"), self._find_places(settings.feedback, "feedback")
         )
-        self._report_bad_rows(found)
-        traces = mask_traces(found.traces, settings.mask, base=self._base)
+        self._report_bad_rows(content)
+        traces = mask_traces(content.traces, settings.mask, base=self._base)
         sides = split_traces(select_traces(traces, settings, self.left), settings, self._seed, self.left)
-        self._report_result(found, sides)
+        self._report_result(content, sides)
         return sides
 
     def _find_places(self, named: str | list[str], key: str) -> list[Path]:
@@ -116,13 +116,13 @@ class TracingReader:
                 expected="files of spans, or folders of observed runs",
                 do=f"set {KEY}",
             )
-        what = "recording" if key == "sources" else "feedback"
-        return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what=what) for each in places]
+        noun = "recording" if key == "sources" else "feedback"
+        return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what=noun) for each in places]
 
     def _report_bad_rows(self, found: SourceContent) -> None:
         if not found.bad:
             return
-        first = "; ".join(f"{where}: {why}" for where, why in found.bad[:NAMED])
+        first = "; ".join(f"{location}: {reason}" for location, reason in found.bad[:NAMED])
         if not self._skip:
             raise TaskError(
                 f"{len(found.bad)} rows cannot be read: {first}.",
@@ -135,7 +135,7 @@ class TracingReader:
     def _report_result(self, found: SourceContent, sides: Mapping[TaskSplit, Sequence[AgentTrace]]) -> None:
         parts = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
                 f"{len(sides['validation'])} held out"]  # fmt: skip
-        parts += [f"{count} {why}" for why, count in sorted(self.left.items())]
+        parts += [f"{count} {reason}" for reason, count in sorted(self.left.items())]
         parts += [f"{found.silent} spans without messages"] if found.silent else []
         parts += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
         parts += [f"{counted(found.loose, 'feedback row')} without a matching trace"] if found.loose else []
@@ -316,7 +316,7 @@ def _get_wanted_reply(trace: AgentTrace) -> Message:
 
 def _get_context(trace: AgentTrace) -> Sequence[Message]:
     """Return the messages up to the last user message, without the agent's own tool calls after it."""
-    users = [at for at, each in enumerate(trace.messages) if each.get("role") == "user"]
+    users = [index for index, each in enumerate(trace.messages) if each.get("role") == "user"]
     return trace.messages[: users[-1] + 1] if users else trace.messages
 
 

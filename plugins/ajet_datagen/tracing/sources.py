@@ -87,7 +87,7 @@ class FeedbackIndex:
 
 def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> SourceContent:
     """Read traces from all paths, and apply the feedback files to them."""
-    found = SourceContent()
+    content = SourceContent()
     feedback_index = FeedbackIndex()
     for file in feedback:
         if not file.is_file():
@@ -96,33 +96,33 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Source
                 where=f"ajet.task_reader.tracing.feedback: {file}",
                 expected="a JSON Lines file; feedback of observed runs is read automatically",
             )
-        feedback_index.read_file(file, found.bad)
+        feedback_index.read_file(file, content.bad)
     for file in (
         file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)) if has_record_file(file)
     ):
-        feedback_index.read_file(file, found.bad, complete_lines=True)
+        feedback_index.read_file(file, content.bad, complete_lines=True)
     for path in paths:
         with explain_read_errors(path):
             if path.is_dir():
-                _read_folder(path, found, feedback_index)
+                _read_folder(path, content, feedback_index)
                 continue
             spans = (
-                _read_sqlite_spans(path, found.bad)
+                _read_sqlite_spans(path, content.bad)
                 if _read_magic(path) == _SQLITE
-                else _read_otlp_spans(path, found.bad)
+                else _read_otlp_spans(path, content.bad)
             )
-            traces, silent = build_traces(spans, found.bad)
-            found.traces += traces
-            found.silent += silent
-    rated, found.loose = _apply_feedback(found.traces, feedback_index)
-    found.traces = []
+            traces, silent = build_traces(spans, content.bad)
+            content.traces += traces
+            content.silent += silent
+    rated, content.loose = _apply_feedback(content.traces, feedback_index)
+    content.traces = []
     for trace in rated:
         try:
-            found.traces.append(trace.repair_text())
+            content.traces.append(trace.repair_text())
         except (ValueError, RecursionError) as problem:
-            found.bad.append((trace.where, str(problem)))
-    found.bad = [(repair_text(where), repair_text(why)) for where, why in found.bad]
-    return found
+            content.bad.append((trace.where, str(problem)))
+    content.bad = [(repair_text(location), repair_text(reason)) for location, reason in content.bad]
+    return content
 
 
 def _read_magic(path: Path) -> bytes:
@@ -143,13 +143,13 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
             expected="AgentScope Studio's database with span_table",
         ) from None
     for row in rows:
-        where = f"{path}:{row['place']}"
+        location = f"{path}:{row['place']}"
         columns: dict[str, Any] = {name: row[name] for name in row.keys()}  # noqa: SIM118 - a Row is no mapping
         try:
             attributes = json.loads(columns["attributes"])
             events = json.loads(_get_column(columns, "events") or "[]")
             yield Span(
-                where,
+                location,
                 str(columns["name"]),
                 str(_get_column(columns, "traceId", "trace_id", "place")),
                 int(_get_column(columns, "startTimeUnixNano", "place")),
@@ -157,7 +157,7 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
                 [(str(each.get("name")), flatten_attributes(each.get("attributes") or {})) for each in events],
             )
         except DAMAGED as problem:
-            bad.append((where, f"no span: {problem}"))
+            bad.append((location, f"no span: {problem}"))
 
 
 def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
@@ -165,28 +165,28 @@ def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
     with path.open("rb") as file:
         first, rest = file.readline(), file.read(1)
     documents = _read_lines(path, bad) if rest and _is_json(first) else _read_document(path, bad)
-    for where, document in documents:
+    for location, document in documents:
         if not isinstance(document, Mapping) or not isinstance(document.get("resourceSpans"), list):
-            bad.append((where, "no `resourceSpans`: not OTLP JSON"))
+            bad.append((location, "no `resourceSpans`: not OTLP JSON"))
             continue
         for resource in document["resourceSpans"]:
-            for scope in _get_list(resource, "scopeSpans", where, bad):
-                for at, span in enumerate(_get_list(scope, "spans", where, bad)):
+            for scope in _get_list(resource, "scopeSpans", location, bad):
+                for number, span in enumerate(_get_list(scope, "spans", location, bad)):
                     try:
-                        yield _parse_span(span, where)
+                        yield _parse_span(span, location)
                     except DAMAGED as problem:
-                        bad.append((f"{where}, span {at}", f"no span: {type(problem).__name__}: {problem}"))
+                        bad.append((f"{location}, span {number}", f"no span: {type(problem).__name__}: {problem}"))
 
 
 def _get_list(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Sequence[Any]:
     """Return the list under a name, empty if absent; another type is a bad row."""
-    found = tree.get(name) if isinstance(tree, Mapping) else tree
-    if isinstance(tree, Mapping) and found is None:
+    value = tree.get(name) if isinstance(tree, Mapping) else tree
+    if isinstance(tree, Mapping) and value is None:
         return ()
-    if not isinstance(tree, Mapping) or not isinstance(found, list):
-        bad.append((where, f"{json_kind(found)} in the place of `{name}`, expected a list: not OTLP JSON"))
+    if not isinstance(tree, Mapping) or not isinstance(value, list):
+        bad.append((where, f"{json_kind(value)} in the place of `{name}`, expected a list: not OTLP JSON"))
         return ()
-    return found
+    return value
 
 
 def _read_document(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
@@ -253,25 +253,25 @@ def _read_folder(folder: Path, found: SourceContent, feedback_index: FeedbackInd
     files = sorted(path for path in folder.rglob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise TaskError("There are no recorded episodes in this folder.", where=f"{KEY}: {folder}")
-    seen = set[str]()
+    read_uuids = set[str]()
     for file in files:
         try:
             for episode, _ in read_recorded(file):
-                if episode.uuid in seen:
+                if episode.uuid in read_uuids:
                     continue  # several steps may have trained on it
-                seen.add(episode.uuid)
+                read_uuids.add(episode.uuid)
                 found.failed += sum(call.reply is None or bool(call.error) for call in episode.calls)
-                where = f"{file} {episode.uuid}"
+                location = f"{file} {episode.uuid}"
                 try:
-                    found.traces += _read_episode(episode, where, feedback_index)
+                    found.traces += _read_episode(episode, location, feedback_index)
                 except DAMAGED as problem:
-                    found.bad.append((where, f"no episode: {type(problem).__name__}: {problem}"))
+                    found.bad.append((location, f"no episode: {type(problem).__name__}: {problem}"))
         except UserError as problem:
             found.bad.append((str(file), problem.what))
 
 
 def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -> list[AgentTrace]:
-    own, overall = _read_ratings(episode)
+    agent_ratings, overall = _read_ratings(episode)
     traces = []
     for call in episode.calls:
         if call.reply is None or call.error:
@@ -280,15 +280,15 @@ def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -
         traces.append(
             AgentTrace(
                 f"{where}, call {call.index}",
-                tuple(episode.messages[at] for at in call.messages),
+                tuple(episode.messages[index] for index in call.messages),
                 episode.messages[call.reply],
                 tuple(episode.tools[call.tools]) if call.tools is not None else (),
                 call.agent,
                 str(call.extra.get("model") or ""),
                 episode.task.task_id,
                 name,
-                own.get(name, overall),
-                is_rated_alone=name in own or name in feedback_index.by_reply,
+                agent_ratings.get(name, overall),
+                is_rated_alone=name in agent_ratings or name in feedback_index.by_reply,
                 episode=episode.uuid,
             )
         )
@@ -297,22 +297,22 @@ def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -
 
 def _read_ratings(episode: Episode) -> tuple[dict[str, ReplyRating], ReplyRating]:
     """Return (rating per reply, rating of the complete episode)."""
-    own: dict[str, ReplyRating] = {}
+    agent_ratings: dict[str, ReplyRating] = {}
     overall = ReplyRating()
     verdict = episode.verdict
     if verdict is None:
-        return own, overall
+        return agent_ratings, overall
     rows = verdict.details.get("feedback")
     if not isinstance(rows, list):
-        return own, ReplyRating(verdict.reward, verdict.success)
+        return agent_ratings, ReplyRating(verdict.reward, verdict.success)
     for row in rows:
         if not isinstance(row, Mapping):
             raise BadRowError(f"feedback that is {json_kind(row)}, expected an object")
         if row.get("reply"):
-            own[row["reply"]] = own.get(row["reply"], ReplyRating()).update_with(_parse_rating(row))
+            agent_ratings[row["reply"]] = agent_ratings.get(row["reply"], ReplyRating()).update_with(_parse_rating(row))
         else:
             overall = overall.update_with(_parse_rating(row))
-    return own, overall
+    return agent_ratings, overall
 
 
 def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
@@ -329,21 +329,21 @@ def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
 
 def _apply_feedback(traces: Sequence[AgentTrace], feedback_index: FeedbackIndex) -> tuple[list[AgentTrace], int]:
     """Return the traces with later feedback applied, and the number of feedback rows without a trace."""
-    used: set[str] = set()
-    found = []
+    used_keys: set[str] = set()
+    rated = []
     for trace in traces:
         rating = trace.rating
         if trace.session in feedback_index.by_session and not trace.is_rated_alone:
             rating = rating.update_with(feedback_index.by_session[trace.session])
-            used.add(f"session {trace.session}")
+            used_keys.add(f"session {trace.session}")
         if trace.episode in feedback_index.by_episode and not trace.is_rated_alone:
             rating = rating.update_with(feedback_index.by_episode[trace.episode])
-            used.add(f"episode {trace.episode}")
-        own = feedback_index.by_reply.get(trace.id) if trace.id else None
-        if own is not None:
-            rating = rating.update_with(own)
-            used.add(f"reply {trace.id}")
-        found.append(replace(trace, rating=rating, is_rated_alone=trace.is_rated_alone or own is not None))
-    return found, len(feedback_index.by_reply) + len(feedback_index.by_session) + len(feedback_index.by_episode) - len(
-        used
+            used_keys.add(f"episode {trace.episode}")
+        reply_rating = feedback_index.by_reply.get(trace.id) if trace.id else None
+        if reply_rating is not None:
+            rating = rating.update_with(reply_rating)
+            used_keys.add(f"reply {trace.id}")
+        rated.append(replace(trace, rating=rating, is_rated_alone=trace.is_rated_alone or reply_rating is not None))
+    return rated, len(feedback_index.by_reply) + len(feedback_index.by_session) + len(feedback_index.by_episode) - len(
+        used_keys
     )

@@ -46,7 +46,7 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
     Returns:
         The traces, and the number of spans without messages.
     """
-    found: list[AgentTrace] = []
+    traces: list[AgentTrace] = []
     silent = 0
     for _, group in groupby(sorted(spans, key=lambda span: (span.trace, span.at)), key=lambda span: span.trace):
         calls: list[AgentTrace] = []
@@ -65,28 +65,28 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
                 silent += 1
             else:
                 (calls if kind == "call" else agents).append(trace)
-        named = {agent.agent for agent in agents}
-        if len(named) == 1:  # AgentScope's calls do not name their agent
+        agent_names = {agent.agent for agent in agents}
+        if len(agent_names) == 1:  # AgentScope's calls do not name their agent
             calls = [call if call.agent else replace(call, agent=agents[0].agent) for call in calls]
         rated = [agent.rating for agent in agents if agent.rating != ReplyRating()]
         if calls and rated:  # an agent's rating is about its answer, the last reply
-            at = len(calls) - 1
-            calls[at] = replace(calls[at], rating=rated[-1].update_with(calls[at].rating))
-        found += select_last(calls or agents)
-    return found, silent
+            last = len(calls) - 1
+            calls[last] = replace(calls[last], rating=rated[-1].update_with(calls[last].rating))
+        traces += select_last(calls or agents)
+    return traces, silent
 
 
 def flatten_attributes(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested attributes under dotted names. Texts, lists and already dotted names stay unchanged."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{before}.{name}" if before else str(name)
         if isinstance(value, Mapping) and path.split(".")[0] in ("gen_ai", "agentscope", "error"):
             is_structure = path in ("agentscope.function.input", "agentscope.function.output")
-            found |= {path: value} if is_structure else flatten_attributes(value, path)
+            flat |= {path: value} if is_structure else flatten_attributes(value, path)
         else:
-            found[path] = value
-    return found
+            flat[path] = value
+    return flat
 
 
 def _find_kind(span: Span) -> str:
@@ -118,33 +118,42 @@ def _read_input(attributes: Mapping[str, Any]) -> list[Message]:
     system = _parse_json_value(attributes.get("gen_ai.system_instructions"))
     text = _join_texts(system) if isinstance(system, list) else system
     first = [{"role": "system", "content": text}] if isinstance(text, str) and text else []
-    given = _parse_json_value(attributes.get("gen_ai.input.messages"))
-    if given is not None:
+    input_value = _parse_json_value(attributes.get("gen_ai.input.messages"))
+    if input_value is not None:
         return [
             *first,
-            *(each for one in _require_list(given, "gen_ai.input.messages") for each in _parse_message(one)),
+            *(
+                each
+                for input_message in _require_list(input_value, "gen_ai.input.messages")
+                for each in _parse_message(input_message)
+            ),
         ]
-    given = _parse_json_value(attributes.get("agentscope.function.input") or attributes.get("input"))
-    if not isinstance(given, Mapping):
+    input_value = _parse_json_value(attributes.get("agentscope.function.input") or attributes.get("input"))
+    if not isinstance(input_value, Mapping):
         return []
-    kwargs, args = given.get("kwargs") or {}, given.get("args") or []
+    kwargs, args = input_value.get("kwargs") or {}, input_value.get("args") or []
     if not isinstance(args, list) or not isinstance(kwargs, Mapping):
-        wrong, other = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
-        raise BadRowError(f"{wrong} of the agent's input is {json_kind(other)}")
+        argument_name, other = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
+        raise BadRowError(f"{argument_name} of the agent's input is {json_kind(other)}")
     message = kwargs.get("messages") or kwargs.get("msg")
     return [*first, *_parse_agentscope_value(message if message is not None else args[0] if args else None)]
 
 
 def _read_output(attributes: Mapping[str, Any]) -> Message | None:
-    given = _parse_json_value(attributes.get("gen_ai.output.messages"))
-    if given is not None:
-        listed = _require_list(given, "gen_ai.output.messages")
-        found = [each for one in listed for each in _parse_message(one) if each["role"] == "assistant"]
+    output_value = _parse_json_value(attributes.get("gen_ai.output.messages"))
+    if output_value is not None:
+        output_messages = _require_list(output_value, "gen_ai.output.messages")
+        messages = [
+            each
+            for output_message in output_messages
+            for each in _parse_message(output_message)
+            if each["role"] == "assistant"
+        ]
     else:
-        found = _parse_agentscope_value(
+        messages = _parse_agentscope_value(
             _parse_json_value(attributes.get("agentscope.function.output") or attributes.get("output"))
         )
-    return found[-1] if found else None
+    return messages[-1] if messages else None
 
 
 def _require_list(value: Any, name: str) -> list[Any]:
@@ -160,7 +169,7 @@ def _parse_message(one: Any) -> list[Message]:
     """Convert a message of parts; tool results become separate messages."""
     if not isinstance(one, Mapping) or not isinstance(one.get("parts"), list) or not isinstance(one.get("role"), str):
         raise BadRowError("a message without role or parts")
-    found: list[Message] = []
+    messages: list[Message] = []
     calls: list[Message] = []
     texts: list[str] = []
     thoughts: list[str] = []
@@ -177,7 +186,7 @@ def _parse_message(one: Any) -> list[Message]:
             calls.append({"id": str(part.get("id") or ""), "type": "function", "function": function})
         elif kind == "tool_call_response":
             response = part.get("response", part.get("result"))
-            found.append(
+            messages.append(
                 {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": _parse_tool_result(response)}
             )
         else:
@@ -186,8 +195,8 @@ def _parse_message(one: Any) -> list[Message]:
     if texts or calls or thoughts:
         message: Message = {"role": role, "content": "".join(texts) or (None if calls else "")}
         message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
-        found.append(message | ({"tool_calls": calls} if calls else {}))
-    return found
+        messages.append(message | ({"tool_calls": calls} if calls else {}))
+    return messages
 
 
 def _parse_agentscope_value(value: Any) -> list[Message]:
@@ -227,8 +236,8 @@ def _parse_repr(text: str) -> Message | None:
         fields = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg in ("role", "content")}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = _parse_agentscope_value(fields)
-    return found[0] if found else None
+    messages = _parse_agentscope_value(fields)
+    return messages[0] if messages else None
 
 
 def _join_texts(parts: Sequence[Any]) -> str:
@@ -237,13 +246,13 @@ def _join_texts(parts: Sequence[Any]) -> str:
 
 
 def _read_tools(attributes: Mapping[str, Any]) -> list[Message]:
-    listed = _parse_json_value(attributes.get("gen_ai.tool.definitions"))
-    found = []
-    for each in listed if isinstance(listed, list) else []:
+    definitions = _parse_json_value(attributes.get("gen_ai.tool.definitions"))
+    tools = []
+    for each in definitions if isinstance(definitions, list) else []:
         if isinstance(each, Mapping) and isinstance(each.get("name"), str):
             function = {name: each[name] for name in ("name", "description", "parameters") if each.get(name)}
-            found.append({"type": "function", "function": function})
-    return found
+            tools.append({"type": "function", "function": function})
+    return tools
 
 
 def _read_rating(span: Span) -> ReplyRating:

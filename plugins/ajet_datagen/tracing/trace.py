@@ -67,22 +67,22 @@ class AgentTrace:
         Raises ValueError for deep nesting or a non-finite number.
         """
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
-        given = {name: getattr(self, name) for name in names}
-        given |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
-        if (number := find_non_finite(given)) is not None:
+        values = {name: getattr(self, name) for name in names}
+        values |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
+        if (number := find_non_finite(values)) is not None:
             raise ValueError(f"it contains a non-finite number ({number[0]})")
-        found: dict[str, Any] = make_storable(given)
-        if found is given:
+        repaired: dict[str, Any] = make_storable(values)
+        if repaired is values:
             return self
-        lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("messages", "tools")}
-        return replace(self, rating=ReplyRating(**found.pop("rating")), **lists, **found)
+        lists: dict[str, Any] = {name: tuple(repaired.pop(name)) for name in ("messages", "tools")}
+        return replace(self, rating=ReplyRating(**repaired.pop("rating")), **lists, **repaired)
 
     def is_extended_by(self, other: AgentTrace) -> bool:
         """True if the other trace's conversation contains this reply and continues from it."""
-        here = len(self.messages)
-        if len(other.messages) <= here or other.messages[:here] != self.messages:
+        own_length = len(self.messages)
+        if len(other.messages) <= own_length or other.messages[:own_length] != self.messages:
             return False
-        return reply_key(other.messages[here]) == reply_key(self.reply)
+        return reply_key(other.messages[own_length]) == reply_key(self.reply)
 
 
 def reply_key(message: Mapping[str, Any]) -> tuple[str, str]:
@@ -95,6 +95,6 @@ def select_last(traces: Sequence[AgentTrace]) -> list[AgentTrace]:
     """Return traces of a session that no other trace continues, and individually rated ones."""
     return [
         trace
-        for at, trace in enumerate(traces)
-        if trace.is_rated_alone or not any(trace.is_extended_by(other) for other in traces[at + 1 :])
+        for index, trace in enumerate(traces)
+        if trace.is_rated_alone or not any(trace.is_extended_by(other) for other in traces[index + 1 :])
     ]

@@ -43,5 +43,5 @@ def deploy(
     from ajet_deploy.deploy import deploy as served
 
     show_logs()
-    wanted = DeployOptions(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)
-    return served(replace(wanted, with_base=with_base, fetch=fetch))
+    options = DeployOptions(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)
+    return served(replace(options, with_base=with_base, fetch=fetch))

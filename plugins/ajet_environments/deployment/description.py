@@ -148,17 +148,17 @@ def read_description(file: Path) -> EnvironmentDescription:
     Raises:
         ConfigError, UserError: the file cannot be used.
     """
-    read, sections = _read_sections(file)
+    parsed, sections = _read_sections(file)
     templates = [family.env_template for _, family, _ in sections if family.env_template is not None]
-    _set_variables(file, read.env_file, next(iter(templates), None))
-    parts = [part for name, entry in read.mcpServers.items() if (part := _build_part(name, entry, file)) is not None]
+    _set_variables(file, parsed.env_file, next(iter(templates), None))
+    parts = [part for name, entry in parsed.mcpServers.items() if (part := _build_part(name, entry, file)) is not None]
     for name, family, section in sections:
-        found = family.list_parts(section, file.absolute().parent, f"{file}: {name}")
-        parts += [replace(part, family=name) for part in found]
-    name = read.name or file.stem
-    named = find_variables(read.mcpServers)
+        family_parts = family.list_parts(section, file.absolute().parent, f"{file}: {name}")
+        parts += [replace(part, family=name) for part in family_parts]
+    name = parsed.name or file.stem
+    variables = find_variables(parsed.mcpServers)
     return EnvironmentDescription(
-        name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named
+        name, tuple(parts), tuple(parsed.tools), parsed.capacity, parsed.idle, file.absolute(), variables
     )
 
 
@@ -198,17 +198,20 @@ def _read_sections(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error}", where=str(file)) from None
     families = find_all_parts("environment_family")
-    given = {name: tree[name] for name in families if tree.get(name) is not None} if isinstance(tree, dict) else {}
-    own = {name: tree[name] for name in tree if name not in families} if isinstance(tree, dict) else tree
+    family_sections = (
+        {name: tree[name] for name in families if tree.get(name) is not None} if isinstance(tree, dict) else {}
+    )
+    other_keys = {name: tree[name] for name in tree if name not in families} if isinstance(tree, dict) else tree
     try:
-        read = _File.model_validate(own)
+        parsed = _File.model_validate(other_keys)
     except ValidationError as error:
         raise invalid_section_error(error, file, (*_File.model_fields, *families)) from None
-    if not read.mcpServers and not given:
+    if not parsed.mcpServers and not family_sections:
         accepted = ", or ".join(f"`{name}`" for name in ("mcpServers", *families))
         raise ConfigError(f"The file describes no servers; expected {accepted}.", where=str(file))
-    return read, [
-        (name, (family := _load_family(name)), _parse_section(family, name, given[name], file)) for name in given
+    return parsed, [
+        (name, (family := _load_family(name)), _parse_section(family, name, family_sections[name], file))
+        for name in family_sections
     ]
 
 
@@ -224,9 +227,9 @@ def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentP
 
     A server with unset variables of `requires` is built as off, with the reason in `off`.
     """
-    own = {key: entry[key] for key in entry if key in _Terms.model_fields}
+    term_values = {key: entry[key] for key in entry if key in _Terms.model_fields}
     try:
-        terms = _Terms.model_validate(own)
+        terms = _Terms.model_validate(term_values)
     except ValidationError as error:
         raise invalid_section_error(error, file, _Terms.model_fields, "mcpServers", name) from None
     missing = [variable for variable in terms.requires if not os.environ.get(variable)]
@@ -235,21 +238,21 @@ def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentP
         return EnvironmentPart(
             name, per=terms.per, off=off, aliases=tuple(terms.aliases), requires=tuple(terms.requires)
         )
-    server = server_from(name, {key: entry[key] for key in entry if key not in own}, file)
+    server = server_from(name, {key: entry[key] for key in entry if key not in term_values}, file)
     if server is None:
         return None
-    if server.confined and (terms.per != "episode" or terms.reset or terms.spare and "spare" in own):
+    if server.confined and (terms.per != "episode" or terms.reset or terms.spare and "spare" in term_values):
         raise ConfigError(
             f"The server {name} is confined: it starts in the folder of its episode and ends with the episode, "
             "so it cannot be shared.",
             where=f"{file}: mcpServers.{name}",
             expected="no per: shared, reset or spare",
         )
-    given = {variable: os.environ[variable] for variable in terms.requires}
+    required_variables = {variable: os.environ[variable] for variable in terms.requires}
     return EnvironmentPart(
         name,
-        replace(server, env={**given, **server.env}),
-        per=terms.per if "per" in own or server.kind == "stdio" else "shared",
+        replace(server, env={**required_variables, **server.env}),
+        per=terms.per if "per" in term_values or server.kind == "stdio" else "shared",
         spare=0 if server.confined else terms.spare,
         limit=terms.instances,
         reset=terms.reset,

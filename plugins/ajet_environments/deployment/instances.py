@@ -74,7 +74,7 @@ def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], A
 
 
 def _build_listing(tool: Tool) -> dict[str, Any]:
-    listed: dict[str, Any] = {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
+    listing: dict[str, Any] = {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
     if tool.repeatable:
-        listed["annotations"] = {"idempotentHint": True}
-    return listed
+        listing["annotations"] = {"idempotentHint": True}
+    return listing

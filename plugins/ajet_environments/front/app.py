@@ -70,8 +70,8 @@ class AccessRule:
         if origin is not None and parse_netloc(origin) != host:
             return build_refusal(403, "a web page of another origin may not call tools")
         if self.token:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self.token.encode()):
+            token = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode(), self.token.encode()):
                 return build_refusal(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
         return None
 
@@ -220,10 +220,10 @@ def build_front(front: Front) -> Starlette:
         except UnknownToolError as unknown:
             return build_refusal(400, str(unknown))
         path = f"/e/{episode.name}/mcp"
-        own: dict[str, Any] = {"url": front.address + path} if front.address else {}
+        optional_fields: dict[str, Any] = {"url": front.address + path} if front.address else {}
         if lacks := front.find_unknown_servers(request):
-            own["lacks"] = lacks
-        return EscapingJsonResponse({"episode": episode.name, "path": path, **own}, 201)
+            optional_fields["lacks"] = lacks
+        return EscapingJsonResponse({"episode": episode.name, "path": path, **optional_fields}, 201)
 
     async def end(request: Request) -> Response:
         episode = front.episodes.find(request.path_params["episode"])

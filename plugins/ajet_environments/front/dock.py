@@ -53,8 +53,8 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
     async def call(request: Request) -> Response:
         server, _, tool = request.path_params["tool"].partition(".")
         server = aliases.get(server, server)
-        named = request.headers.get("x-episode", "")
-        episode = episodes.find(named) if named else FrontEpisode("", is_stateless=True)
+        episode_name = request.headers.get("x-episode", "")
+        episode = episodes.find(episode_name) if episode_name else FrontEpisode("", is_stateless=True)
         if episode is None:
             return _build_error(404, "there is no such episode", EnvironmentFailure("", retryable=False))
         arguments = await read_json_body(request)
@@ -74,7 +74,7 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
         return episodes.servers[name].tools
 
     def _describe_tool(server: str, tool: Any) -> dict[str, Any]:
-        function = {key: tool.get(here, "") for key, here in _FUNCTION.items()}
+        function = {key: tool.get(own_key, "") for key, own_key in _FUNCTION.items()}
         return {**tool, "name": f"{server}.{tool['name']}", "server": server, "type": "function", "function": function}
 
     return [

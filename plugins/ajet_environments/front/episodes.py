@@ -117,8 +117,8 @@ class FrontEpisodes:
             raise EnvironmentFullError("the environment is shutting down and opens no new episode")
         if len(self._episodes) >= self.capacity:
             raise EnvironmentFullError(f"{self.capacity} episodes are open, as many as `capacity` allows")
-        chosen = self.check_servers(servers)
-        episode = FrontEpisode(secrets.token_hex(16), chosen, last_used=time.monotonic())
+        server_names = self.check_servers(servers)
+        episode = FrontEpisode(secrets.token_hex(16), server_names, last_used=time.monotonic())
         self._episodes[episode.name] = episode
         self.counts["episodes"] += 1
         return episode
@@ -189,10 +189,10 @@ class FrontEpisodes:
             EpisodeLostError: a server of the episode died earlier.
             BoundaryError: the call failed outside the tool.
         """
-        found = self._find_tools(episode, servers).get(name)
-        if found is None:
+        server_and_tool = self._find_tools(episode, servers).get(name)
+        if server_and_tool is None:
             raise UnknownToolError(self._explain_unknown(episode, name))
-        server, tool = found
+        server, tool = server_and_tool
         if server.off:
             return {"content": [{"type": "text", "text": f"the server {name} is off: {server.off}"}], "isError": True}
         episode.running += 1
@@ -215,16 +215,16 @@ class FrontEpisodes:
             return await server.take()
         async with episode.locks.setdefault(server.name, asyncio.Lock()):
             _require_open(episode)  # again: it waited
-            found = episode.instances.get(server.name)
-            if found is not None and not found.is_alive:
-                raise self._record_loss(episode, server, found, EnvironmentFailure("the server has ended"))
-            if found is None:
-                found = await server.take(episode.name)
+            instance = episode.instances.get(server.name)
+            if instance is not None and not instance.is_alive:
+                raise self._record_loss(episode, server, instance, EnvironmentFailure("the server has ended"))
+            if instance is None:
+                instance = await server.take(episode.name)
                 if episode.ended is not None:  # it was ended while it waited
-                    await server.give_back(found)
+                    await server.give_back(instance)
                     raise EpisodeLostError("the episode has ended")
-                episode.instances[server.name] = found
-            return found
+                episode.instances[server.name] = instance
+            return instance
 
     def _record_loss(
         self, episode: FrontEpisode, server: InstancePool, instance: ServerInstance, problem: BoundaryError
@@ -235,13 +235,13 @@ class FrontEpisodes:
         """
         self.counts["lost"] += 1
         logger.warning("{}: {}", server.name, problem)
-        why = f"{server.name}: {str(problem).splitlines()[0]}"
+        reason = f"{server.name}: {str(problem).splitlines()[0]}"
         if server.per == "shared":
-            return EnvironmentFailure(why)
+            return EnvironmentFailure(reason)
         if episode.instances.get(server.name) is instance:
             del episode.instances[server.name]
             self._run_in_background(server.give_back(instance))  # no caller waits for the lost instance
-        episode.lost = why
+        episode.lost = reason
         return EpisodeLostError(episode.lost)
 
     def _run_in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -254,32 +254,32 @@ class FrontEpisodes:
     async def _release_instances(self, episode: FrontEpisode) -> None:
         if episode.running and episode.ended is not None:
             await episode.ended.wait()
-        held, episode.instances = episode.instances, {}
-        await asyncio.gather(*(self.servers[name].give_back(instance) for name, instance in held.items()))
+        instances, episode.instances = episode.instances, {}
+        await asyncio.gather(*(self.servers[name].give_back(instance) for name, instance in instances.items()))
         await asyncio.to_thread(self.on_ended, episode.name)  # files of a model's, however many
 
     def _find_tools(self, episode: FrontEpisode, servers: Sequence[str] | None) -> dict[str, tuple[InstancePool, Json]]:
         """Map visible tool names to (pool, MCP listing), cached per selection of servers."""
-        wanted = self.check_servers(servers) or episode.servers or tuple(self.servers)
-        chosen = (wanted, episode.is_stateless)
-        if chosen not in self._tables:
+        server_names = self.check_servers(servers) or episode.servers or tuple(self.servers)
+        table_key = (server_names, episode.is_stateless)
+        if table_key not in self._tables:
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
-            self._tables[chosen] = self._build_tool_table(*chosen)
-        return self._tables[chosen]
+            self._tables[table_key] = self._build_tool_table(*table_key)
+        return self._tables[table_key]
 
     def _build_tool_table(self, wanted: tuple[str, ...], stateless: bool) -> dict[str, tuple[InstancePool, Json]]:
-        listed = [
+        server_tools = [
             (server, tool)
             for name in wanted
             if (server := self.servers[name]).per == "shared" or not stateless
             for tool in server.tools
             if not self._shown_tools or tool["name"] in self._shown_tools
         ]
-        count = Counter(tool["name"] for _, tool in listed)
+        count = Counter(tool["name"] for _, tool in server_tools)
         return {
             tool["name"] if count[tool["name"]] == 1 else f"{server.name}{SEPARATOR}{tool['name']}": (server, tool)
-            for server, tool in listed
+            for server, tool in server_tools
         }
 
     def _explain_unknown(self, episode: FrontEpisode, name: str) -> str:

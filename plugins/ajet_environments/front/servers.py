@@ -108,10 +108,10 @@ class InstancePool:
         """
         if self.per == "shared":
             return await self._take_shared()
-        found = await self._wait_for_turn()
+        waiting = await self._wait_for_turn()
         self._start_spares()
         try:
-            return found or await self.start(episode)
+            return waiting or await self.start(episode)
         except BaseException:
             self._free_slot()
             raise
@@ -130,8 +130,8 @@ class InstancePool:
 
     async def _reset_instance(self, instance: ServerInstance) -> bool:
         """Call the server's reset tool. Return True if the next episode may use the instance."""
-        wanted = not self.is_closed and (self.queue or len(self.waiting) < max(self.spare, 1))
-        if not (self.reset and instance.is_alive and wanted):
+        is_wanted = not self.is_closed and (self.queue or len(self.waiting) < max(self.spare, 1))
+        if not (self.reset and instance.is_alive and is_wanted):
             return False
         try:
             answer = await instance.call(self.reset, {})
@@ -175,11 +175,11 @@ class InstancePool:
             if self.queue[0].done():  # it was given up
                 self.queue.popleft()
                 continue
-            found = self._pop_waiting()
-            if found is None and self._count_room() < 1:
+            instance = self._pop_waiting()
+            if instance is None and self._count_room() < 1:
                 return
             self.used += 1
-            self.queue.popleft().set_result(found)
+            self.queue.popleft().set_result(instance)
 
     def _free_slot(self) -> None:
         self.used -= 1
@@ -188,10 +188,10 @@ class InstancePool:
 
     def _pop_waiting(self) -> ServerInstance | None:
         while self.waiting:
-            found = self.waiting.pop(0)
-            if found.is_alive:
-                return found
-            self._close_in_background(_ignore_failures(found.close()))
+            instance = self.waiting.pop(0)
+            if instance.is_alive:
+                return instance
+            self._close_in_background(_ignore_failures(instance.close()))
         return None
 
     def _count_room(self) -> int:
@@ -236,11 +236,11 @@ class InstancePool:
 
     async def _start_spare(self) -> None:
         try:
-            found = await self.start("")
+            instance = await self.start("")
         except BoundaryError as problem:  # the call that needs the server gets the error
             logger.warning("the server {} could not be started in advance: {}", self.name, problem)
         else:
-            self.waiting.append(found)
+            self.waiting.append(instance)
 
     def _make_ended_error(self) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self.name}: the environment is shutting down")

@@ -57,16 +57,18 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
         description = read_description(Path(file))
         program = find_engine(image)
         with open_listener(host, port) as listening:
-            taken = int(listening.getsockname()[1])
+            free_port = int(listening.getsockname()[1])
     except (UserError, SandboxFailure) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
     name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     variables = pass_variables({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
-    words = [*build_engine_command(description, program, name, host, taken, network), *variables.words]
+    words = [*build_engine_command(description, program, name, host, free_port, network), *variables.words]
     words += [image, *_build_inner_command(description)]
-    words += ["--host", host, "--port", str(taken)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
-    state = RunningEnvironment(description.name, host, taken, key, ProcessIdentity.of(os.getpid()), file)
+    words += (
+        ["--host", host, "--port", str(free_port)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
+    )
+    state = RunningEnvironment(description.name, host, free_port, key, ProcessIdentity.of(os.getpid()), file)
     engine = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -108,37 +110,37 @@ def build_engine_command(
         "--env", "AJET_STATE=/tmp/ajet",
     ]  # fmt: skip
     if network != HOST:
-        shown = f"[{host}]" if ":" in host else host
-        words += ["--publish", f"{shown}:{port}:{PORT}"]
+        url_host = f"[{host}]" if ":" in host else host
+        words += ["--publish", f"{url_host}:{port}:{PORT}"]
     if network:
         words += ["--network", network]
     if not find_shipped_name(description.file):
         words += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
     if any(part.resources.is_set for part in description.parts):
-        most = compute_sizes(description)[1]
-        memory = most["memory"].removesuffix("Mi") + "m"
-        words += ["--cpus", most["cpu"], "--memory", memory, "--memory-swap", memory]
+        limits = compute_sizes(description)[1]
+        memory = limits["memory"].removesuffix("Mi") + "m"
+        words += ["--cpus", limits["cpu"], "--memory", memory, "--memory-swap", memory]
     return words
 
 
 def _build_inner_command(description: EnvironmentDescription) -> list[str]:
     assert description.file is not None
-    named = find_shipped_name(description.file) or f"{FOLDER}/{description.file.name}"
-    return ["ajet", "env", "up", named, "--foreground"]
+    description_name = find_shipped_name(description.file) or f"{FOLDER}/{description.file.name}"
+    return ["ajet", "env", "up", description_name, "--foreground"]
 
 
 def _select_variables(description: EnvironmentDescription) -> list[str]:
     """Return the names of environment variables that the description uses and that are set here."""
-    named = [*description.named, *(name for part in description.parts for name in part.requires)]
-    return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
+    variables = [*description.named, *(name for part in description.parts for name in part.requires)]
+    return [name for name in dict.fromkeys(variables) if name in os.environ and name != TOKEN]
 
 
 def _wait_until_ready(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
     """Return True once the environment answers; False if the container ended or the time is over."""
     import httpx
 
-    until = time.monotonic() + READY_S
-    while time.monotonic() < until and engine.poll() is None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and engine.poll() is None:
         try:
             if httpx.get(f"{state.near}/health", timeout=2.0).status_code == 200:
                 return True

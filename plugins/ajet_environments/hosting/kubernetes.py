@@ -82,11 +82,13 @@ def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], 
     parts = [part for part in description.parts if not part.off]
 
     def of(many: bool, place: int, amount_of: Callable[[EnvironmentPart], float]) -> float:
-        known = [part for part in parts if amount_of(part)]
-        rule = WORKER_SIZE[place] if len(known) < len(parts) or not parts else 0.0
-        own = OWN_SIZE[place] if known else 0.0
+        measured = [part for part in parts if amount_of(part)]
+        rule = WORKER_SIZE[place] if len(measured) < len(parts) or not parts else 0.0
+        own_amount = OWN_SIZE[place] if measured else 0.0
         return (
-            own + rule + sum(amount_of(part) * (_count_processes(part, description) if many else 1) for part in known)
+            own_amount
+            + rule
+            + sum(amount_of(part) * (_count_processes(part, description) if many else 1) for part in measured)
         )
 
     def both(many: bool) -> dict[str, str]:
@@ -108,31 +110,38 @@ def find_faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] =
         manifests: parsed YAML documents.
         secrets: names of secrets that exist already in the cluster.
     """
-    found: list[str] = []
+    faults: list[str] = []
     labels = {
         _read_name(each): _read_template(each)["metadata"]["labels"] for each in _select_kind(manifests, "Deployment")
     }
     configs = {_read_name(each) for each in _select_kind(manifests, "ConfigMap")}
-    known = {_read_name(each) for each in _select_kind(manifests, "Secret")} | set(secrets)
+    secret_names = {_read_name(each) for each in _select_kind(manifests, "Secret")} | set(secrets)
     for each in _select_kind(manifests, "Deployment"):
         name, template = _read_name(each), _read_template(each)
         if not each["spec"]["selector"]["matchLabels"].items() <= labels[name].items():
-            found.append(f"Deployment {name}: its selector matches none of its pods")
+            faults.append(f"Deployment {name}: its selector matches none of its pods")
         for container in template["spec"]["containers"]:
-            found += [
-                f"Deployment {name}: {why}" for why in _find_container_faults(container, configs, known, template)
+            faults += [
+                f"Deployment {name}: {fault}"
+                for fault in _find_container_faults(container, configs, secret_names, template)
             ]
     for each in _select_kind(manifests, "Service"):
         selector = each["spec"]["selector"].items()
-        chosen = [name for name, own in labels.items() if selector <= own.items()]
-        if len(chosen) != 1:
-            found.append(f"Service {_read_name(each)}: its selector matches {len(chosen)} Deployments, not one")
+        matching = [name for name, deployment_labels in labels.items() if selector <= deployment_labels.items()]
+        if len(matching) != 1:
+            faults.append(f"Service {_read_name(each)}: its selector matches {len(matching)} Deployments, not one")
             continue
-        (deployment,) = [one for one in _select_kind(manifests, "Deployment") if _read_name(one) == chosen[0]]
+        (deployment,) = [
+            each_deployment
+            for each_deployment in _select_kind(manifests, "Deployment")
+            if _read_name(each_deployment) == matching[0]
+        ]
         ports = _list_ports(_read_template(deployment)["spec"]["containers"])
-        wanted = [port.get("targetPort", port["port"]) for port in each["spec"]["ports"]]
-        found += [f"Service {_read_name(each)}: no container listens on {port}" for port in wanted if port not in ports]
-    return found
+        target_ports = [port.get("targetPort", port["port"]) for port in each["spec"]["ports"]]
+        faults += [
+            f"Service {_read_name(each)}: no container listens on {port}" for port in target_ports if port not in ports
+        ]
+    return faults
 
 
 def _find_container_faults(
@@ -214,15 +223,15 @@ def _read_files(file: Path) -> dict[str, str]:
     programs = [
         each for each in sorted(file.parent.iterdir()) if each.is_file() and each.suffix in (".py", ".js", ".mjs")
     ]
-    named = [each for each in programs if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
-    return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in named}}
+    mentioned = [each for each in programs if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
+    return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in mentioned}}
 
 
 def _list_variables(description: EnvironmentDescription) -> list[str]:
     """List the variables that switch a server on, and those without a default in the file."""
-    named = [name for name, needed in description.named.items() if needed]
-    named += [name for part in description.parts for name in part.requires]
-    return [name for name in dict.fromkeys(named) if name != TOKEN]
+    variables = [name for name, needed in description.named.items() if needed]
+    variables += [name for part in description.parts for name in part.requires]
+    return [name for name in dict.fromkeys(variables) if name != TOKEN]
 
 
 def _select_kind(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:

@@ -170,9 +170,9 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
     require_images(servers)
     for server in servers:
         if server.not_held:
-            what = " and ".join(server.not_held)
+            limits = " and ".join(server.not_held)
             console.print((
-                f"the server {server.name}: nothing on this machine limits a command's {what}; for an image the "
+                f"the server {server.name}: nothing on this machine limits a command's {limits}; for an image the "
                 "limit works."
                 ),
                           markup=False, soft_wrap=True)  # fmt: skip
@@ -182,9 +182,9 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
 
 def print_address(found: RunningEnvironment) -> None:
     """Print the settings that connect a training run to the environment."""
-    shown = choose_address(found.host)
-    url = f"http://{shown}:{found.port}/mcp"
-    print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
+    address = choose_address(found.host)
+    url = f"http://{address}:{found.port}/mcp"
+    print(json.dumps({"ip": address, "port": found.port, "token": found.token}))
     print(f"export MCP_SERVER_URL={url}")
     if found.token:
         print(f"export MCP_SERVER_TOKEN={found.token}")
@@ -195,21 +195,21 @@ def stop_environment(name: str) -> None:
     """End a running environment once its running calls have finished. Raises UserError."""
     from ajet.environment.family import end_family
 
-    found = running(name)
-    process = found.process.process() if found is not None else None
-    if found is None or process is None:
+    environment = running(name)
+    process = environment.process.process() if environment is not None else None
+    if environment is None or process is None:
         raise UserError(
             f"No environment named {name} runs on this machine.",
             expected=" or ".join(each.name for each in all_running()) or "a running environment; none runs",
             do=f"`{format_command('env', 'list')}` lists the running environments",
         )
     process.terminate()
-    until = time.monotonic() + DOWN_S
-    while found.process.alive() and time.monotonic() < until:
+    deadline = time.monotonic() + DOWN_S
+    while environment.process.alive() and time.monotonic() < deadline:
         time.sleep(0.05)
-    if found.process.alive():
+    if environment.process.alive():
         end_family(process.pid, grace=1.0)
-        found.forget()
+        environment.forget()
         console.print(f"The environment {name} did not react and was killed.", markup=False)
     else:
         console.print(f"The environment {name} was stopped.", markup=False)
@@ -231,7 +231,7 @@ def build_table() -> Group:
         for name, state in health["servers"].items():
             reasons.setdefault(state.get("off", ""), []).append(name)
         table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(health["episodes"]))
-        off += [f"{each.name}, not started: {', '.join(names)}: {why}" for why, names in reasons.items()]
+        off += [f"{each.name}, not started: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return Group(table, *(Text(line) for line in off))
 
 
@@ -245,11 +245,11 @@ def read_log_lines(name: str) -> Iterator[str]:
 
 
 def _wait_until_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> RunningEnvironment:
-    until = time.monotonic() + READY_S
-    while time.monotonic() < until:
-        found = running(name)
-        if found is not None and found.process.pid == process.pid:
-            return found
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        environment = running(name)
+        if environment is not None and environment.process.pid == process.pid:
+            return environment
         if process.poll() is not None:
             raise UserError(f"The environment {name} did not start.\n{_read_last_lines(log)}", where=str(log))
         time.sleep(0.02)

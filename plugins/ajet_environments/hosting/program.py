@@ -108,7 +108,7 @@ async def serve_environment(
         BoundaryError: a server does not start.
     """
     listening = open_listener(host, port)
-    taken = int(listening.getsockname()[1])
+    free_port = int(listening.getsockname()[1])
     key = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if token else ""
     workdirs = Workdirs()
     servers = [build_pool(part, workdirs) for part in description.parts]
@@ -119,11 +119,11 @@ async def serve_environment(
         tools=description.tools,
         on_ended=workdirs.remove,
     )
-    access = AccessRule(key, list_loopback_hosts(host, taken) if is_loopback(host) else None)
-    own = f"http://{address}:{taken}" if address else ""
-    front = Front(description.name, episodes, access, description.aliases, own)
+    access = AccessRule(key, list_loopback_hosts(host, free_port) if is_loopback(host) else None)
+    own_url = f"http://{address}:{free_port}" if address else ""
+    front = Front(description.name, episodes, access, description.aliases, own_url)
     state = RunningEnvironment(
-        description.name, host, taken, key, ProcessIdentity.of(os.getpid()), str(description.file)
+        description.name, host, free_port, key, ProcessIdentity.of(os.getpid()), str(description.file)
     )
     try:
         await episodes.open()

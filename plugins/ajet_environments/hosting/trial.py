@@ -75,12 +75,12 @@ class UsageMeter:
 
     def read_cpu_seconds(self) -> float:
         """Return the CPU seconds of all server processes so far, including ended child processes."""
-        ended = os.times()
-        total = ended.children_user + ended.children_system
+        own_times = os.times()
+        total = own_times.children_user + own_times.children_system
         for process in self._list_processes():
             with suppress(psutil.NoSuchProcess):
-                used = process.cpu_times()
-                total += used.user + used.system
+                process_times = process.cpu_times()
+                total += process_times.user + process_times.system
         return total
 
     def read_memory(self) -> float:
@@ -94,11 +94,11 @@ class UsageMeter:
         return total / (1 << 20)
 
     def _list_processes(self) -> list[psutil.Process]:
-        found = psutil.Process().children(recursive=True)
+        processes = psutil.Process().children(recursive=True)
         for first in (each for program in self._programs for each in list_container_pids(program)):
             with suppress(psutil.NoSuchProcess):
-                found += [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
-        return found
+                processes += [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
+        return processes
 
 
 def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
@@ -139,15 +139,15 @@ def measure_machine() -> tuple[int, float]:
 async def _list_or_call(
     description: EnvironmentDescription, tool: str | None, arguments: Mapping[str, Any], workdirs: Workdirs
 ) -> None:
-    found: list[str] = []
+    tool_names: list[str] = []
     meter = _make_meter(description)
     for part in description.parts:
         if part.off:
             console.print(f"the server {part.name} is off: {part.off}", markup=False, soft_wrap=True)
             continue
-        known = [each["name"] for each in part.tools]
-        if known and tool not in known:
-            found += known
+        part_tools = [each["name"] for each in part.tools]
+        if part_tools and tool not in part_tools:
+            tool_names += part_tools
             if tool is None:
                 console.print(f"{part.name}:", markup=False)
                 _print_tools(part.tools)
@@ -158,7 +158,7 @@ async def _list_or_call(
             if tool in names:
                 await _print_call(part, instance, str(tool), arguments, meter)
                 return
-            found += names
+            tool_names += names
             if tool is None:
                 console.print(f"the server {part.name} takes {_format_cost(cost)} to start", markup=False)
                 _print_tools(instance.tools)
@@ -166,15 +166,15 @@ async def _list_or_call(
             await instance.close()
     if tool is not None:
         raise UserError(
-            f"The environment {description.name} has no tool {tool}.", expected=", ".join(found) or "there is none"
+            f"The environment {description.name} has no tool {tool}.", expected=", ".join(tool_names) or "there is none"
         )
 
 
 def _print_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     for each in tools:
-        given = ", ".join(each["inputSchema"].get("properties", {}))
+        parameters = ", ".join(each["inputSchema"].get("properties", {}))
         first = each["description"].strip().splitlines()
-        console.print(f"  {each['name']}({given})  {first[0] if first else ''}", markup=False, soft_wrap=True)
+        console.print(f"  {each['name']}({parameters})  {first[0] if first else ''}", markup=False, soft_wrap=True)
 
 
 async def _print_call(
@@ -240,20 +240,20 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
             f"{each.start.memory:.0f} MiB{_describe_excess(each)}",
             f"{count} processes, {each.start.memory * count / 1024:.2f} GiB",
         )  # fmt: skip
-    cores, room = measure_machine()
+    cores, machine_memory = measure_machine()
     table.add_section()
     table.add_row("measured", "", f"{cpu:.0f} s of a core a round", "", f"{memory / 1024:.2f} GiB")
     if any(part.resources.is_set for part in description.parts):
         table.add_row("resources", "", f"{declared_cores:g} cores", "", f"{declared_memory / 1024:.2f} GiB")
         memory = max(memory, declared_memory)
     table.add_row("rule of thumb", "", f"{RULE[0] * episodes} cores", "", f"{RULE[1] * episodes:.0f} GiB")
-    short = ["enough memory"] if memory / 1024 >= 0.8 * room else []
+    short = ["enough memory"] if memory / 1024 >= 0.8 * machine_memory else []
     short += [f"{declared_cores:g} cores"] if declared_cores > cores else []
     verdict = f"not {' and not '.join(short)}" if short else "enough"
-    wanted = [f"{LEAST[0]} cores"] if cores < LEAST[0] else []
-    wanted += [f"{LEAST[1]:.0f} GiB"] if room < LEAST[1] else []
-    small = f"; {' and '.join(wanted)} are recommended" if wanted else ""
-    table.add_row("this machine", "", f"{cores} cores", "", f"{room:.1f} GiB: {verdict}{small}")
+    recommended = [f"{LEAST[0]} cores"] if cores < LEAST[0] else []
+    recommended += [f"{LEAST[1]:.0f} GiB"] if machine_memory < LEAST[1] else []
+    small = f"; {' and '.join(recommended)} are recommended" if recommended else ""
+    table.add_row("this machine", "", f"{cores} cores", "", f"{machine_memory:.1f} GiB: {verdict}{small}")
     if description.capacity < episodes:
         table.add_row("capacity", "", "", "", f"{description.capacity}: set `capacity: {episodes}` in the file")
     return table
@@ -261,13 +261,13 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
 
 def _describe_excess(each: ServerMeasurement) -> str:
     """Return a note if the server uses more memory after its start than `resources` states."""
-    most = each.part.resources.memory
-    return f", more than its {most}" if each.start is not None and 0 < most < each.start.memory else ""
+    memory_limit = each.part.resources.memory
+    return f", more than its {memory_limit}" if each.start is not None and 0 < memory_limit < each.start.memory else ""
 
 
 def _find_description(named: str) -> EnvironmentDescription:
-    found = running(named)
-    return read_description(Path(found.file) if found is not None else find_environment_file(named))
+    environment = running(named)
+    return read_description(Path(environment.file) if environment is not None else find_environment_file(named))
 
 
 def _parse_arguments(text: str) -> Mapping[str, Any]:

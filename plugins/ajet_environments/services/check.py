@@ -88,7 +88,7 @@ class ServiceCheck:
         info = self._try_request("get_info", env.get_info, needed=False)
         if info is not None:
             _print_row("get_info", _shorten_text(json.dumps(info, default=str)))
-        rewards, ended = 0.0, False
+        rewards, is_terminated = 0.0, False
         for number in range(1, self._steps + 1):
             action = (
                 self._actions[(number - 1) % len(self._actions)] if self._actions else make_action(state, info, number)
@@ -97,12 +97,14 @@ class ServiceCheck:
             if step is None:
                 return
             rewards += step.reward
-            made, seen = _shorten_text(_describe_action(action)), _shorten_text(str(step.observation))
-            _print_row(f"step {number}", f"{made!r} → {seen!r}, reward {step.reward:g}")
-            if ended := step.is_terminated:
+            action_text, observation = _shorten_text(_describe_action(action)), _shorten_text(str(step.observation))
+            _print_row(f"step {number}", f"{action_text!r} → {observation!r}, reward {step.reward:g}")
+            if is_terminated := step.is_terminated:
                 break
-        _print_row("episode", f"{'ended' if ended else 'not ended'} after {number} steps, rewards {rewards:g} in total")
-        if not ended and not self._actions:
+        _print_row(
+            "episode", f"{'ended' if is_terminated else 'not ended'} after {number} steps, rewards {rewards:g} in total"
+        )
+        if not is_terminated and not self._actions:
             self._missing.append(
                 f"the episode did not end within {self._steps} steps of made-up actions; pass real actions with "
                 "--action"
@@ -136,12 +138,12 @@ def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str,
         return json.dumps(make_value(schema, number, schema))
     if isinstance(tools, list) and number <= len(tools):
         function = tools[number - 1].get("function") or {}
-        wanted = function.get("parameters") or {"type": "object"}
-        call = {"name": function.get("name"), "arguments": json.dumps(make_value(wanted, number, wanted))}
+        parameters = function.get("parameters") or {"type": "object"}
+        call = {"name": function.get("name"), "arguments": json.dumps(make_value(parameters, number, parameters))}
         return {"content": "", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": call}]}
     text = " ".join(str(each.get("content")) for each in state)
-    if found := BOX.search(text):
-        low, high = int(found[1]), int(found[2])
+    if match := BOX.search(text):
+        low, high = int(match[1]), int(match[2])
         return f"\\boxed{{{low + (number - 1) % (high - low + 1)}}}"
     return f"[{number}]"
 
@@ -165,8 +167,8 @@ def make_value(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any
         return schema["enum"][number % len(schema["enum"])]
     kind = schema.get("type", "object" if "properties" in schema else "string")
     if kind == "object":
-        wanted = schema.get("required") or [name for name in schema.get("properties", {}) if name != "metadata"]
-        return {name: make_value(schema.get("properties", {}).get(name, {}), number, root) for name in wanted}
+        required = schema.get("required") or [name for name in schema.get("properties", {}) if name != "metadata"]
+        return {name: make_value(schema.get("properties", {}).get(name, {}), number, root) for name in required}
     if kind == "array":
         return [make_value(schema.get("items", {}), number, root)] * max(1, int(schema.get("minItems", 0)))
     if kind in ("integer", "number"):

@@ -165,15 +165,15 @@ class OwnWorld:
         self._factory, self.name, self._count = factory, name, count
 
     def tasks(self, split: str) -> Sequence[str]:
-        found = getattr(self._factory, "tasks", None)
-        if callable(found):
+        own_tasks = getattr(self._factory, "tasks", None)
+        if callable(own_tasks):
             plain = isinstance(inspect.getattr_static(self._factory, "tasks"), (staticmethod, classmethod))
-            return [str(each) for each in (found if plain else self._factory().tasks)(split)]
-        if isinstance(found, Mapping):
-            if split not in found:
-                raise ValueError(f"there is no split {split!r}; the splits are {', '.join(map(repr, found))}")
-            return [str(each) for each in found[split]]
-        return list_seeds(self._count, split) if found is None else [str(each) for each in found]
+            return [str(each) for each in (own_tasks if plain else self._factory().tasks)(split)]
+        if isinstance(own_tasks, Mapping):
+            if split not in own_tasks:
+                raise ValueError(f"there is no split {split!r}; the splits are {', '.join(map(repr, own_tasks))}")
+            return [str(each) for each in own_tasks[split]]
+        return list_seeds(self._count, split) if own_tasks is None else [str(each) for each in own_tasks]
 
     def instance(self) -> OwnInstance:
         return OwnInstance(self._factory())
@@ -196,10 +196,10 @@ class OwnInstance:
             raise TypeError(
                 f"step() returned {outcome!r:.100}, expected (observation, reward, done), or add evaluate()"
             )
-        seen, reward, ended, info = _parse_step(outcome)
+        observation, reward, is_terminated, info = _parse_step(outcome)
         number = parse_reward(reward, "the reward of step()")
         self._total += number
-        return StepResult(to_messages(seen), number, ended, info)
+        return StepResult(to_messages(observation), number, is_terminated, info)
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the score of the user's class, or the sum of its rewards without `evaluate()`."""
@@ -220,9 +220,9 @@ class OwnInstance:
 def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
     """Split the return value of a user's step() into (observation, reward, is over, info)."""
     if isinstance(outcome, Mapping) and "content" not in outcome:
-        seen = outcome.get("observation", outcome.get("state", ""))
+        observation = outcome.get("observation", outcome.get("state", ""))
         return (
-            seen,
+            observation,
             outcome.get("reward"),
             bool(outcome.get("done", outcome.get("is_terminated"))),
             dict(outcome.get("info") or {}),
@@ -289,10 +289,10 @@ async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     from ajet.environment.loop import in_thread
 
-    taken = arguments[: _count_arguments(function, len(arguments))]
+    accepted = arguments[: _count_arguments(function, len(arguments))]
     if inspect.iscoroutinefunction(function):
-        return await function(*taken)
-    result = await in_thread(function, *taken)
+        return await function(*accepted)
+    result = await in_thread(function, *accepted)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -62,17 +62,17 @@ class NemoGymInstance:
         self._is_over = False
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        given = self._rows.get(task_id) if self._rows is not None else params.get("metadata")
-        if not isinstance(given, Mapping) or not isinstance(given.get(ROW), Mapping):
+        row = self._rows.get(task_id) if self._rows is not None else params.get("metadata")
+        if not isinstance(row, Mapping) or not isinstance(row.get(ROW), Mapping):
             raise ValueError(f"task {task_id!r} has no row with the key `{ROW}`")
-        self._row = given
-        self._schemas = {tool["name"]: tool.get("parameters") or {} for tool in _list_functions(given[ROW])}
+        self._row = row
+        self._schemas = {tool["name"]: tool.get("parameters") or {} for tool in _list_functions(row[ROW])}
         jar = aiohttp.CookieJar(unsafe=True)  # accepts cookies of hosts that are IP addresses, too
         self._session = aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
-        status, body = await self._post_json("seed_session", dict(given))
+        status, body = await self._post_json("seed_session", dict(row))
         if status >= 400:
             raise WorldServerError(f"the server refused /seed_session (status {status}): {body[:500]}")
-        return InitialState(_build_state(given[ROW]), {"tools": self._list_tools()})
+        return InitialState(_build_state(row[ROW]), {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """Run the tool calls of the agent's message in order and return their results.
@@ -91,12 +91,14 @@ class NemoGymInstance:
             self._is_over = True
             answer = await self._verify_response()
             return StepResult(to_messages(OVER), _read_reward(answer), True, self._select_info(answer))
-        results, wrong = [], False
+        results, is_invalid = [], False
         for call in calls:
             content, fits = await self._call_tool(call)
-            wrong = wrong or not fits
+            is_invalid = is_invalid or not fits
             results.append({"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": content})
-        return StepResult(results, 0.0, False, {"messages": results, **({"invalid_action": True} if wrong else {})})
+        return StepResult(
+            results, 0.0, False, {"messages": results, **({"invalid_action": True} if is_invalid else {})}
+        )
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the server's score (`/verify`) of the episode so far."""
@@ -127,12 +129,12 @@ class NemoGymInstance:
             arguments = json.loads(spelled or "{}")
         except (ValueError, RecursionError):
             return "That was no action: its arguments are no JSON.", False
-        why: str | None = "they are no object"
+        problem: str | None = "they are no object"
         if isinstance(arguments, dict):
             # The check runs in a thread, because it may take a second.
-            why = await asyncio.to_thread(find_value_problem, arguments, self._schemas[name])
-        if why is not None:
-            return f"That was no action: its arguments do not fit: {why}.", False
+            problem = await asyncio.to_thread(find_value_problem, arguments, self._schemas[name])
+        if problem is not None:
+            return f"That was no action: its arguments do not fit: {problem}.", False
         status, body = await self._post_json(name, arguments)
         if status not in READABLE_STATUSES:
             raise WorldServerError(f"the tool {name} answered status {status}: {body[:500]}")
@@ -150,8 +152,8 @@ class NemoGymInstance:
             masked = answer.get("mask_sample")
             # older servers have no `mask_sample`, and give a reason only where the reward cannot be relied on
             if masked or (masked is None and answer.get("failure_reason")):
-                why = answer.get("failure_reason") or answer.get("failure_kind") or "it does not say why"
-                raise WorldServerError(f"the server reports that its reward is not valid: {why}")
+                reason = answer.get("failure_reason") or answer.get("failure_kind") or "it does not say why"
+                raise WorldServerError(f"the server reports that its reward is not valid: {reason}")
             self._verified = answer
         return self._verified
 
@@ -204,8 +206,8 @@ def _list_functions(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _build_state(request: Mapping[str, Any]) -> list[Message]:
     """Convert a row in the form of OpenAI's Responses API to opening chat messages."""
-    given = request.get("input") or ""
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    request_input = request.get("input") or ""
+    messages = [{"role": "user", "content": request_input}] if isinstance(request_input, str) else list(request_input)
     if request.get("instructions"):
         messages.insert(0, {"role": "system", "content": request["instructions"]})
     state = [{"role": each.get("role", "user"), "content": _join_text(each.get("content"))} for each in messages]

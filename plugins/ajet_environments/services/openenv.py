@@ -81,33 +81,35 @@ class OpenEnvInstance:
         except (aiohttp.ClientError, OSError) as problem:
             raise WorldServerError(f"no connection to {self._url}: {problem}") from problem
         reset_params = {"seed": parse_seed(task_id) % 2**31, "episode_id": task_id, **dict(params.get("reset") or {})}
-        seen, _, _ = _parse_observation(await self._exchange_message("reset", reset_params))
+        observation, _, _ = _parse_observation(await self._exchange_message("reset", reset_params))
         rules = (
             f"Act by answering with one JSON object that fits this schema:\n{json.dumps(_hide_metadata(self._schema))}"
         )
-        state = [{"role": "system", "content": rules}, *to_messages(seen)]
+        state = [{"role": "system", "content": rules}, *to_messages(observation)]
         return InitialState(state, {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """Parse the action in the agent's message, send it, and return the observation."""
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
-        chosen = parse_action(action, self._schema)
-        wrong: str | None = "it holds no JSON object"
-        if chosen is not None:
-            wrong = await asyncio.to_thread(find_value_problem, chosen, self._schema)  # the schema is the server's
-        if chosen is None or wrong:
-            return StepResult(to_messages(f"That was no action: {wrong}."), 0.0, False, {"invalid_action": True})
-        answer = await self._exchange_message("step", chosen)
+        parsed_action = parse_action(action, self._schema)
+        problem: str | None = "it holds no JSON object"
+        if parsed_action is not None:
+            problem = await asyncio.to_thread(
+                find_value_problem, parsed_action, self._schema
+            )  # the schema is the server's
+        if parsed_action is None or problem:
+            return StepResult(to_messages(f"That was no action: {problem}."), 0.0, False, {"invalid_action": True})
+        answer = await self._exchange_message("step", parsed_action)
         if answer.get("type") == "error":
             data = answer.get("data") or {}
             if data.get("code") != "VALIDATION_ERROR":
                 raise WorldServerError(f"the environment could not act: {data.get('message')} ({data.get('code')})")
             problems = "; ".join(str(each.get("msg", each)) for each in data.get("errors") or [])
             return StepResult(to_messages(f"That was no action: {problems}."), 0.0, False, {"invalid_action": True})
-        seen, reward, self._is_over = _parse_observation(answer)
+        observation, reward, self._is_over = _parse_observation(answer)
         self._total += reward
-        return StepResult(to_messages(seen), reward, self._is_over, {})
+        return StepResult(to_messages(observation), reward, self._is_over, {})
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         return self._total
@@ -194,9 +196,9 @@ def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] |
     for text in (*reversed(_TAGGED.findall(reply)), *reversed(fenced), reply):
         if (found := _find_object(text)) is not None:
             return found
-    wanted = _hide_metadata(schema).get("properties") or {}
-    if len(wanted) == 1:
-        (name, about), *_ = wanted.items()
+    properties = _hide_metadata(schema).get("properties") or {}
+    if len(properties) == 1:
+        (name, about), *_ = properties.items()
         if about.get("type") == "string":
             return {name: reply}
         if about.get("type") in ("integer", "number") and (numbers := re.findall(r"-?\d+(?:\.\d+)?", reply)):
@@ -210,12 +212,12 @@ def _find_object(text: str) -> dict[str, Any] | None:
     """Return the last JSON object in a text, or None."""
     for start in reversed([match.start() for match in re.finditer(r"\{", text)][-64:]):
         try:
-            found, _ = json.JSONDecoder().raw_decode(text[start:])
+            candidate, _ = json.JSONDecoder().raw_decode(text[start:])
         except (ValueError, RecursionError):
             continue
         # an object within another one is no action of its own
-        if isinstance(found, dict) and not _is_nested(text, start):
-            return found
+        if isinstance(candidate, dict) and not _is_nested(text, start):
+            return candidate
     return None
 
 
@@ -239,12 +241,12 @@ def _hide_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_observation(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
     """Split the server's reply into (observation as text, reward, is over)."""
     data = answer["data"]
-    seen = data.get("observation", {})
-    if isinstance(seen, Mapping):
-        seen = {name: value for name, value in seen.items() if name not in ("metadata", "done", "reward")}
-        if len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
-            seen = only
-    text = seen if isinstance(seen, str) else json.dumps(seen)
+    observation = data.get("observation", {})
+    if isinstance(observation, Mapping):
+        observation = {name: value for name, value in observation.items() if name not in ("metadata", "done", "reward")}
+        if len(observation) == 1 and isinstance(only := next(iter(observation.values())), str):
+            observation = only
+    text = observation if isinstance(observation, str) else json.dumps(observation)
     return text, parse_reward(data.get("reward"), "the reward"), bool(data.get("done"))
 
 

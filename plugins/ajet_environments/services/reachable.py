@@ -24,13 +24,13 @@ def advise_start() -> str:
 
 def list_services(experiment: Experiment) -> Iterator[RequiredService]:
     """Yield the services used by the experiment."""
-    service, used = env_service_of(experiment), experiment.ajet.environment.use or ""
+    service, environment = env_service_of(experiment), experiment.ajet.environment.use or ""
     do = advise_start()
     if service is not None:
-        key = KEY if used else SERVICE_KEY
+        key = KEY if environment else SERVICE_KEY
         expected = "an environment service"
         yield RequiredService("environment service", service.url, key, service.health, expected, do)
-    kind, _, address = used.partition(":")
+    kind, _, address = environment.partition(":")
     if kind in WIRES:
         from ajet_environments.services.openenv import find_health_problem
 

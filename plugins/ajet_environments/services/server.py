@@ -119,7 +119,7 @@ class WorldServer:
             self._reaper.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
-        released = [asyncio.ensure_future(self.answer_release(held)) for held in list(self.hosted.values())]
+        released = [asyncio.ensure_future(self.answer_release(instance)) for instance in list(self.hosted.values())]
         if ending := {*released, *self._making, *self._leaving}:
             await asyncio.wait(ending, timeout=2 * CLOSE_S)
 
@@ -144,9 +144,9 @@ class WorldServer:
             )
         if origin is not None and parse_netloc(origin) != host:
             return _build_refusal(403, "a web page of another origin may not use environments")
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         health = request.path in ("/healthz", "/health")
-        if self._token and not health and not hmac.compare_digest(given, self._token.encode()):
+        if self._token and not health and not hmac.compare_digest(token, self._token.encode()):
             return _build_refusal(401, "the bearer token is missing or wrong (ENV_SERVICE_TOKEN)")
         try:
             return await handler(request)
@@ -200,8 +200,8 @@ class WorldServer:
             _read_name(request, "task_id"),
             _read_params(request),
         )
-        held = self.hosted.get(name)
-        if held is None:
+        hosted = self.hosted.get(name)
+        if hosted is None:
             if len(self.hosted) >= self._capacity:
                 idle = time.monotonic() - min(each.last_used for each in self.hosted.values())
                 raise RequestRefusedError(
@@ -209,20 +209,20 @@ class WorldServer:
                     f"all {self._capacity} instances are in use; the one that is idle longest was used "
                     f"{idle:.0f} s ago",
                 )
-            held = self.hosted[name] = _HostedInstance(name, task_id)
-            held.making = asyncio.create_task(self._make_instance(held, params))
-            self._making.add(held.making)
-            held.making.add_done_callback(self._making.discard)
-        elif held.task_id != task_id:
-            raise RequestRefusedError(409, f"the instance runs task {held.task_id!r} already")
-        assert held.making is not None
+            hosted = self.hosted[name] = _HostedInstance(name, task_id)
+            hosted.making = asyncio.create_task(self._make_instance(hosted, params))
+            self._making.add(hosted.making)
+            hosted.making.add_done_callback(self._making.discard)
+        elif hosted.task_id != task_id:
+            raise RequestRefusedError(409, f"the instance runs task {hosted.task_id!r} already")
+        assert hosted.making is not None
         # Shielded: the creating task continues if this client disconnects, and a repeated request gets its result.
-        await asyncio.shield(held.making)
-        opened = held.opened
-        assert opened is not None, "it was made"
-        held.last_used = time.monotonic()
-        info = {"instance_id": name, "task_id": task_id, **opened.info}
-        data = {"state": opened.state, "reward": 0.0, "is_terminated": False, "info": info}
+        await asyncio.shield(hosted.making)
+        initial_state = hosted.opened
+        assert initial_state is not None, "it was made"
+        hosted.last_used = time.monotonic()
+        info = {"instance_id": name, "task_id": task_id, **initial_state.info}
+        data = {"state": initial_state.state, "reward": 0.0, "is_terminated": False, "info": info}
         return {"success": True, "data": data}
 
     async def _make_instance(self, held: _HostedInstance, params: dict[str, Any]) -> None:
@@ -263,34 +263,34 @@ class WorldServer:
             action = {"role": "assistant", "content": action}
         if not isinstance(action, dict) or not ("content" in action or action.get("tool_calls")):
             raise ValueError('`messages` contains no action, such as {"role": "assistant", "content": "…"}')
-        held, instance = self._find_ready(request)
-        outcome: StepResult = await self._run_method(held, instance.step, action, _read_params(request))
-        info = {"instance_id": held.name, "task_id": held.task_id, **outcome.info}
+        hosted, instance = self._find_ready(request)
+        outcome: StepResult = await self._run_method(hosted, instance.step, action, _read_params(request))
+        info = {"instance_id": hosted.name, "task_id": hosted.task_id, **outcome.info}
         data = {"state": outcome.state, "reward": outcome.reward, "is_terminated": outcome.is_terminated, "info": info}
         return {"success": True, "data": data}
 
     async def answer_evaluate(self, request: Mapping[str, Any]) -> Any:
-        held, instance = self._find_ready(request)
+        hosted, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
             "success": True,
-            "data": await self._run_method(held, instance.evaluate, messages, _read_params(request)),
+            "data": await self._run_method(hosted, instance.evaluate, messages, _read_params(request)),
         }
 
     async def answer_get_info(self, request: Mapping[str, Any]) -> Any:
-        held, instance = self._find_ready(request)
+        hosted, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
             "success": True,
-            "data": await self._run_method(held, instance.get_info, messages, _read_params(request)),
+            "data": await self._run_method(hosted, instance.get_info, messages, _read_params(request)),
         }
 
     async def answer_release(self, request: Mapping[str, Any] | _HostedInstance) -> Any:
         name = request.name if isinstance(request, _HostedInstance) else _read_name(request, "instance_id")
-        held = self.hosted.pop(name, None)
-        if held is None:
+        hosted = self.hosted.pop(name, None)
+        if hosted is None:
             return {"success": False, "data": None}
-        await self._end_when_made(held)
+        await self._end_when_made(hosted)
         return {"success": True, "data": None}
 
     async def _end_when_made(self, held: _HostedInstance) -> None:
@@ -319,16 +319,16 @@ class WorldServer:
 
     def _find_ready(self, request: Mapping[str, Any]) -> tuple[_HostedInstance, WorldInstance]:
         name = _read_name(request, "instance_id")
-        held = self.hosted.get(name)
-        if held is None:
+        hosted = self.hosted.get(name)
+        if hosted is None:
             raise RequestRefusedError(
                 404, "there is no such instance: it was never created, was closed, or was idle too long"
             )
-        if held.failure:
-            raise RequestRefusedError(410, f"the instance failed before: {held.failure}")
-        if held.is_busy or held.instance is None:
+        if hosted.failure:
+            raise RequestRefusedError(410, f"the instance failed before: {hosted.failure}")
+        if hosted.is_busy or hosted.instance is None:
             raise RequestRefusedError(409, "the instance is busy with an earlier request")
-        return held, held.instance
+        return hosted, hosted.instance
 
     async def _run_method(self, held: _HostedInstance, function: Callable[..., Any], *arguments: Any) -> Any:
         async with held.lock:
@@ -349,10 +349,10 @@ class WorldServer:
             await self.release_idle()
 
     async def release_idle(self) -> None:
-        until = time.monotonic() - self.idle_s
-        idle = [each for each in self.hosted.values() if each.last_used < until and not each.is_busy]
-        for held in idle:  # all are removed first, so no request finds an instance being released
-            del self.hosted[held.name]
+        oldest = time.monotonic() - self.idle_s
+        idle = [each for each in self.hosted.values() if each.last_used < oldest and not each.is_busy]
+        for hosted in idle:  # all are removed first, so no request finds an instance being released
+            del self.hosted[hosted.name]
         await asyncio.gather(*map(self._end_when_made, idle))
 
 

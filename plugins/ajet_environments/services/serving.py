@@ -60,9 +60,9 @@ async def serve_until_signal(server: WorldServer, host: str, port: int) -> None:
     try:
         bound = await server.start(host, port)
     except (OSError, OverflowError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else "a port is a number from 0 to 65535"
+        reason = problem.strerror if isinstance(problem, OSError) else "a port is a number from 0 to 65535"
         raise UserError(
-            f"The environment service cannot listen on {host}:{port}: {why}.",
+            f"The environment service cannot listen on {host}:{port}: {reason}.",
             where="--host, --port",
             do="omit --port: then the system chooses a free one",
         ) from None

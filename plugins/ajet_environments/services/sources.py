@@ -70,17 +70,17 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
         )
     if kind in PACKAGES:
         return _open_package_world(kind, rest, tasks, data)
-    found = resolve_reference(source, base=base, what="the environment")
-    name = getattr(found, "__name__", source)
-    if not isinstance(found, type):
-        if not callable(found):
+    target = resolve_reference(source, base=base, what="the environment")
+    name = getattr(target, "__name__", source)
+    if not isinstance(target, type):
+        if not callable(target):
             raise ConfigError(
-                f"{source} is a {type(found).__name__}, not an environment.",
+                f"{source} is a {type(target).__name__}, not an environment.",
                 where=source,
                 expected="a class, or a function",
             )
-        return _choose_world(found, _close_trial(found()), name, source, tasks, data)
-    return _choose_world(found, found, name, source, tasks, data)
+        return _choose_world(target, _close_trial(target()), name, source, tasks, data)
+    return _choose_world(target, target, name, source, tasks, data)
 
 
 def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> World:
@@ -147,8 +147,8 @@ def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, t
 def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
     """Raise ConfigError if a class with `reset` and `step` lacks gymnasium's other attributes."""
     lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
-    made = _try_making(make, name) if lacks and isinstance(like, type) else like
-    if lacks := [each for each in lacks if not hasattr(made, each)]:
+    instance = _try_making(make, name) if lacks and isinstance(like, type) else like
+    if lacks := [each for each in lacks if not hasattr(instance, each)]:
         has = ", ".join(each for each in GYMNASIUM if each not in lacks)
         raise ConfigError(
             f"{name} lacks attributes of a gymnasium environment: {', '.join(lacks)}.",
@@ -197,9 +197,9 @@ def _read_rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
     try:
         text = data.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
         raise UserError(
-            f"The file of rows cannot be read: {why}.", where=str(data), expected="a JSON Lines file"
+            f"The file of rows cannot be read: {reason}.", where=str(data), expected="a JSON Lines file"
         ) from None
     rows: dict[str, Mapping[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -254,7 +254,7 @@ class GymnasiumInstance:
         self._is_over = False
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        seen, _ = self._env.reset(seed=parse_seed(task_id) % 2**31)
+        observation, _ = self._env.reset(seed=parse_seed(task_id) % 2**31)
         rules = "\n\n".join(
             part
             for part in (
@@ -264,21 +264,25 @@ class GymnasiumInstance:
             )
             if part
         )
-        return InitialState([{"role": "system", "content": rules}, *to_messages(self._render_observation(seen))], {})
+        return InitialState(
+            [{"role": "system", "content": rules}, *to_messages(self._render_observation(observation))], {}
+        )
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
-        chosen = self._parse_action(read_text(action))
-        if chosen is None:
+        parsed_action = self._parse_action(read_text(action))
+        if parsed_action is None:
             return StepResult(
                 to_messages(f"That was no action. {self._describe_action()}"), 0.0, False, {"invalid_action": True}
             )
-        seen, reward, ended, cut, _ = self._env.step(chosen)
+        observation, reward, is_terminated, is_truncated, _ = self._env.step(parsed_action)
         number = parse_reward(reward, "the reward")
         self._total += number
-        self._is_over = bool(ended or cut)
-        return StepResult(to_messages(self._render_observation(seen)), number, self._is_over, {"truncated": bool(cut)})
+        self._is_over = bool(is_terminated or is_truncated)
+        return StepResult(
+            to_messages(self._render_observation(observation)), number, self._is_over, {"truncated": bool(is_truncated)}
+        )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the sum of the rewards."""
@@ -298,8 +302,8 @@ class GymnasiumInstance:
     def _read_doc_section(self, section: str) -> str:
         """Return the section under a `## ` heading of the environment's docstring, or ""."""
         text = getattr(self._env.unwrapped if hasattr(self._env, "unwrapped") else self._env, "__doc__", "") or ""
-        found = re.search(rf"^\s*## {section}\s*\n(.*?)(?=^\s*## |\Z)", text, re.S | re.M)
-        lines = [line.strip() for line in found[1].strip().splitlines()] if found else []
+        match = re.search(rf"^\s*## {section}\s*\n(.*?)(?=^\s*## |\Z)", text, re.S | re.M)
+        lines = [line.strip() for line in match[1].strip().splitlines()] if match else []
         return "\n".join(lines)[:_LONGEST_DOC]
 
     def _describe_action(self) -> str:
@@ -319,12 +323,12 @@ class GymnasiumInstance:
         answer = boxes[-1] if boxes else text.strip()
         if hasattr(self._space, "n"):
             numbers = _NUMBER.findall(answer)
-            chosen: Any = int(numbers[-1]) if numbers else None
+            action: Any = int(numbers[-1]) if numbers else None
         elif getattr(self._space, "shape", None):
-            chosen = _parse_array(answer, self._space)
+            action = _parse_array(answer, self._space)
         else:
-            chosen = answer
-        return chosen if chosen is not None and self._space.contains(chosen) else None
+            action = answer
+        return action if action is not None and self._space.contains(action) else None
 
 
 def _parse_array(text: str, space: Any) -> Any:
@@ -363,14 +367,17 @@ class TextArenaInstance:
         """Play one move. The reward comes only with the end of the game."""
         if self._is_over:
             return StepResult(to_messages("The game is over."), 0.0, True, {})
-        ended, info = self._env.step(read_text(action))
-        if not ended:
+        is_terminated, info = self._env.step(read_text(action))
+        if not is_terminated:
             return StepResult(to_messages(self._env.get_observation()[1]), 0.0, False, dict(info or {}))
         rewards, about = self._env.close()
         self._is_over, self._score = True, parse_reward((rewards or {}).get(0), "the reward")
-        own = (about or {}).get(0, {})
+        own_info = (about or {}).get(0, {})
         return StepResult(
-            to_messages(own.get("reason", "The game is over.")), self._score, True, {"reason": own.get("reason")}
+            to_messages(own_info.get("reason", "The game is over.")),
+            self._score,
+            True,
+            {"reason": own_info.get("reason")},
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:

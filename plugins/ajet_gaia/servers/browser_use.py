@@ -79,13 +79,13 @@ class Browser(ToolServer):
 
     def _choose_action(self, task: str, page: Any, note: str) -> dict[str, Any]:
         title, text = readable(page.content(), page.url)
-        shown = f"Goal: {task}\n{note}\nAddress: {page.url}\nTitle: {title}\n\n{text[:PAGE]}"
+        state = f"Goal: {task}\n{note}\nAddress: {page.url}\nTitle: {title}\n\n{text[:PAGE]}"
         answer = Model("BROWSER", self.settings).chat(
-            [{"role": "system", "content": ROLE}, {"role": "user", "content": shown}], 0.0
+            [{"role": "system", "content": ROLE}, {"role": "user", "content": state}], 0.0
         )
-        found = re.search(r"\{.*\}", answer, re.S)
+        json_part = re.search(r"\{.*\}", answer, re.S)
         try:
-            step = json.loads(found[0]) if found else None
+            step = json.loads(json_part[0]) if json_part else None
         except ValueError:
             step = None
         if not isinstance(step, dict):
@@ -109,14 +109,14 @@ def _run_action(page: Any, step: dict[str, Any]) -> None:
             raise ToolError("only http and https are opened")
         page.goto(str(step["url"]))
     elif action == "click":
-        named = page.get_by_role("link", name=text).or_(page.get_by_role("button", name=text))
-        named.or_(page.get_by_text(text)).first.click()
+        element = page.get_by_role("link", name=text).or_(page.get_by_role("button", name=text))
+        element.or_(page.get_by_text(text)).first.click()
     elif action == "type":
         field = str(step.get("field", ""))
         quoted = json.dumps(field)
-        named = page.get_by_label(field).or_(page.get_by_placeholder(field)).or_(page.locator(f"[name={quoted}]"))
-        named.first.fill(text)
+        element = page.get_by_label(field).or_(page.get_by_placeholder(field)).or_(page.locator(f"[name={quoted}]"))
+        element.first.fill(text)
         if step.get("submit"):
-            named.first.press("Enter")
+            element.first.press("Enter")
     else:
         raise ToolError(f"there is no action {action}")

@@ -29,10 +29,10 @@ def convert_time(
     target_timezone: Zone,
 ) -> dict[str, Any]:
     """Convert a time in one zone to another zone."""
-    given = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", time.strip())
-    if given is None:
+    match = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", time.strip())
+    if match is None:
         raise ToolError(f"{time[:20]} is not a time, for instance 18:30")
-    hour, minute = map(int, given.groups())
+    hour, minute = map(int, match.groups())
     now = datetime.now(_find_zone(source_timezone))
     source = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     target = source.astimezone(_find_zone(target_timezone))

@@ -53,16 +53,16 @@ class Corpus:
 
     def search(self, query: str, limit: int, words: int = 24) -> list[FoundDocument]:
         """Return the best documents for a query: first documents with all words, then documents with some."""
-        given = re.findall(r"\w+", query)[:MAX_WORDS]
-        if not given:
+        query_words = re.findall(r"\w+", query)[:MAX_WORDS]
+        if not query_words:
             raise ToolError("the query has no words")
-        quoted = [f'"{word}"' for word in given]
-        found: list[FoundDocument] = []
+        quoted = [f'"{word}"' for word in query_words]
+        documents: list[FoundDocument] = []
         for joined in (" ".join(quoted), " OR ".join(quoted)):
-            found += [each for each in self._match_documents(joined, limit, words) if each not in found]
-            if len(found) >= limit or len(quoted) == 1:
+            documents += [each for each in self._match_documents(joined, limit, words) if each not in documents]
+            if len(documents) >= limit or len(quoted) == 1:
                 break
-        return list({each.title + each.url: each for each in reversed(found)}.values())[::-1][:limit]
+        return list({each.title + each.url: each for each in reversed(documents)}.values())[::-1][:limit]
 
     def text(self, title: str) -> tuple[str, str, str]:
         """Return title, address and text of a document by title or address, else the best match for its words."""
@@ -105,8 +105,8 @@ def _digest_files(path: Path) -> str:
     total = hashlib.blake2b(VERSION.encode(), digest_size=16)
     for file in _list_files(path):
         total.update(str(file.relative_to(path)).encode() + b"\0")
-        with file.open("rb") as opened:
-            while data := opened.read(1 << 20):
+        with file.open("rb") as stream:
+            while data := stream.read(1 << 20):
                 total.update(data)
     return total.hexdigest()
 
@@ -147,8 +147,8 @@ def _read_documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:
                 if line.strip():
                     yield _parse_row(line, f"{name}:{number}")
         return
-    with file.open(encoding="utf-8", errors="replace") as opened:
-        text = opened.read(MAX_TEXT)
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        text = stream.read(MAX_TEXT)
     if file.suffix.lower() == ".json":
         parsed = _parse_json(text, name)
         for number, row in enumerate(parsed if isinstance(parsed, list) else [parsed], start=1):

@@ -29,8 +29,8 @@ class CorpusSearch(ToolServer):
         words: Annotated[int, Field(description="words of each that are shown", ge=1, le=64)] = 24,
     ) -> str:
         """Find documents by their words."""
-        found = self._require_corpus().search(query, limit, words)
-        return "\n".join(f"{each.title}: {each.snippet}" for each in found) or "[nothing found]"
+        documents = self._require_corpus().search(query, limit, words)
+        return "\n".join(f"{each.title}: {each.snippet}" for each in documents) or "[nothing found]"
 
     def open_document(
         self,
@@ -41,8 +41,8 @@ class CorpusSearch(ToolServer):
         """Text of a document by title or address."""
         name, _, body = self._require_corpus().text(title)
         piece = body[start : start + max_length]
-        left = len(body) - start - len(piece)
-        return f"{name}\n{piece}" + (f"\n[{left} more characters]" if left > 0 else "")
+        remaining = len(body) - start - len(piece)
+        return f"{name}\n{piece}" + (f"\n[{remaining} more characters]" if remaining > 0 else "")
 
     def _require_corpus(self) -> Corpus:
         if self.corpus is None:

@@ -107,7 +107,7 @@ def _find_delimiter(start: bytes) -> str:
 
 
 def _list_columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
-    return [(name, [row[place] for row in body if place < len(row)]) for place, name in enumerate(head[:100])]
+    return [(name, [row[index] for row in body if index < len(row)]) for index, name in enumerate(head[:100])]
 
 
 def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
@@ -128,5 +128,5 @@ def _parse_number(cell: str) -> float | None:
 
 
 def _draw_bars(column: Sequence[str]) -> list[str]:
-    most = Counter(column).most_common(10)
-    return [f"{value[:30]} {'#' * max(1, BAR * count // most[0][1])} {count}" for value, count in most]
+    most_common = Counter(column).most_common(10)
+    return [f"{value[:30]} {'#' * max(1, BAR * count // most_common[0][1])} {count}" for value, count in most_common]

@@ -31,10 +31,10 @@ class TextDocuments(ToolServer):
         with self.folder.read(file_path) as file:
             data = file.read(self.settings.max_bytes * 4)
             size = file.seek(0, 2)
-        found = encoding_of(data, encoding, is_complete=len(data) == size)
-        if not encoding and found != "utf-16" and b"\0" in data[:8192]:
+        guessed = encoding_of(data, encoding, is_complete=len(data) == size)
+        if not encoding and guessed != "utf-16" and b"\0" in data[:8192]:
             raise ToolError("this is no text file")
-        text = data.decode(found, "replace")
+        text = data.decode(guessed, "replace")
         limit = max_content_length or self.settings.max_bytes - NOTES
         note = f"only the first {limit} characters are shown" if len(text) > limit or len(data) < size else ""
         return format_document(text[:limit], output_format, {"bytes": size, "note": note} if note else {})

@@ -180,20 +180,20 @@ class Excel(WorkbookServer):
             "area": charts.AreaChart,
         }
         with self._change_sheet(filepath, sheet_name) as sheet:
-            made = kinds[chart_type]()
-            made.title = title or None
+            chart = kinds[chart_type]()
+            chart.title = title or None
             if chart_type != "pie":
-                made.x_axis.title, made.y_axis.title = x_axis or None, y_axis or None
+                chart.x_axis.title, chart.y_axis.title = x_axis or None, y_axis or None
             labels = charts.Reference(sheet, min_col=left, min_row=top + 1, max_row=bottom)
             if chart_type == "scatter":
                 for column in range(left + 1, right + 1):
                     values = charts.Reference(sheet, min_col=column, min_row=top, max_row=bottom)
-                    made.series.append(charts.Series(values, labels, title_from_data=True))
+                    chart.series.append(charts.Series(values, labels, title_from_data=True))
             else:
                 values = charts.Reference(sheet, min_col=left + 1, min_row=top, max_col=right, max_row=bottom)
-                made.add_data(values, titles_from_data=True)
-                made.set_categories(labels)
-            sheet.add_chart(made, target_cell)
+                chart.add_data(values, titles_from_data=True)
+                chart.set_categories(labels)
+            sheet.add_chart(chart, target_cell)
         return f"the chart stands at {target_cell}"
 
     def create_pivot_table(
@@ -231,9 +231,9 @@ class Excel(WorkbookServer):
         borders = box(data_range)
         with self._change_sheet(filepath, sheet_name) as sheet:
             name = table_name or f"Table{sum(len(each.tables) for each in sheet.parent.worksheets) + 1}"
-            made = Table(displayName=name, ref=coordinates(borders))
-            made.tableStyleInfo = TableStyleInfo(name=table_style, showRowStripes=True)
-            sheet.add_table(made)
+            table = Table(displayName=name, ref=coordinates(borders))
+            table.tableStyleInfo = TableStyleInfo(name=table_style, showRowStripes=True)
+            sheet.add_table(table)
         return f"{name} is there"
 
     def merge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
@@ -245,12 +245,12 @@ class Excel(WorkbookServer):
 
     def unmerge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Split a merged range of cells."""
-        where = coordinates(box(start_cell, end_cell))
+        cells_name = coordinates(box(start_cell, end_cell))
         with self._change_sheet(filepath, sheet_name) as sheet:
-            if where not in {str(merged) for merged in sheet.merged_cells.ranges}:
-                raise ToolError(f"{where} is not merged")
-            sheet.unmerge_cells(where)
-        return f"{where} is parted"
+            if cells_name not in {str(merged) for merged in sheet.merged_cells.ranges}:
+                raise ToolError(f"{cells_name} is not merged")
+            sheet.unmerge_cells(cells_name)
+        return f"{cells_name} is parted"
 
     def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
         """Merged ranges of a sheet, as A1:B2."""
@@ -376,6 +376,6 @@ def _check_formula(formula: str) -> None:
         parsed = Tokenizer(f"={formula.lstrip('=')}").items
     except (TokenizerError, IndexError) as error:
         raise ToolError(f"the formula is not well formed: {error}") from None
-    opened = sum(token.subtype == "OPEN" for token in parsed) - sum(token.subtype == "CLOSE" for token in parsed)
-    if opened or not parsed:
+    unclosed = sum(token.subtype == "OPEN" for token in parsed) - sum(token.subtype == "CLOSE" for token in parsed)
+    if unclosed or not parsed:
         raise ToolError("the formula is empty, or a bracket is not closed")

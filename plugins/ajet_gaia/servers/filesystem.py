@@ -85,9 +85,9 @@ class Files(ToolServer):
         """Replace texts in a file, each found once, or everywhere with `all`; answers the difference."""
         before = after = self._read_text(path)
         for edit in edits:
-            found = after.count(edit["oldText"]) if edit["oldText"] else 0
-            if not found or (found > 1 and not edit.get("all")):
-                raise ToolError(f"found {found} times: {edit['oldText'][:200]!r}")
+            occurrences = after.count(edit["oldText"]) if edit["oldText"] else 0
+            if not occurrences or (occurrences > 1 and not edit.get("all")):
+                raise ToolError(f"found {occurrences} times: {edit['oldText'][:200]!r}")
             after = after.replace(edit["oldText"], edit["newText"])
         if not dryRun:
             self.folder.write(path, after.encode("utf-8", "replace"))
@@ -150,14 +150,14 @@ class Files(ToolServer):
         return self.folder.read_bytes(path, MAX_TEXT).decode("utf-8", "replace")
 
     def _list_matches(self, path: str, pattern: str, excluded: list[str]) -> str:
-        found: list[str] = []
+        matches: list[str] = []
         for below, entry in self._walk_entries(path, "", excluded):
             if _matches_any(below, [pattern]):
-                if len(found) == MAX_FOUND:
-                    found.append(f"[more than {MAX_FOUND}: the rest is left out]")
+                if len(matches) == MAX_FOUND:
+                    matches.append(f"[more than {MAX_FOUND}: the rest is left out]")
                     break
-                found.append(f"{below}/" if entry.kind == "directory" else below)
-        return "\n".join(found) or "[none]"
+                matches.append(f"{below}/" if entry.kind == "directory" else below)
+        return "\n".join(matches) or "[none]"
 
     def _walk_entries(self, path: str, below: str, excluded: list[str], depth: int = 0) -> Iterator[tuple[str, Entry]]:
         for entry in self.folder.entries(os.path.join(path, below)):

@@ -102,8 +102,8 @@ class Folder:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a path for a program's temporary file, in a separate directory removed afterwards."""
-        with tempfile.TemporaryDirectory(prefix="tool-") as made:
-            yield Path(made, "file")
+        with tempfile.TemporaryDirectory(prefix="tool-") as directory:
+            yield Path(directory, "file")
 
     def entries(self, path: str) -> list[Entry]:
         """Return the entries of a directory, sorted by name."""
@@ -114,8 +114,8 @@ class Folder:
         """Return kind and metadata of a path."""
         root, parts = self.parts(path)
         if not parts:
-            found = os.stat(root)
-            return Entry(str(root), "directory", found.st_size, found.st_mtime, found.st_mode)
+            status = os.stat(root)
+            return Entry(str(root), "directory", status.st_size, status.st_mtime, status.st_mode)
         with self.parent(path, write=False) as (descriptor, name):
             try:
                 return self._stat_entry(descriptor, name)
@@ -123,23 +123,25 @@ class Folder:
                 raise ToolError(f"there is no {path}") from None
 
     def _stat_entry(self, descriptor: int, name: str) -> Entry:
-        found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
         kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"))
-        kind = next((word for holds, word in kinds if holds(found.st_mode)), "other")
-        return Entry(name, kind, found.st_size, found.st_mtime, found.st_mode)
+        kind = next((word for holds, word in kinds if holds(status.st_mode)), "other")
+        return Entry(name, kind, status.st_size, status.st_mtime, status.st_mode)
 
     def _open_file(self, path: str, flags: int, *, make: bool = False) -> int:
         write = bool(flags & os.O_WRONLY)
         with self.parent(path, write=write, make=make) as (descriptor, name):
             try:
-                opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=descriptor)
+                file_descriptor = os.open(
+                    name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=descriptor
+                )
             except OSError as error:
                 raise ToolError(_explain_error(error, path)) from None
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            os.close(opened)
+        if not stat.S_ISREG(os.fstat(file_descriptor).st_mode):
+            os.close(file_descriptor)
             raise ToolError(f"{path} is no regular file")
-        os.set_blocking(opened, True)
-        return opened
+        os.set_blocking(file_descriptor, True)
+        return file_descriptor
 
 
 @contextmanager

@@ -96,9 +96,9 @@ class Repositories(ToolServer):
     ) -> str:
         """Names of the repository's branches."""
         which: list[str] = {"local": [], "remote": ["--remotes"], "all": ["--all"]}[branch_type]
-        given = [f"--contains={_check_revision(contains)}"] if contains else []
-        given += [f"--no-contains={_check_revision(not_contains)}"] if not_contains else []
-        return self._run_git(repo_path, "branch", *which, *given)
+        options = [f"--contains={_check_revision(contains)}"] if contains else []
+        options += [f"--no-contains={_check_revision(not_contains)}"] if not_contains else []
+        return self._run_git(repo_path, "branch", *which, *options)
 
     def _run_git(self, repo_path: str, *arguments: str) -> str:
         if any("\0" in argument for argument in arguments):

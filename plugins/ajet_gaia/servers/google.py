@@ -37,10 +37,10 @@ class GoogleSearch(ToolServer):
         output_format: Literal["json", "markdown", "text"] = "json",
     ) -> str | list[dict[str, str]]:
         """Search the web for words."""
-        found = self._find_results(query, num_results, safe_search=safe_search, language=language, country=country)
+        results = self._find_results(query, num_results, safe_search=safe_search, language=language, country=country)
         if output_format == "json":
-            return found
-        return "\n".join(f"- [{row['title']}]({row['url']}): {row['snippet']}" for row in found) or "[nothing found]"
+            return results
+        return "\n".join(f"- [{row['title']}]({row['url']}): {row['snippet']}" for row in results) or "[nothing found]"
 
     def get_search_capabilities(self) -> dict[str, Any]:
         """Source and limits of the results."""

@@ -45,33 +45,33 @@ def _split_markup(page: str) -> Iterator[tuple[str | None, str]]:
 
     The name of an end tag has a slash. The content of a raw element is the second part of its tag.
     """
-    lower, at = page.lower(), 0
+    lower, position = page.lower(), 0
     if len(lower) != len(page):  # a few letters become two in lower case
         page = lower
-    while at < len(page):
-        start = page.find("<", at)
-        if start != at:
-            yield None, page[at:start] if start >= 0 else page[at:]
+    while position < len(page):
+        start = page.find("<", position)
+        if start != position:
+            yield None, page[position:start] if start >= 0 else page[position:]
         if start < 0:
             return
         name = NAME.match(page, start + 1)
         if name is None and page[start + 1 : start + 2] not in ("!", "?", "/"):
             yield None, "<"
-            at = start + 1
+            position = start + 1
             continue
         end = page.find("-->", start) if page.startswith("<!--", start) else page.find(">", start)
         if end < 0:
             return
-        at = end + (3 if page.startswith("-->", end) else 1)
+        position = end + (3 if page.startswith("-->", end) else 1)
         if name is None:
             continue
         tag = name[0].lower()
         if tag not in RAW:
             yield tag, page[name.end() : min(end, name.end() + MAX_TAG)]
             continue
-        close = lower.find(f"</{tag}", at)
-        yield tag, page[at : close if close >= 0 else len(page)]
-        at = close if close >= 0 else len(page)
+        close = lower.find(f"</{tag}", position)
+        yield tag, page[position : close if close >= 0 else len(page)]
+        position = close if close >= 0 else len(page)
 
 
 class PageReader:

@@ -26,15 +26,15 @@ class BoundedText(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        room = self.limit - self.size
-        if room > 0:
-            self.parts.append(text[:room])
+        free = self.limit - self.size
+        if free > 0:
+            self.parts.append(text[:free])
         self.size += len(text)
         return len(text)
 
     def text(self) -> str:
-        over = self.size - self.limit
-        return "".join(self.parts) + (f"\n[{over} more characters were dropped]" if over > 0 else "")
+        excess = self.size - self.limit
+        return "".join(self.parts) + (f"\n[{excess} more characters were dropped]" if excess > 0 else "")
 
 
 def run(code: str, names: dict[str, Any], limit: int) -> dict[str, str]:

@@ -98,12 +98,12 @@ def _failed_result(why: str, settings: Settings) -> dict[str, Any]:
 
 def _claim_pipes() -> tuple[Any, Any]:
     """Return stdin and stdout for the protocol, and redirect descriptors 0 and 1 to null and stderr."""
-    read, write = os.dup(0), os.dup(1)
+    input_descriptor, write = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    wire_in = anyio.wrap_file(os.fdopen(read, encoding="utf-8", errors="replace"))
+    wire_in = anyio.wrap_file(os.fdopen(input_descriptor, encoding="utf-8", errors="replace"))
     wire_out = anyio.wrap_file(os.fdopen(write, "w", encoding="utf-8"))
     return wire_in, wire_out

@@ -65,10 +65,10 @@ def describe_media(file: BinaryIO, settings: Settings) -> list[str]:
     """Return ffmpeg's description of a file: kind, duration and streams, one per line."""
     output = ffmpeg(file, [], [], settings, fails=False).errors
     lines = [line.strip() for line in output.splitlines()]
-    found = [line for line in lines if line.startswith(("Input #0", "Duration:", "Stream #"))]
-    if not found:
+    facts = [line for line in lines if line.startswith(("Input #0", "Duration:", "Stream #"))]
+    if not facts:
         raise ToolError(f"no readable recording: {lines[-1] if lines else ''}")
-    return found
+    return facts
 
 
 def size_of(file: BinaryIO) -> int:
@@ -77,9 +77,9 @@ def size_of(file: BinaryIO) -> int:
 
 
 def _find_ffmpeg() -> str:
-    found = shutil.which("ffmpeg")
-    if found is not None:
-        return found
+    on_path = shutil.which("ffmpeg")
+    if on_path is not None:
+        return on_path
     try:
         import imageio_ffmpeg
     except ImportError:

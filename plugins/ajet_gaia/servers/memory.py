@@ -55,8 +55,10 @@ class Memory(ToolServer):
     def create_entities(self, entities: list[Entity]) -> list[Entity]:
         """Add entities; an existing name is left unchanged."""
         graph = self._load_graph()
-        known = {entity["name"] for entity in graph["entities"]}
-        new = [entity for entity in {each["name"]: each for each in entities}.values() if entity["name"] not in known]
+        known_names = {entity["name"] for entity in graph["entities"]}
+        new = [
+            entity for entity in {each["name"]: each for each in entities}.values() if entity["name"] not in known_names
+        ]
         graph["entities"] += new
         self._save_graph(graph)
         return new
@@ -112,13 +114,13 @@ class Memory(ToolServer):
 
     def search_nodes(self, query: str) -> Graph:
         """Entities in whose name, type or observations a text stands."""
-        wanted = query.lower()
+        needle = query.lower()
         graph = self._load_graph()
         texts = [
             (entity["name"], " ".join([entity["name"], entity["entityType"], *entity["observations"]]).lower())
             for entity in graph["entities"]
         ]
-        return _select_nodes(graph, {name for name, text in texts if wanted in text})
+        return _select_nodes(graph, {name for name, text in texts if needle in text})
 
     def open_nodes(self, names: list[str]) -> Graph:
         """Entities by their exact names."""

@@ -47,8 +47,8 @@ def pivot(
         made.append([*group])
         for each in across:
             for value in values:
-                found = [row[head.index(value)] for row in groups[group].get(each, [])]
-                numbers = [number for number in found if isinstance(number, int | float)]
-                counted = found if summary == "count" else numbers
+                group_values = [row[head.index(value)] for row in groups[group].get(each, [])]
+                numbers = [number for number in group_values if isinstance(number, int | float)]
+                counted = group_values if summary == "count" else numbers
                 made[-1].append(SUMMARIES[summary](counted) if counted else None)
     return made

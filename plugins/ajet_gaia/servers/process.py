@@ -77,12 +77,12 @@ def run(
         assert process.stdout is not None and process.stderr is not None
         try:
             texts, dropped = _read_pipes(process, (process.stdout, process.stderr), started + timeout, limit)
-            over = process.poll() is None
+            is_timed_out = process.poll() is None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     output, errors = (text.decode("utf-8", "replace") for text in texts)
-    return Finished(None if over else process.returncode, output, errors, dropped, time.monotonic() - started)
+    return Finished(None if is_timed_out else process.returncode, output, errors, dropped, time.monotonic() - started)
 
 
 def _read_pipes(
@@ -94,19 +94,19 @@ def _read_pipes(
         for pipe, text in zip(pipes, texts, strict=True):
             selector.register(pipe, selectors.EVENT_READ, text)
         while selector.get_map():
-            left = end - time.monotonic()
-            ended = process.poll() is not None
-            ready = selector.select(min(max(left, 0.0), DRAIN_S))
-            if (ended and not ready) or left <= 0:
+            remaining = end - time.monotonic()
+            has_ended = process.poll() is not None
+            ready = selector.select(min(max(remaining, 0.0), DRAIN_S))
+            if (has_ended and not ready) or remaining <= 0:
                 return texts, dropped
             for key, _ in ready:
                 data = os.read(key.fd, 65536)
                 if not data:
                     selector.unregister(key.fileobj)
                 buffer: bytearray = key.data
-                room = limit - len(buffer)
-                buffer += data[:room]
-                dropped += max(0, len(data) - room)
+                free = limit - len(buffer)
+                buffer += data[:free]
+                dropped += max(0, len(data) - free)
     with suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, end - time.monotonic()))
     return texts, dropped

@@ -93,8 +93,8 @@ class PythonCode(ToolServer):
     def e2b_upload_file(self, path: FilePath) -> dict[str, str]:
         """A file for the Python sandbox; answers sandbox_id and the path there."""
         self.folder.entry(path)
-        shown = self.folder.shown(path)
-        return {"sandbox_id": self._open_sandbox(""), "path": str(self.folder.root / shown)}
+        relative = self.folder.shown(path)
+        return {"sandbox_id": self._open_sandbox(""), "path": str(self.folder.root / relative)}
 
     def e2b_run_code(
         self,
@@ -131,9 +131,9 @@ tools = PythonCode.tools
 
 def _write_all(descriptor: int, data: bytes, end: float) -> None:
     os.set_blocking(descriptor, False)
-    left = memoryview(data)
-    while left:
+    remaining = memoryview(data)
+    while remaining:
         _, ready, _ = select.select([], [descriptor], [], max(0.0, end - time.monotonic()))
         if not ready:
             return
-        left = left[os.write(descriptor, left) :]
+        remaining = remaining[os.write(descriptor, remaining) :]

@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> None:
         functions = import_module(f"{PACKAGE}.{name}").tools(settings)
     except tool.ToolError as error:
         sys.exit(f"{name}: {error}")
-    listed = [tool.FunctionTool(function) for function in functions]
-    import_module(f"{PACKAGE}.mcp").serve(name, listed, settings, off=off)
+    tools = [tool.FunctionTool(function) for function in functions]
+    import_module(f"{PACKAGE}.mcp").serve(name, tools, settings, off=off)
 
 
 if __name__ == "__main__":

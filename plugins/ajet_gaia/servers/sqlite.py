@@ -80,17 +80,17 @@ class Database(ToolServer):
             cursor = database.execute(query)
             rows = cursor.fetchmany(MAX_ROWS)
             names = [column[0] for column in cursor.description or ()]
-            found: list[dict[str, Any]] = [dict(zip(names, map(_show_value, row), strict=True)) for row in rows]
+            rows_by_name: list[dict[str, Any]] = [dict(zip(names, map(_show_value, row), strict=True)) for row in rows]
             if cursor.fetchone() is not None:
-                found.append({"note": f"only the first {MAX_ROWS} rows are shown"})
-            return found
+                rows_by_name.append({"note": f"only the first {MAX_ROWS} rows are shown"})
+            return rows_by_name
 
     @contextmanager
     def _open_database(self, *, write: bool) -> Iterator[sqlite3.Connection]:
         path = os.environ.get("SQLITE_DATABASE") or FILE
         root, parts = self.folder.parts(path, write=write)
-        there = parts[-1] in {entry.name for entry in self.folder.entries(os.path.dirname(path) or ".")}
-        if there and self.folder.entry(path).kind != "file":
+        exists = parts[-1] in {entry.name for entry in self.folder.entries(os.path.dirname(path) or ".")}
+        if exists and self.folder.entry(path).kind != "file":
             raise ToolError(f"{path} is no regular file")
         end = time.monotonic() + self.settings.timeout
         try:
@@ -104,8 +104,8 @@ class Database(ToolServer):
                 yield database
                 (database.commit if write else database.rollback)()
         except (sqlite3.Error, sqlite3.Warning) as error:
-            over = time.monotonic() > end
-            raise ToolError("its time was over" if over else f"{type(error).__name__}: {error}") from None
+            is_timed_out = time.monotonic() > end
+            raise ToolError("its time was over" if is_timed_out else f"{type(error).__name__}: {error}") from None
 
 
 tools = Database.tools

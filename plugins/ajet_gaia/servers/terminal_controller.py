@@ -66,17 +66,17 @@ class TerminalController(ToolServer):
         """Lines of a text file, from start_row to end_row."""
         lines = self._read_lines(path)
         first = max(start_row, 0)
-        shown = lines[first : end_row + 1 if end_row >= 0 else None]
+        selected = lines[first : end_row + 1 if end_row >= 0 else None]
         if as_json:
-            return json.dumps({"total_rows": len(lines), "start_row": first, "content": shown}, ensure_ascii=False)
-        return "\n".join(shown)
+            return json.dumps({"total_rows": len(lines), "start_row": first, "content": selected}, ensure_ascii=False)
+        return "\n".join(selected)
 
     def insert_file_content(self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None) -> str:
         """Insert lines before a line, or before each of several."""
         lines = self._read_lines(path)
-        for place in sorted(rows if rows is not None else [row], reverse=True):
-            at = len(lines) if place < 0 else min(place, len(lines))
-            lines[at:at] = content.splitlines()
+        for row_number in sorted(rows if rows is not None else [row], reverse=True):
+            index = len(lines) if row_number < 0 else min(row_number, len(lines))
+            lines[index:index] = content.splitlines()
         return self._save_lines(path, lines)
 
     def delete_file_content(
@@ -85,8 +85,10 @@ class TerminalController(ToolServer):
         """Delete a line, several lines, or a text wherever it stands."""
         if substring:
             return self._save_lines(path, "\n".join(self._read_lines(path)).replace(substring, "").split("\n"))
-        gone = set(rows if rows is not None else [row])
-        return self._save_lines(path, [line for place, line in enumerate(self._read_lines(path)) if place not in gone])
+        removed = set(rows if rows is not None else [row])
+        return self._save_lines(
+            path, [line for row_number, line in enumerate(self._read_lines(path)) if row_number not in removed]
+        )
 
     def update_file_content(
         self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None, substring: str = ""
@@ -95,10 +97,10 @@ class TerminalController(ToolServer):
         if substring:
             return self._save_lines(path, "\n".join(self._read_lines(path)).replace(substring, content).split("\n"))
         lines = self._read_lines(path)
-        for place in rows if rows is not None else [row]:
-            if not 0 <= place < len(lines):
-                raise ToolError(f"the file has no line {place}: it has {len(lines)}")
-            lines[place] = content
+        for row_number in rows if rows is not None else [row]:
+            if not 0 <= row_number < len(lines):
+                raise ToolError(f"the file has no line {row_number}: it has {len(lines)}")
+            lines[row_number] = content
         return self._save_lines(path, lines)
 
     def _join_path(self, path: str) -> str:

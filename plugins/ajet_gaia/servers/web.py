@@ -75,8 +75,8 @@ def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float |
 
 def query(url: str, settings: Settings, **parameters: Any) -> WebReply:
     """Call `get` with parameters, without None and empty values."""
-    given = {name: value for name, value in parameters.items() if value not in (None, "")}
-    return get(f"{url}?{urlencode(given)}", settings)
+    nonempty = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return get(f"{url}?{urlencode(nonempty)}", settings)
 
 
 def request(
@@ -107,14 +107,14 @@ def request(
             if answer.status in (301, 302, 303, 307, 308) and further and method == "GET":
                 url = urljoin(url, further)
                 continue
-            data, cut = _read_body(answer, limit, end)
+            data, is_cut = _read_body(answer, limit, end)
         except (OSError, http.client.HTTPException) as error:
             raise ToolError(f"{url}: {error or type(error).__name__}") from None
         finally:
             connection.http.close()
         if answer.status >= 400:
             raise ToolError(f"{url} answered {answer.status} {answer.reason}")
-        return WebReply(url, answer.status, answer.headers, data, cut)
+        return WebReply(url, answer.status, answer.headers, data, is_cut)
     raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
 
@@ -128,10 +128,10 @@ def is_private_address(address: str) -> bool:
 def is_private_host(host: str | None) -> bool:
     """Return True if a name or one of its addresses is not public; an unresolvable name counts as private."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True
-    return any(is_private_address(str(entry[4][0])) for entry in found)
+    return any(is_private_address(str(entry[4][0])) for entry in entries)
 
 
 @dataclass(frozen=True)
@@ -182,26 +182,26 @@ def _open_connection(target: SplitResult, settings: Settings, end: float) -> Web
 def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
     """Connect to one of a name's addresses; all addresses must be allowed."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ToolError(f"{host}: {error}") from None
-    addresses = [str(entry[4][0]) for entry in found]
+    addresses = [str(entry[4][0]) for entry in entries]
     if not settings.private and any(is_private_address(address) for address in addresses):
         raise ToolError(f"{host} is no public address")
-    why: OSError = OSError("no address")
+    last_error: OSError = OSError("no address")
     for address in addresses:
         try:
             return socket.create_connection((address, port), timeout=_seconds_left(end))
         except OSError as error:
-            why = error
-    raise ToolError(f"{host}: {why}")
+            last_error = error
+    raise ToolError(f"{host}: {last_error}")
 
 
 def _find_proxy(target: SplitResult, host: str) -> SplitResult | None:
-    named = urllib.request.getproxies().get(target.scheme)
-    if not named or urllib.request.proxy_bypass(host):
+    proxy = urllib.request.getproxies().get(target.scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
         return None
-    return urlsplit(named if "://" in named else f"http://{named}")
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
 
 
 def _read_body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
@@ -223,10 +223,10 @@ def _read_body(answer: http.client.HTTPResponse, limit: int, end: float) -> tupl
 
 
 def _seconds_left(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
+    remaining = end - time.monotonic()
+    if remaining <= 0:
         raise ToolError("its time was over")
-    return left
+    return remaining
 
 
 def _is_number(host: str) -> bool:

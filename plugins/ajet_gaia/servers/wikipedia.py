@@ -38,13 +38,13 @@ class Wikipedia(ToolServer):
     ) -> str | list[dict[str, str]]:
         """Articles that fit a query."""
         if self.corpus is not None:
-            found = [(each.title, each.snippet) for each in self.corpus.search(query, limit)]
+            results = [(each.title, each.snippet) for each in self.corpus.search(query, limit)]
         else:
             rows = self._send_query(language, list="search", srsearch=query, srlimit=limit)["search"]
-            found = [(row["title"], re.sub(r"<[^>]*>", "", row.get("snippet", ""))) for row in rows]
+            results = [(row["title"], re.sub(r"<[^>]*>", "", row.get("snippet", ""))) for row in rows]
         if output_format == "json":
-            return [{"title": title, "snippet": snippet} for title, snippet in found]
-        return "\n".join(f"- {title}: {snippet}" for title, snippet in found) or "[nothing found]"
+            return [{"title": title, "snippet": snippet} for title, snippet in results]
+        return "\n".join(f"- {title}: {snippet}" for title, snippet in results) or "[nothing found]"
 
     def get_article_content(
         self,
@@ -113,9 +113,14 @@ class Wikipedia(ToolServer):
         )
         if not page.get("revisions"):
             raise ToolError(f"{title} has no version of {date} or before")
-        found = page["revisions"][0]
-        content = found.get("slots", {}).get("main", {}).get("content", "")
-        return {"title": page["title"], "revision": found["revid"], "time": found["timestamp"], "content": content}
+        revision = page["revisions"][0]
+        content = revision.get("slots", {}).get("main", {}).get("content", "")
+        return {
+            "title": page["title"],
+            "revision": revision["revid"],
+            "time": revision["timestamp"],
+            "content": content,
+        }
 
     def get_wikipedia_capabilities(self) -> dict[str, Any]:
         """Source and limits of the articles."""
@@ -155,8 +160,8 @@ class Wikipedia(ToolServer):
         if not isinstance(answer, dict) or "query" not in answer:
             problem = answer.get("error", {}) if isinstance(answer, dict) else {}
             raise ToolError(f"Wikipedia answered: {problem.get('info', 'nothing')}")
-        found: dict[str, Any] = answer["query"]
-        return found
+        reply: dict[str, Any] = answer["query"]
+        return reply
 
 
 tools = Wikipedia.tools

@@ -56,12 +56,12 @@ def check(
         settings, examples = [examples, *settings], None
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=settings, exp_dir=exp_dir)
-    found = check_judge(experiment, read_labelled_examples(Path(examples) if examples is not None else SHIPPED))
-    print_check(found, console)
-    if not found.decided:
+    result = check_judge(experiment, read_labelled_examples(Path(examples) if examples is not None else SHIPPED))
+    print_check(result, console)
+    if not result.decided:
         return NEGATIVE
-    low = found.kappa_low
-    return OK if at_least is None or (low is not None and low >= at_least) else NEGATIVE
+    kappa_low = result.kappa_low
+    return OK if at_least is None or (kappa_low is not None and kappa_low >= at_least) else NEGATIVE
 
 
 @app.command("rubrics")
@@ -132,9 +132,9 @@ def compare(
     from ajet_judges.judging.rejudge import compare_judges_on_run
 
     show_logs("ERROR" if as_json else "WARNING")
-    found = compare_judges_on_run(run, exp_dir.absolute(), list(dict.fromkeys(judge)))
+    comparison = compare_judges_on_run(run, exp_dir.absolute(), list(dict.fromkeys(judge)))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(asdict(comparison), indent=1, ensure_ascii=False))
     else:
-        judge_comparison.print_comparison(found)
-    return NEGATIVE if found.list_undecided() else OK
+        judge_comparison.print_comparison(comparison)
+    return NEGATIVE if comparison.list_undecided() else OK

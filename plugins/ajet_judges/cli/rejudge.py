@@ -44,9 +44,9 @@ def rejudge(
 
     show_logs("WARNING")
     folder = find_recorded_run(run, exp_dir.absolute())
-    with open_run_judge(folder, reference=judge, conf=conf) as chosen:
+    with open_run_judge(folder, reference=judge, conf=conf) as run_judge:
         tables = choose_tables(folder, out)
-        found = rejudge_run(folder, chosen)
-    write_tables(found, tables)
-    print_rejudge(found, tables, console)
-    return NEGATIVE if found.why_undecided else OK
+        result = rejudge_run(folder, run_judge)
+    write_tables(result, tables)
+    print_rejudge(result, tables, console)
+    return NEGATIVE if result.why_undecided else OK

@@ -85,16 +85,16 @@ def read_labelled_examples(path: Path) -> list[LabelledExample]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"it is not UTF-8 ({error.reason})"
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else f"it is not UTF-8 ({error.reason})"
         raise UserError(
-            f"The examples cannot be read: {why}.",
+            f"The examples cannot be read: {reason}.",
             where=str(path),
             expected="JSON lines of {question, answer, reference, label}",
         ) from error
-    found = [_parse_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    labelled = [_parse_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not labelled:
         raise UserError("The file contains no examples.", where=str(path))
-    return found
+    return labelled
 
 
 def check_judge(experiment: Experiment, examples: Sequence[LabelledExample]) -> JudgeCheck:
@@ -152,8 +152,8 @@ def print_check(found: JudgeCheck, console: Console) -> None:
     total, right = len(found.examples), len(decided) - len(wrong)
     say(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
     if not decided:
-        why = next((each.reason for each in found.verdicts if each.reason), "")
-        say("the judge returned no score for any example (exit code 1)" + (f": {printable(why)}" * bool(why)))
+        reason = next((each.reason for each in found.verdicts if each.reason), "")
+        say("the judge returned no score for any example (exit code 1)" + (f": {printable(reason)}" * bool(reason)))
     else:
         low, high = wilson(right / len(decided), len(decided))
         say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
@@ -164,13 +164,15 @@ def print_check(found: JudgeCheck, console: Console) -> None:
         say(f"wrong      {missed} correct answers judged incorrect, {wrongly} incorrect answers judged correct")
     for name, text in _measure_biases(found):
         say(f"{name:<11}{text}")
-    taken = {name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")}
+    totals = {
+        name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")
+    }
     seconds = sorted(each.metrics["seconds"] for each in found.verdicts if "seconds" in each.metrics)
-    if seconds or taken["calls"]:
+    if seconds or totals["calls"]:
         middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
         cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
-        cost = f", cost {taken['cost']:.4g}" if taken["cost"] else ""
-        say(f"asked      {taken['calls']:.0f} calls{cost}, {taken['refused']:.0f} refused, {cached} cached{middle}")
+        cost = f", cost {totals['cost']:.4g}" if totals["cost"] else ""
+        say(f"asked      {totals['calls']:.0f} calls{cost}, {totals['refused']:.0f} refused, {cached} cached{middle}")
 
 
 def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
@@ -185,11 +187,11 @@ def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
     if (length := correlate(errors)) is not None:
         rows.append(("length", f"{length:+.2f}: correlation of an answer's length with a verdict that is too good"))
     names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
-    own = [float(decision) - example.label for example, decision in found.decided if example.model in names]
+    own_differences = [float(decision) - example.label for example, decision in found.decided if example.model in names]
     others = [float(decision) - example.label for example, decision in found.decided
               if example.model and example.model not in names]  # fmt: skip
-    if own and others:
-        more = sum(own) / len(own) - sum(others) / len(others)
+    if own_differences and others:
+        more = sum(own_differences) / len(own_differences) - sum(others) / len(others)
         rows.append(("own", f"{more:+.2f}: bias towards its own answers, compared with other models' answers"))
     return rows
 

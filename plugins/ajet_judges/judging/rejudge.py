@@ -72,9 +72,13 @@ class RejudgedRun:
         """Reason why no episode has a new verdict, or ""."""
         if any(each.after.reward is not None for each in self.episodes):
             return ""
-        why = Counter(each.after.failure or each.after.reason for each in self.episodes)
-        most = next((text for text, _ in why.most_common() if text), "")
-        return "no episode got a score" + (f", mostly: {most}" if most else "") if self.episodes else "no episodes"
+        reasons = Counter(each.after.failure or each.after.reason for each in self.episodes)
+        most_common = next((text for text, _ in reasons.most_common() if text), "")
+        return (
+            "no episode got a score" + (f", mostly: {most_common}" if most_common else "")
+            if self.episodes
+            else "no episodes"
+        )
 
 
 @contextmanager
@@ -124,7 +128,7 @@ def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> 
     """
     folder = find_recorded_run(named, root)
     judges = open_judges(_isolate_budget(load_recorded_experiment(folder / CONFIG)), references)
-    played = list(
+    recorded = list(
         {
             row.get("uuid", f"{path}:{number}"): _parse_attempt(row, f"{path}:{number}")
             for _, _, path in list_episode_files(folder)
@@ -134,11 +138,11 @@ def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> 
 
     async def all_of_them() -> dict[str, list[AttemptRecord]]:
         return {
-            name: [each.attempt for each in await rejudge_attempts(judge, played)] for name, judge in judges.items()
+            name: [each.attempt for each in await rejudge_attempts(judge, recorded)] for name, judge in judges.items()
         }
 
     try:
-        return compare_judges({PLAYED: [attempt for attempt, _ in played]} | asyncio.run(all_of_them()))
+        return compare_judges({PLAYED: [attempt for attempt, _ in recorded]} | asyncio.run(all_of_them()))
     finally:
         for judge in judges.values():
             judge.let_go()
@@ -177,11 +181,13 @@ async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> Rejudge
     """Episode uuid -> recorded and rejudged attempt; once, however many steps trained on the episode."""
     for step, split, path in list_episode_files(folder):
         recorded, attempts = _read_episodes(path)
-        new = [at for at, (episode, _) in enumerate(recorded) if episode.uuid not in results]
-        found = await _rejudge_episodes(
-            judge, split, [recorded[at] for at in new], [attempts[at] for at in new], own.ajet.seed
+        new = [index for index, (episode, _) in enumerate(recorded) if episode.uuid not in results]
+        rejudged_new = await _rejudge_episodes(
+            judge, split, [recorded[index] for index in new], [attempts[index] for index in new], own.ajet.seed
         )
-        results |= {recorded[at][0].uuid: (attempts[at][0], each) for at, each in zip(new, found, strict=True)}
+        results |= {
+            recorded[index][0].uuid: (attempts[index][0], each) for index, each in zip(new, rejudged_new, strict=True)
+        }
         judged = []
         for episode, _ in recorded:
             before, rejudged = results[episode.uuid]
@@ -198,7 +204,7 @@ async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> Rejudge
         nothing = (None, None)
         episodes += [
             RejudgedEpisode(path.name, before, rejudged.attempt, advantages.get(before.uuid, nothing))
-            for before, rejudged in (results[recorded[at][0].uuid] for at in new)
+            for before, rejudged in (results[recorded[index][0].uuid] for index in new)
         ]
     return RejudgedRun(folder, str(judge), episodes, steps, what_if.why_no_advantages)
 
@@ -211,18 +217,20 @@ async def _rejudge_episodes(
     seed: int,
 ) -> list[RejudgedAttempt]:
     groups: dict[str, list[int]] = {}
-    for at, (episode, _) in enumerate(recorded):
-        groups.setdefault(episode.group or episode.uuid, []).append(at)
+    for index, (episode, _) in enumerate(recorded):
+        groups.setdefault(episode.group or episode.uuid, []).append(index)
     if judge.ranks is None or split == "validation":
         return await rejudge_attempts(judge, attempts)
-    found: dict[int, RejudgedAttempt] = {}
+    by_index: dict[int, RejudgedAttempt] = {}
     alone = [members[0] for members in groups.values() if len(members) < 2]
-    found |= zip(alone, await rejudge_attempts(judge, [attempts[at] for at in alone]), strict=True)
+    by_index |= zip(alone, await rejudge_attempts(judge, [attempts[index] for index in alone]), strict=True)
     ranked = [members for members in groups.values() if len(members) > 1]
-    rankings = await asyncio.gather(*(rejudge_group(judge, [attempts[at] for at in each], seed) for each in ranked))
+    rankings = await asyncio.gather(
+        *(rejudge_group(judge, [attempts[index] for index in each], seed) for each in ranked)
+    )
     for members, verdicts in zip(ranked, rankings, strict=True):
-        found |= zip(members, verdicts, strict=True)
-    return [found[at] for at in range(len(attempts))]
+        by_index |= zip(members, verdicts, strict=True)
+    return [by_index[index] for index in range(len(attempts))]
 
 
 def _read_episodes(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[AttemptRecord, Task]]]:

@@ -98,16 +98,16 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) 
     if changed:
         rows = _make_table("episode", "task", "reward", "judged", "reason")
         for each in changed[:SHOWN]:
-            why = each.after.failure or each.after.reason
+            reason = each.after.failure or each.after.reason
             rows.add_row(
                 each.before.uuid[:12], printable(each.before.task), _format_reward(each.before),
-                _format_reward(each.after), printable(why[:80]),
+                _format_reward(each.after), printable(reason[:80]),
             )  # fmt: skip
         console.print(rows)
     more = f", the first {SHOWN} above" if len(changed) > SHOWN else ""
     means = " → ".join(_format_mean(each) for each in zip(*((e.before, e.after) for e in found.episodes), strict=True))
-    by = f"; by {found.judge}: {means}" if found.episodes else ""
-    say(f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{by}")
+    judge_text = f"; by {found.judge}: {means}" if found.episodes else ""
+    say(f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{judge_text}")
     for split in dict.fromkeys(step.split for step in found.steps):
         _print_curve([step for step in found.steps if step.split == split], split, found.why_no_advantages, console)
     if found.why_undecided:
@@ -118,8 +118,8 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) 
 def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
     """Print per step: mean rewards, groups with a learning signal, and advantages that change their sign."""
     trained = split == "train"
-    what = "The same episodes under these verdicts" + ("" if trained else f", {split}")
-    console.print(what, markup=False, style="dim")
+    title = "The same episodes under these verdicts" + ("" if trained else f", {split}")
+    console.print(title, markup=False, style="dim")
     names = ["step", "reward", "judged", *(["to learn from", "judged", "sign turned"] if trained else [])]
     table = _make_table(*names, right=True)
     for step in steps if len(steps) <= SHOWN else [*steps[: SHOWN // 2], *steps[-SHOWN // 2 :]]:

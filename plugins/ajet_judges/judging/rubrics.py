@@ -43,16 +43,17 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
     from ajet_judges.rubrics.saved import NAME, read_rubrics
 
     judge = RubricsJudge(experiment)
-    own = read_rubrics(run.path / NAME) if run is not None and run.goes_on else None
-    if judge.rubrics is None and own is not None and own.version == judge.version:
+    recorded = read_rubrics(run.path / NAME) if run is not None and run.goes_on else None
+    if judge.rubrics is None and recorded is not None and recorded.version == judge.version:
         judge.copy_rubrics(read_record_file(run.path / NAME, MOST_BYTES).decode() if run is not None else "")
     if judge.rubrics is None:
         logger.info("{}", judge.said)
     rubrics = judge.ensure_rubrics()
-    if own is not None and (own.version, own.criteria) != (rubrics.version, rubrics.criteria):
+    if recorded is not None and (recorded.version, recorded.criteria) != (rubrics.version, rubrics.criteria):
         assert run is not None
         raise UserError(
-            f"This run started with rubrics of version {own.version}, but the current version is {rubrics.version}.",
+            f"This run started with rubrics of version {recorded.version}, but the current version is "
+            f"{rubrics.version}.",
             where=f"{run.path / NAME}, and {judge.path}",
             expected="the same rubrics for the complete run",
             do="restore the rubrics' examples and settings, or set task_judge.rubrics_auto_grader.path to the "
@@ -60,7 +61,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
         )
     for line in format_agreement(rubrics.content):
         logger.info("{}", line)
-    if run is not None and own is None:
+    if run is not None and recorded is None:
         write_atomically(run.path / NAME, judge.path.read_text(encoding="utf-8"), sync=True)
     return rubrics
 
@@ -69,16 +70,18 @@ def format_agreement(content: dict[str, Any]) -> list[str]:
     """Return lines that state the agreement with labels before and after revision."""
     lines = []
     for name in ("before", "after"):
-        found = content.get(name)
-        if not isinstance(found, dict):
+        agreement = content.get(name)
+        if not isinstance(agreement, dict):
             continue
-        kappa = "–" if found["kappa"] is None else f"{found['kappa']:.3f}"
+        kappa = "–" if agreement["kappa"] is None else f"{agreement['kappa']:.3f}"
         between = (
-            "" if found["kappa_low"] is None else f" ({found['kappa_low']:.3f} to {found['kappa_high']:.3f}, 95 %)"
+            ""
+            if agreement["kappa_low"] is None
+            else f" ({agreement['kappa_low']:.3f} to {agreement['kappa_high']:.3f}, 95 %)"
         )
         lines.append(
-            f"rubrics {name} revision: agreement {found['share']:.3f}, kappa {kappa}{between}, {found['undecided']} of "
-            f"{found['total']} undecided; on {content.get('measured_on', '')}"
+            f"rubrics {name} revision: agreement {agreement['share']:.3f}, kappa {kappa}{between}, "
+            f"{agreement['undecided']} of {agreement['total']} undecided; on {content.get('measured_on', '')}"
         )
     return lines
 

@@ -67,17 +67,17 @@ class WhatIfCredit:
         """
         self._experiment, self._settings = experiment, experiment.ajet
         self._decode: Decode | None = None
-        chosen = self._settings.trainer_common.algorithm
+        algorithm = self._settings.trainer_common.algorithm
         foreign = bool(experiment.backbone.roots and experiment.backbone_overrides)
-        own = is_reference(chosen.adv_estimator)
+        is_users = is_reference(algorithm.adv_estimator)
         self.why_no_advantages = (
             f"a {experiment.backbone.name}: section changes their credit" if foreign
-            else OWN if own else ""
+            else OWN if is_users else ""
         )  # fmt: skip
         """Why some steps have no advantages, as known so far; "" otherwise."""
         self._never = bool(self.why_no_advantages)
         self._algorithm: Algorithm | None = (
-            None if own or foreign else open_algorithm(self._copy_credit_settings(), base=experiment.base)
+            None if is_users or foreign else open_algorithm(self._copy_credit_settings(), base=experiment.base)
         )
 
     def _copy_credit_settings(self) -> AjetConfig:
@@ -121,20 +121,24 @@ class WhatIfCredit:
         """
         before = _build_groups([episode for episode, _ in recorded])
         after = _build_groups(judged)
-        left = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
+        discarded = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
         advantages: dict[str, tuple[float | None, float | None]] = {}
         if split == "train" and not self._never:
             outcomes = {episode.uuid: outcome for episode, outcome in recorded}
             try:
-                sides = [self._compute_advantages(step, groups, left, outcomes) for groups in (before, after)]
+                sides = [self._compute_advantages(step, groups, discarded, outcomes) for groups in (before, after)]
             except NotRecordedError as missing:
                 self.why_no_advantages = f"{missing.what} of episode {missing} are not in the record of step {step}"
             else:
                 advantages = {
                     episode.uuid: (sides[0].get(episode.uuid), sides[1].get(episode.uuid)) for episode, _ in recorded
                 }
-        both = [(one, other) for one, other in advantages.values() if one is not None and other is not None]
-        found = StepWhatIf(
+        both = [
+            (recorded_value, new_value)
+            for recorded_value, new_value in advantages.values()
+            if recorded_value is not None and new_value is not None
+        ]
+        what_if = StepWhatIf(
             step,
             split,
             len(recorded),
@@ -142,14 +146,14 @@ class WhatIfCredit:
             self._summarize_rewards(before),
             self._summarize_rewards(after),
             len(both),
-            sum(one * other < 0 for one, other in both),
+            sum(recorded_value * new_value < 0 for recorded_value, new_value in both),
         )
-        return found, advantages
+        return what_if, advantages
 
     def _summarize_rewards(self, groups: Sequence[Group]) -> StepRewards:
         rewards = [episode.reward or 0.0 for group in groups for episode in group.scored]
-        by = self._algorithm
-        learns = None if by is None else sum(by.learns_from(group) for group in groups)
+        algorithm = self._algorithm
+        learns = None if algorithm is None else sum(algorithm.learns_from(group) for group in groups)
         return StepRewards(fmean(rewards) if rewards else None, len(rewards), learns)
 
     def _compute_advantages(
@@ -180,10 +184,12 @@ def replace_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
 
 
 def _build_groups(episodes: Sequence[Episode]) -> list[Group]:
-    found: dict[str, list[Episode]] = {}
+    episodes_by_group: dict[str, list[Episode]] = {}
     for episode in episodes:
-        found.setdefault(episode.group or episode.task.task_id, []).append(episode)
-    groups = [Group(each[0].task, each[0].order, sorted(each, key=lambda e: e.repeat)) for each in found.values()]
+        episodes_by_group.setdefault(episode.group or episode.task.task_id, []).append(episode)
+    groups = [
+        Group(each[0].task, each[0].order, sorted(each, key=lambda e: e.repeat)) for each in episodes_by_group.values()
+    ]
     return sorted(groups, key=lambda group: group.order)
 
 
@@ -197,9 +203,9 @@ def _open_decoder(experiment: Experiment) -> Decode:
     from ajet.engine.models import load_tokenizer
     from ajet.rollout.components import make_renderer
 
-    named = experiment.ajet.model.path
-    if named is None or find_local_model(named, base=experiment.base, weights=False) is None:
+    model_path = experiment.ajet.model.path
+    if model_path is None or find_local_model(model_path, base=experiment.base, weights=False) is None:
         raise JudgeFailure("a reward for a text needs the run's tokenizer, which is not on this machine")
     return make_renderer(
-        experiment.ajet, load_tokenizer(locate_model(named, base=experiment.base, weights=False))
+        experiment.ajet, load_tokenizer(locate_model(model_path, base=experiment.base, weights=False))
     ).decode

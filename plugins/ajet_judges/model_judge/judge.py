@@ -60,13 +60,13 @@ class ModelJudge:
             ConfigError: there is no model.
             UserError: verdicts cannot be stored.
         """
-        given = read_judge_settings(experiment, otherwise)
+        settings = read_judge_settings(experiment, otherwise)
         return cls(
-            given.panel,
-            template=given.template,
-            votes=given.votes,
-            temperature=given.temperature,
-            max_chars=given.max_chars,
+            settings.panel,
+            template=settings.template,
+            votes=settings.votes,
+            temperature=settings.temperature,
+            max_chars=settings.max_chars,
         )
 
     def __str__(self) -> str:
@@ -103,12 +103,12 @@ class ModelJudge:
         prompt = build_question(self.template, parts, self.max_chars)
         replies = await asyncio.gather(
             *(
-                self.panel.ask(prompt, VERDICT, parse_vote, draw=draw, temperature=self.temperature)
-                for draw in range(self.votes)
+                self.panel.ask(prompt, VERDICT, parse_vote, draw=number, temperature=self.temperature)
+                for number in range(self.votes)
             ),
             return_exceptions=True,
         )
-        found: list[JudgeReply[ModelVote]] = []
+        votes_received: list[JudgeReply[ModelVote]] = []
         failures: list[JudgeFailure] = []
         for reply in replies:
             if isinstance(reply, JudgeFailure):
@@ -116,10 +116,10 @@ class ModelJudge:
             elif isinstance(reply, BaseException):
                 raise reply
             else:
-                found.append(reply)
-        if not found:
+                votes_received.append(reply)
+        if not votes_received:
             raise failures[0]
-        verdict = self._decide_verdict(found, failures)
+        verdict = self._decide_verdict(votes_received, failures)
         verdict.metrics["cut"] = float(prompt.cut > 0)
         verdict.details["answer_chars"] = len(answer)
         if prompt.cut:
@@ -163,7 +163,7 @@ class ModelJudge:
     def _decide_verdict(self, replies: Sequence[JudgeReply[ModelVote]], failures: Sequence[JudgeFailure]) -> Verdict:
         votes = [(reply.value, reply.model) for reply in replies if reply.value is not None]
         tally = Counter(vote.verdict for vote, _ in votes)
-        winner, most = tally.most_common(1)[0] if tally else ("undecided", 0)
+        winner, winner_votes = tally.most_common(1)[0] if tally else ("undecided", 0)
         problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
         details: dict[str, Any] = {
             "votes": [{"model": model, "verdict": vote.verdict, "reason": vote.reason[:500]} for vote, model in votes],
@@ -171,10 +171,10 @@ class ModelJudge:
         if problems:
             details["problems"] = [problem[:300] for problem in problems]
         metrics = sum_usage(replies)
-        metrics["agreement"] = most / len(votes) if votes else 0.0
+        metrics["agreement"] = winner_votes / len(votes) if votes else 0.0
         metrics["disagreed"] = float(len(tally) > 1)
-        share = f"{most} of {self.votes} votes" if self.votes > 1 else "it"
-        if 2 * most <= self.votes or winner == "undecided":
+        share = f"{winner_votes} of {self.votes} votes" if self.votes > 1 else "it"
+        if 2 * winner_votes <= self.votes or winner == "undecided":
             why = "; ".join(problems) or (
                 f"votes: {', '.join(f'{count} {word}' for word, count in tally.items())}"
                 if len(tally) > 1
@@ -182,8 +182,8 @@ class ModelJudge:
             )
             return Verdict(None, None, f"no score: the judge could not decide: {why}", metrics=metrics, details=details)
         vote, model = next((vote, model) for vote, model in votes if vote.verdict == winner)
-        by = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share}, {model}"
-        reason = f"{by}{f': {vote.reason}' if vote.reason else ''}"
+        voters = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share}, {model}"
+        reason = f"{voters}{f': {vote.reason}' if vote.reason else ''}"
         return Verdict(VERDICT_REWARDS[winner], winner == "correct", reason, metrics=metrics, details=details)
 
 
@@ -290,7 +290,7 @@ async def rank_entrants(
         ),
         return_exceptions=True,
     )
-    found: list[tuple[list[int], JudgeReply[Tiers]]] = []
+    replies_by_order: list[tuple[list[int], JudgeReply[Tiers]]] = []
     failure: JudgeFailure | None = None
     for order, reply in zip(orders, replies, strict=True):
         if isinstance(reply, JudgeFailure):
@@ -298,10 +298,12 @@ async def rank_entrants(
         elif isinstance(reply, BaseException):
             raise reply
         else:
-            found.append((order, reply))
-    if not found and failure is not None:
+            replies_by_order.append((order, reply))
+    if not replies_by_order and failure is not None:
         raise failure
-    return _build_verdicts(found, labels, len(entrants), judge.votes, any(prompt.cut for prompt in questions), entrants)
+    return _build_verdicts(
+        replies_by_order, labels, len(entrants), judge.votes, any(prompt.cut for prompt in questions), entrants
+    )
 
 
 def _build_verdicts(
@@ -312,15 +314,15 @@ def _build_verdicts(
     cut: bool,
     entrants: Sequence[Entrant],
 ) -> list[Verdict]:
-    shown: list[list[int]] = [[] for _ in range(count)]
+    positions: list[list[int]] = [[] for _ in range(count)]
     placed_replies = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
     placed: list[dict[int, float]] = []
     for order, _, (tiers, _) in placed_replies:
         scores = _score_tiers(tiers)
         placed.append({index: scores[labels[at]] for at, index in enumerate(order) if labels[at] in scores})
-        for place, index in enumerate(order):
+        for position, index in enumerate(order):
             if index in placed[-1]:
-                shown[index].append(place)
+                positions[index].append(position)
     places = [[vote[index] for vote in placed if index in vote] for index in range(count)]
     problems = [problem for _, reply in found for problem in reply.problems]
     metrics = sum_usage([reply for _, reply in found])
@@ -328,12 +330,12 @@ def _build_verdicts(
               for name, value in metrics.items()}  # fmt: skip
     common["agreement"] = _measure_agreement(placed, count)
     common["cut"] = float(cut)
-    by = ", ".join(dict.fromkeys(reply.model for _, reply, _ in placed_replies))
+    models = ", ".join(dict.fromkeys(reply.model for _, reply, _ in placed_replies))
     why = next((reason for _, _, (_, reason) in placed_replies if reason), "")
     verdicts = []
     for index in range(count):
         details: dict[str, Any] = {
-            "ranking": {"model": by, "shown": shown[index], "of": count, "places": places[index]},
+            "ranking": {"model": models, "shown": positions[index], "of": count, "places": places[index]},
             "answer_chars": len(entrants[index].answer),
         }
         if problems:
@@ -351,7 +353,7 @@ def _build_verdicts(
             )
             continue
         reward = fmean(places[index])
-        reason = f"{by}: {reward:g} among {count} attempts (1 is the best){f': {why}' if why else ''}"
+        reason = f"{models}: {reward:g} among {count} attempts (1 is the best){f': {why}' if why else ''}"
         verdicts.append(Verdict(reward, None, reason, metrics=dict(common), details=details))
     return verdicts
 
@@ -369,8 +371,8 @@ def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     above = 0
     for tier in tiers:
         # Tied labels share the mean of the ranks that they occupy.
-        place = above + (len(tier) - 1) / 2
-        scores |= dict.fromkeys(tier, 1.0 - place / (count - 1))
+        rank = above + (len(tier) - 1) / 2
+        scores |= dict.fromkeys(tier, 1.0 - rank / (count - 1))
         above += len(tier)
     return scores
 
@@ -385,8 +387,12 @@ def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> flo
         count: number of attempts.
     """
     same = total = 0
-    for one, two in itertools.combinations(range(count), 2):
-        signs = [(vote[one] > vote[two]) - (vote[one] < vote[two]) for vote in placed if one in vote and two in vote]
+    for first_index, second_index in itertools.combinations(range(count), 2):
+        signs = [
+            (vote[first_index] > vote[second_index]) - (vote[first_index] < vote[second_index])
+            for vote in placed
+            if first_index in vote and second_index in vote
+        ]
         for first, second in itertools.combinations(signs, 2):
             total += 1
             same += first == second
@@ -402,17 +408,17 @@ def _build_question(
     labels: Sequence[str],
     criteria: str,
 ) -> JudgeQuestion:
-    most = judge.max_chars
-    shown_question, cut = shorten_text(question, most)
+    limit = judge.max_chars
+    shown_question, cut = shorten_text(question, limit)
     pieces: list[tuple[str, str | None]] = [(ASKED, shown_question)]
     if reference:
-        known, left = shorten_text(reference, most)
-        pieces.append((REFERENCE, known))
-        cut += left
+        shown_reference, more_cut = shorten_text(reference, limit)
+        pieces.append((REFERENCE, shown_reference))
+        cut += more_cut
     for label, index in zip(labels, order, strict=True):
-        text, left = shorten_text(entrants[index].text, max(2 * most // len(order), 200))
+        text, more_cut = shorten_text(entrants[index].text, max(2 * limit // len(order), 200))
         pieces.append((f"\n\nAttempt {label}:\n", text))
-        cut += left
+        cut += more_cut
     pieces.append((f"\n\nThe criteria to go by:\n{criteria}{BY_CRITERIA}" if criteria else HOW, None))
     return JudgeQuestion(tuple(pieces), FORM % (labels[0], ", ".join(labels)), cut)
 

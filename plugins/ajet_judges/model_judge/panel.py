@@ -133,7 +133,7 @@ class ModelPanel:
     ) -> JudgeReply[T]:
         reply: JudgeReply[T] = JudgeReply()
         reached = False
-        for place, member in enumerate(order):
+        for index, member in enumerate(order):
             body = {
                 "messages": question.messages(),
                 "temperature": temperature,
@@ -163,7 +163,7 @@ class ModelPanel:
                 reply.problems.append(f"{name} returned no verdict: {problem}")
                 continue
             if self._cache and self.store is not None and keys is not None:
-                await asyncio.to_thread(self.store.put, keys[place], answer.raw_text)
+                await asyncio.to_thread(self.store.put, keys[index], answer.raw_text)
             return reply
         if not reached:
             raise JudgeFailure(
@@ -187,7 +187,7 @@ class ModelPanel:
                 await self._wait_for_turn(member)
                 await self._spend_budget(1, 0.0)
                 reply.calls += 1
-                began = time.monotonic()
+                started = time.monotonic()
                 try:
                     answer = await request_completion(member.model, sent, limits.timeout)
                 except NoAnswerError as problem:
@@ -198,9 +198,9 @@ class ModelPanel:
                     await self._spend_budget(0, cost / 1e6)
                     return answer
                 finally:
-                    reply.seconds += time.monotonic() - began
-            if refused.status in (400, 422) and (named := _find_rejected_field(str(refused), sent)):
-                member.without.add(named)
+                    reply.seconds += time.monotonic() - started
+            if refused.status in (400, 422) and (rejected_field := _find_rejected_field(str(refused), sent)):
+                member.without.add(rejected_field)
                 continue
             if not refused.is_retryable or number == limits.max_retries:
                 raise refused
@@ -211,9 +211,9 @@ class ModelPanel:
         if (each := self._limits.requests_per_minute) is None:
             return
         now = time.monotonic()
-        at = max(now, member.free_at)
-        member.free_at = at + 60.0 / each
-        await asyncio.sleep(at - now)
+        turn = max(now, member.free_at)
+        member.free_at = turn + 60.0 / each
+        await asyncio.sleep(turn - now)
 
     async def _spend_budget(self, calls: int, cost: float) -> None:
         """Count calls and cost in the run's budget. Raises JudgeFailure if it is spent."""
@@ -249,7 +249,7 @@ def _find_rejected_field(message: str, sent: Mapping[str, Any]) -> str:
 def sum_usage(replies: Sequence[JudgeReply[Any]]) -> dict[str, float]:
     """Return the calls, cost and other metrics of the replies."""
     requested = [reply for reply in replies if not reply.cached]
-    found = {
+    usage = {
         "calls": float(sum(reply.calls for reply in replies)),
         "cost": sum(reply.cost for reply in replies),
         "cached": sum(reply.cached for reply in replies) / len(replies),
@@ -257,5 +257,5 @@ def sum_usage(replies: Sequence[JudgeReply[Any]]) -> dict[str, float]:
         "unreadable": float(sum(reply.unreadable for reply in replies)),
     }
     if requested:
-        found["seconds"] = max(reply.seconds for reply in requested)
-    return found
+        usage["seconds"] = max(reply.seconds for reply in requested)
+    return usage

@@ -108,9 +108,9 @@ def build_question(template: str, parts: Mapping[str, str], most: int) -> JudgeQ
         if match[1] is None:
             outside += match[0][0]
             continue
-        inside, left = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), most)
+        inside, more_cut = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), most)
         pieces.append((outside, inside))
-        outside, cut = "", cut + left
+        outside, cut = "", cut + more_cut
     return JudgeQuestion((*pieces, (outside + template[end:], None)), FORM, cut)
 
 
@@ -119,6 +119,6 @@ def shorten_text(text: str, most: int) -> tuple[str, int]:
     text = text.replace("\x00", "�")
     if len(text) <= most:
         return text, 0
-    left = len(text) - most
+    omitted = len(text) - most
     head = most // 2
-    return f"{text[:head]}\n[{left} of {len(text)} characters are left out here]\n{text[-(most - head) :]}", left
+    return f"{text[:head]}\n[{omitted} of {len(text)} characters are left out here]\n{text[-(most - head) :]}", omitted

@@ -86,8 +86,8 @@ def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]
     """
     content = parse_object(text, build_tiers_schema(labels))
     tiers = [tier for tier in content["tiers"] if tier]
-    named = sorted([label for tier in tiers for label in tier] + content["undecided"])
-    if named != sorted(labels):
+    placed = sorted([label for tier in tiers for label in tier] + content["undecided"])
+    if placed != sorted(labels):
         raise UnreadableReplyError("the reply does not name each attempt once")
     return tiers, content["reason"]
 
@@ -145,7 +145,7 @@ def _load_object(text: str) -> Any:
 
 
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError("a key is repeated")
-    return found
+    return content

@@ -61,9 +61,9 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
     )
     if not members and otherwise is not None:
         members = [otherwise()]
-    template, where = settings.judge_prompt_template, "ajet.task_judge.judge_prompt_template"
+    template, location = settings.judge_prompt_template, "ajet.task_judge.judge_prompt_template"
     if template is None and agent is not None:
-        template, where = agent.judge_prompt_template, f"{experiment.ajet.environment.agent_config}: scorer_agent"
+        template, location = agent.judge_prompt_template, f"{experiment.ajet.environment.agent_config}: scorer_agent"
     if not members:
         raise ConfigError(
             "No judging model is set.",
@@ -76,15 +76,15 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
     counted = limits.max_calls is not None or limits.max_cost is not None
     store = JudgeStore(experiment.root / NAME) if limits.cache or counted else None
     panel = ModelPanel(members, limits, store, experiment.name)
-    return JudgeSettings(panel, check_template(template, where), limits.votes, limits.temperature, limits.max_chars)
+    return JudgeSettings(panel, check_template(template, location), limits.votes, limits.temperature, limits.max_chars)
 
 
 def list_judge_models(judges: Sequence[JudgeModelConfig]) -> list[PanelMember]:
     """Return the models of `task_judge.judges` in order, with keys from the environment. Raises ConfigError."""
-    found = zip(list_configured(judges, JUDGES), judges, strict=True)
-    return [PanelMember(model, each.price_in, each.price_out) for model, each in found]
+    configured = zip(list_configured(judges, JUDGES), judges, strict=True)
+    return [PanelMember(model, each.price_in, each.price_out) for model, each in configured]
 
 
 def _read_scorer_agent(experiment: Experiment) -> ScorerAgent | None:
-    named = experiment.ajet.environment.agent_config
-    return section_of(named, experiment.base, "scorer_agent", ScorerAgent) if named else None
+    config_name = experiment.ajet.environment.agent_config
+    return section_of(config_name, experiment.base, "scorer_agent", ScorerAgent) if config_name else None

@@ -69,8 +69,8 @@ class JudgeStore:
     def put(self, key: str, reply: str) -> None:
         """Store a reply. A failure is ignored, and the reply is requested again later."""
         try:
-            with self._lock, self._get_connection() as made:
-                made.execute(
+            with self._lock, self._get_connection() as connection:
+                connection.execute(
                     "insert or replace into verdicts values (?, ?, ?)", (key, reply, _digest_reply(key, reply))
                 )
         except (sqlite3.Error, UnicodeError) as error:
@@ -78,14 +78,14 @@ class JudgeStore:
 
     def spend(self, run: str, calls: int, cost: float) -> tuple[int, float]:
         """Add calls and cost to the budget of `run`, and return its total. Raises sqlite3.Error."""
-        with self._lock, self._get_connection() as made:
-            made.execute("begin immediate")
-            made.execute(
+        with self._lock, self._get_connection() as connection:
+            connection.execute("begin immediate")
+            connection.execute(
                 "insert into spent values (?, ?, ?) on conflict (run) do update set calls = calls + excluded.calls, "
                 "cost = cost + excluded.cost",
                 (run, calls, cost),
             )
-            row = made.execute("select calls, cost from spent where run = ?", (run,)).fetchone()
+            row = connection.execute("select calls, cost from spent where run = ?", (run,)).fetchone()
         return int(row[0]), float(row[1])
 
     def close(self) -> None:
@@ -114,15 +114,15 @@ class JudgeStore:
             return self._open_connection()
 
     def _open_connection(self) -> sqlite3.Connection:
-        made = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         try:
-            made.execute("pragma journal_mode = wal")
-            made.execute("pragma synchronous = normal")
-            made.executescript(_FORM)
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = normal")
+            connection.executescript(_FORM)
         except sqlite3.Error:
-            made.close()
+            connection.close()
             raise
-        return made
+        return connection
 
 
 def _digest_reply(key: str, reply: str) -> str:

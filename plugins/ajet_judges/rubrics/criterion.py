@@ -50,10 +50,10 @@ def parse_criteria(rubric: Any) -> list[Criterion]:
         raise ValueError("a rubric is a list of criteria")
     if len(rubric) > MOST:
         raise ValueError(f"it has {len(rubric)} criteria, more than {MOST}")
-    found = [_parse_criterion(each) for each in rubric]
-    if not any(each.weight > 0 for each in found):
+    criteria = [_parse_criterion(each) for each in rubric]
+    if not any(each.weight > 0 for each in criteria):
         raise ValueError("no criterion has a weight above 0")
-    return found
+    return criteria
 
 
 def number_criteria(criteria: Sequence[Criterion]) -> str:
@@ -70,14 +70,14 @@ def number_criteria(criteria: Sequence[Criterion]) -> str:
 
 def drop_repeats(found: Sequence[Criterion], known: Sequence[Criterion] = ()) -> list[Criterion]:
     """Return the criteria without near duplicates of earlier ones or of `known`."""
-    chosen: list[Criterion] = []
+    distinct: list[Criterion] = []
     words = [_split_words(each) for each in known]
     for each in found:
-        own = _split_words(each)
-        if not any(len(own & other) >= SAME_SHARE * len(own | other) for other in words):
-            chosen.append(each)
-            words.append(own)
-    return chosen
+        own_words = _split_words(each)
+        if not any(len(own_words & other) >= SAME_SHARE * len(own_words | other) for other in words):
+            distinct.append(each)
+            words.append(own_words)
+    return distinct
 
 
 def _split_words(criterion: Criterion) -> frozenset[str]:

@@ -53,8 +53,8 @@ class RubricExample:
 
 def get_field(task: Task, name: str) -> Any:
     """Return a field of the task, or of its data row. None if absent."""
-    own = getattr(task, name, None) if name in Task.model_fields else None
-    return task.metadata.get(name) if own in (None, "", []) else own
+    task_field = getattr(task, name, None) if name in Task.model_fields else None
+    return task.metadata.get(name) if task_field in (None, "", []) else task_field
 
 
 def get_query(task: Task, name: str) -> str:
@@ -92,10 +92,10 @@ def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[Rub
 
 
 def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[RubricExample]:
-    found = []
+    examples = []
     for task in tasks:
         try:
-            found.append(parse_example(task, grader))
+            examples.append(parse_example(task, grader))
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             raise TaskError(
                 f"An example cannot be used: {problem}.",
@@ -104,7 +104,7 @@ def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Ru
                 do=f"correct the row, or the settings {KEY}.{{query_field, answer_field, reference_field, "
                 "min_score, max_score}",
             ) from None
-    return found
+    return examples
 
 
 def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
@@ -129,9 +129,9 @@ def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
     scale, score = GradeScale(grader.min_score, grader.max_score), _parse_number(row.get("score"), "score")
     if not scale.low <= score <= scale.high:
         raise ValueError(f"its score is {score:g}, outside the scale from {scale.low:g} to {scale.high:g}")
-    given = row.get(grader.answer_field)
-    reference = None if given is None else row.get(grader.reference_field)
-    answer = row.get("answer") if given is None else given
+    graded_answer = row.get(grader.answer_field)
+    reference = None if graded_answer is None else row.get(grader.reference_field)
+    answer = row.get("answer") if graded_answer is None else graded_answer
     if answer is None:
         raise ValueError("it has no answer")
     return RubricExample(query, (LabelledAnswer(answer_text(answer), scale.share(score)),), answer_text(reference))

@@ -103,12 +103,14 @@ class AnswerGrader:
         self, question: str, answer: str, criteria: Sequence[Criterion], reference: str = "", tools: Sequence[str] = ()
     ) -> AnswerGrades:
         """Grade an answer by each criterion. Raises JudgeFailure if no model is reachable."""
-        ours = {
+        template_values = {
             "rubrics": number_criteria(criteria),
             "min_score": f"{self.scale.low:g}",
             "max_score": f"{self.scale.high:g}",
         }
-        template = _OURS.sub(lambda hole: ours[hole[1]].replace("{", "{{").replace("}", "}}"), self._template)
+        template = _OURS.sub(
+            lambda hole: template_values[hole[1]].replace("{", "{{").replace("}", "}}"), self._template
+        )
         parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
         prompt = replace(build_question(template, parts, self.judge.max_chars), form=self._build_form(len(criteria)))
         schema = self._build_schema(len(criteria))
@@ -120,36 +122,38 @@ class AnswerGrader:
             return self._parse_grades(text, schema, len(criteria))
 
         replies, failures = await collect_votes(self.judge, ask)
-        found = self._combine_votes(replies, failures, len(criteria))
-        found.cut = prompt.cut
-        found.metrics["cut"] = float(prompt.cut > 0)
-        found.details["answer_chars"] = len(answer)
+        graded = self._combine_votes(replies, failures, len(criteria))
+        graded.cut = prompt.cut
+        graded.metrics["cut"] = float(prompt.cut > 0)
+        graded.details["answer_chars"] = len(answer)
         if prompt.cut:
-            found.details["cut_chars"] = prompt.cut
-        return found
+            graded.details["cut_chars"] = prompt.cut
+        return graded
 
     def _combine_votes(
         self, replies: Sequence[JudgeReply[ParsedGrades]], failures: Sequence[JudgeFailure], count: int
     ) -> AnswerGrades:
         parsed = [reply.value for reply in replies if reply.value is not None]
-        grades = [_combine_grades([grades[place] for grades, _ in parsed], self.judge.votes) for place in range(count)]
+        grades = [_combine_grades([grades[index] for grades, _ in parsed], self.judge.votes) for index in range(count)]
         problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
         reason = next((reason for _, reason in parsed if reason), "; ".join(problems) if not parsed else "")
         metrics = sum_usage(replies)
-        same = [grades[place] == vote[place] for vote, _ in parsed for place in range(count)]
+        same = [grades[index] == vote[index] for vote, _ in parsed for index in range(count)]
         metrics["agreement"] = sum(same) / len(same) if same else 0.0
         details = {"problems": [problem[:300] for problem in problems]} if problems else {}
-        by = ", ".join(dict.fromkeys(reply.model for reply in replies if reply.value is not None))
-        return AnswerGrades(grades, reason[:500], metrics, details, by)
+        models = ", ".join(dict.fromkeys(reply.model for reply in replies if reply.value is not None))
+        return AnswerGrades(grades, reason[:500], metrics, details, models)
 
     def _build_form(self, count: int) -> str:
         words = f'"{UNDECIDED}" where it cannot be told'
         if self._may_not_apply:
             words += f', "{NOT_APPLICABLE}" where the criterion has nothing to do with the task'
-        shown = ", ".join(f'"{number}": GRADE' for number in (range(1, count + 1) if count < 4 else (1, 2, "…", count)))
+        form_entries = ", ".join(
+            f'"{number}": GRADE' for number in (range(1, count + 1) if count < 4 else (1, 2, "…", count))
+        )
         return (
-            f'Reply with one JSON object and nothing else: {{"reason": "…", "grades": {{{shown}}}}}. The reason comes '
-            f"first and is one or two sentences. Each GRADE is a number from {self.scale.low:g} to "
+            f'Reply with one JSON object and nothing else: {{"reason": "…", "grades": {{{form_entries}}}}}. '
+            f"The reason comes first and is one or two sentences. Each GRADE is a number from {self.scale.low:g} to "
             f"{self.scale.high:g}, or {words}. Each criterion stands in it once, by its number."
         )
 
@@ -168,15 +172,15 @@ class AnswerGrader:
 
     def _parse_grades(self, text: str, schema: dict[str, Any], count: int) -> ParsedGrades:
         parsed = parse_object(text, schema)
-        found: list[Grade] = []
+        grades: list[Grade] = []
         for number in range(1, count + 1):
             grade = parsed["grades"][str(number)]
             if not isinstance(grade, str):
                 if not self.scale.low <= grade <= self.scale.high:
                     raise UnreadableReplyError(f"grade {number} is {json.dumps(grade)}, out of the scale")
                 grade = self.scale.share(grade)
-            found.append(grade)
-        return found, parsed["reason"]
+            grades.append(grade)
+        return grades, parsed["reason"]
 
 
 async def collect_votes(
@@ -191,7 +195,7 @@ async def collect_votes(
         JudgeFailure: no vote reached a model.
     """
     results = await asyncio.gather(
-        *(ask(draw, judge.temperature) for draw in range(judge.votes)), return_exceptions=True
+        *(ask(number, judge.temperature) for number in range(judge.votes)), return_exceptions=True
     )
     replies = [each for each in results if not isinstance(each, BaseException)]
     failures = [each for each in results if isinstance(each, JudgeFailure)]

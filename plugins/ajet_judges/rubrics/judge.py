@@ -76,10 +76,12 @@ class RubricsJudge:
         name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
         if self._rubrics is not None:
             count = len(self._rubrics.criteria)
-            what = "criterion" if count == 1 else "criteria"
-            return f"{name}: {count} {what} of version {self._rubrics.version}, {self.path}"
-        most = count_most_calls(self.settings, *self._examples, self.grader.judge.votes)
-        return f"{name}: to be written from {len(self._examples[0])} examples with at most {most} calls, {self.path}"
+            noun = "criterion" if count == 1 else "criteria"
+            return f"{name}: {count} {noun} of version {self._rubrics.version}, {self.path}"
+        most_calls = count_most_calls(self.settings, *self._examples, self.grader.judge.votes)
+        return (
+            f"{name}: to be written from {len(self._examples[0])} examples with at most {most_calls} calls, {self.path}"
+        )
 
     def __str__(self) -> str:
         return self.said
@@ -102,8 +104,8 @@ class RubricsJudge:
             try:
                 lock = self.path.with_name(f".{self.path.name}.lock")
                 with alone(lock, "writes the same rubrics", say=say):
-                    there = None if remake else read_rubrics(self.path)
-                    self._rubrics = there or self._make_rubrics(say)
+                    stored = None if remake else read_rubrics(self.path)
+                    self._rubrics = stored or self._make_rubrics(say)
             except UserError as problem:
                 self._problem = problem
                 raise
@@ -132,8 +134,8 @@ class RubricsJudge:
             answer_text(get_field(task, self.settings.reference_field)), workflow_task.tool_results,
         )  # fmt: skip
         score = weigh_grades(graded.grades, criteria, strict=False)
-        mark = self.settings.success_threshold
-        verdict = build_verdict(graded, criteria, score, mark, scorer=self.settings.grader_name)
+        threshold = self.settings.success_threshold
+        verdict = build_verdict(graded, criteria, score, threshold, scorer=self.settings.grader_name)
         verdict.parts = {self.settings.grader_name: score, **_score_categories(graded, criteria)}
         return verdict
 
@@ -146,15 +148,15 @@ class RubricsJudge:
         """
         criteria = number_criteria((await self._get_rubrics()).criteria)
         task = attempts[min(attempts)].task.task
-        found = await compare_attempts(
+        verdicts = await compare_attempts(
             self.grader.judge, attempts, seed, question=get_query(task, self.settings.query_field),
             reference=answer_text(get_field(task, self.settings.reference_field)), answer=self.settings.answer_field,
             criteria=criteria,
         )  # fmt: skip
-        for verdict in found.values():
+        for verdict in verdicts.values():
             verdict.scorer = self.settings.grader_name
             verdict.parts = {self.settings.grader_name: verdict.reward}
-        return found
+        return verdicts
 
     async def awake(self) -> None:
         """Check that a model is reachable. Raises JudgeFailure."""
@@ -178,7 +180,7 @@ class RubricsJudge:
         examples, held_out = self._examples
         maker = RubricsMaker(self.grader, self.settings, say, self._experiment.ajet.seed)
         try:
-            made = asyncio.run(maker.make_rubrics(examples, held_out))
+            rubrics = asyncio.run(maker.make_rubrics(examples, held_out))
         except BoundaryError as problem:
             raise UserError(
                 f"Rubrics could not be written: {problem}.",
@@ -186,20 +188,20 @@ class RubricsJudge:
                 expected="a model whose criteria agree with the labels",
                 do="check the labels, add examples, or use another model (task_judge.judges)",
             ) from problem
-        return write_rubrics(self.path, made, self._experiment, self.version, self._models, len(examples))
+        return write_rubrics(self.path, rubrics, self._experiment, self.version, self._models, len(examples))
 
 
 def _score_categories(
     graded: AnswerGrades, criteria: tuple[Criterion, ...] | list[Criterion]
 ) -> dict[str, float | None]:
     names = dict.fromkeys(each.category for each in criteria if each.category)
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     for name in names:
-        own = [place for place, each in enumerate(criteria) if each.category == name]
-        found[name] = weigh_grades(
-            [graded.grades[place] for place in own], [criteria[place] for place in own], strict=False
+        indices = [index for index, each in enumerate(criteria) if each.category == name]
+        scores[name] = weigh_grades(
+            [graded.grades[index] for index in indices], [criteria[index] for index in indices], strict=False
         )
-    return found
+    return scores
 
 
 # The scorer `rubric`: grade an answer by the task's own criteria, with partial credit by weight.

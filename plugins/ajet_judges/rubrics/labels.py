@@ -55,10 +55,14 @@ def measure_agreement(
     """
     if listwise:
         return _measure_pairs(examples, scores)
-    labelled = [(each.answers[0].label, of[0]) for each, of in zip(examples, scores, strict=True)]
-    near = [0.0 if score is None else 1.0 - abs(score - label) for label, score in labelled]
+    labelled = [
+        (each.answers[0].label, example_scores[0]) for each, example_scores in zip(examples, scores, strict=True)
+    ]
+    closeness = [0.0 if score is None else 1.0 - abs(score - label) for label, score in labelled]
     decided = [(label >= mark, score >= mark) for label, score in labelled if score is not None]
-    return LabelAgreement(fmean(near) if near else 0.0, cells_of(decided), len(labelled) - len(decided), len(labelled))
+    return LabelAgreement(
+        fmean(closeness) if closeness else 0.0, cells_of(decided), len(labelled) - len(decided), len(labelled)
+    )
 
 
 def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float:
@@ -72,12 +76,12 @@ def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float
 
 def _measure_pairs(examples: Sequence[RubricExample], scores: Scores) -> LabelAgreement:
     right, decided = [], []
-    for example, of in zip(examples, scores, strict=True):
-        for one, two in itertools.combinations(range(len(of)), 2):
-            labels = example.answers[one].label, example.answers[two].label
+    for example, example_scores in zip(examples, scores, strict=True):
+        for first_index, second_index in itertools.combinations(range(len(example_scores)), 2):
+            labels = example.answers[first_index].label, example.answers[second_index].label
             if labels[0] == labels[1]:
                 continue
-            first, second = of[one], of[two]
+            first, second = example_scores[first_index], example_scores[second_index]
             if first is None or second is None:
                 right.append(0.0)
                 continue

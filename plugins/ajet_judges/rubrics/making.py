@@ -105,40 +105,45 @@ class RubricsMaker:
         least = measure_floor(examples, listwise=self.listwise)
         stops = StopRules(settings.patience, settings.min_increment_threshold, settings.max_iterations,
                           settings.max_total_rubrics, least)  # fmt: skip
-        chosen: list[Criterion] = []
-        seen = proposed = 0
+        chosen_criteria: list[Criterion] = []
+        used_examples = proposed = 0
 
         def agrees(criteria: Sequence[Criterion]) -> float:
             return self._measure_agreement(examples, self._score_answers(examples, criteria)).share
 
-        while not (stopped := stops.reason(len(chosen), len(order) - seen)):
-            batch = order[seen : seen + settings.batch_size]
-            seen += len(batch)
+        while not (stopped := stops.reason(len(chosen_criteria), len(order) - used_examples)):
+            batch = order[used_examples : used_examples + settings.batch_size]
+            used_examples += len(batch)
             written = await _gather_all(self._write_for_example(example) for example in batch)
             at_first += [each for first, _ in written for each in first]
             revised = [each for _, last in written for each in last]
             proposed += len(revised)
-            fresh = drop_repeats(revised, chosen)
+            fresh = drop_repeats(revised, chosen_criteria)
             await self._grade_new_criteria(examples, fresh)
-            chosen = extend_criteria(chosen, fresh, agrees, floor=least, most_new=settings.mcr_batch_size,
-                            most=settings.max_total_rubrics)  # fmt: skip
-            value = agrees(chosen) if chosen else least
-            stops.note_iteration(value, proposed=len(revised), chosen=len(chosen))
-            self.say(f"iteration {stops.iterations}: {seen} of {len(order)} examples, {len(revised)} criteria written, "
-                     f"{len(chosen)} chosen, agreement {value:.3f}")  # fmt: skip
-        if not chosen:
+            chosen_criteria = extend_criteria(
+                chosen_criteria, fresh, agrees, floor=least,
+                most_new=settings.mcr_batch_size, most=settings.max_total_rubrics,
+            )  # fmt: skip
+            value = agrees(chosen_criteria) if chosen_criteria else least
+            stops.note_iteration(value, proposed=len(revised), chosen=len(chosen_criteria))
+            self.say(f"iteration {stops.iterations}: {used_examples} of {len(order)} examples, "
+                     f"{len(revised)} criteria written, "
+                     f"{len(chosen_criteria)} chosen, agreement {value:.3f}")  # fmt: skip
+        if not chosen_criteria:
             raise JudgeFailure(
                 f"none of {proposed} criteria written by {self.judge} agrees with the labels better than a "
                 f"constant grade ({least:.3f})"
             )
-        chosen = drop_idle_criteria(chosen, agrees)
+        chosen_criteria = drop_idle_criteria(chosen_criteria, agrees)
         if settings.enable_categorization:
-            chosen = await self._sort_into_categories(chosen)
+            chosen_criteria = await self._sort_into_categories(chosen_criteria)
         measured = list(held_out) or list(examples)
         before = await self._measure_with_judge(measured, drop_repeats(at_first)[: settings.max_total_rubrics])
-        after = await self._measure_with_judge(measured, chosen)
-        return MadeRubrics(chosen, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
-                    proposed - len(chosen), self.calls, self.cost)  # fmt: skip
+        after = await self._measure_with_judge(measured, chosen_criteria)
+        return MadeRubrics(
+            chosen_criteria, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
+            proposed - len(chosen_criteria), self.calls, self.cost,
+        )  # fmt: skip
 
     async def _write_for_example(self, example: RubricExample) -> tuple[list[Criterion], list[Criterion]]:
         """Propose criteria for one example, and revise them until their grade equals its label.
@@ -148,18 +153,19 @@ class RubricsMaker:
         """
         settings, scale, longest = self.settings, self.grader.scale, self.judge.max_chars
         count, language = settings.query_specific_generate_number, settings.language
-        found = await self._request_criteria(build_proposal(example, scale, count, language, longest), count)
-        first = found
+        criteria = await self._request_criteria(build_proposal(example, scale, count, language, longest), count)
+        first = criteria
         for epoch in range(settings.max_epochs + 1):
-            await self._grade_new_criteria([example], found)
-            if not found or self._is_in_agreement(example, found):
-                return first, found
+            await self._grade_new_criteria([example], criteria)
+            if not criteria or self._is_in_agreement(example, criteria):
+                return first, criteria
             if epoch < settings.max_epochs:
                 grades = [
-                    [self._grades[_make_key(example, each.text, one)] for one in found] for each in example.answers
+                    [self._grades[_make_key(example, each.text, criterion)] for criterion in criteria]
+                    for each in example.answers
                 ]
-                found = await self._request_criteria(
-                    build_revision(example, scale, found, grades, language, longest), count
+                criteria = await self._request_criteria(
+                    build_revision(example, scale, criteria, grades, language, longest), count
                 )
         return first, []
 
@@ -176,9 +182,9 @@ class RubricsMaker:
             schema: JSON schema of the reply.
             read: parses a reply, or raises UnreadableReplyError.
         """
-        for draw in range(self.settings.max_retries + 1):
+        for attempt in range(self.settings.max_retries + 1):
             reply: JudgeReply[T] = await self.judge.panel.ask(
-                question, schema, read, draw=draw, temperature=self.judge.temperature if draw == 0 else 1.0
+                question, schema, read, draw=attempt, temperature=self.judge.temperature if attempt == 0 else 1.0
             )
             self.calls, self.cost = self.calls + reply.calls, self.cost + reply.cost
             if reply.value is not None:
@@ -243,12 +249,12 @@ class RubricsMaker:
                 return [None for _ in example.answers]
             if self.listwise:
                 entrants = [Entrant(each.text) for each in example.answers]
-                found = await rank_entrants(
+                verdicts = await rank_entrants(
                     self.judge, example.query, example.reference, entrants, example.query, number_criteria(criteria)
                 )
-                self.calls += round(sum(each.metrics["calls"] for each in found))
-                self.cost += sum(each.metrics["cost"] for each in found)
-                return [each.reward for each in found]
+                self.calls += round(sum(each.metrics["calls"] for each in verdicts))
+                self.cost += sum(each.metrics["cost"] for each in verdicts)
+                return [each.reward for each in verdicts]
             return [
                 weigh_grades(
                     await self._grade_answer(example, example.answers[0].text, criteria), criteria, strict=False
@@ -258,15 +264,15 @@ class RubricsMaker:
         return self._measure_agreement(examples, await _gather_all(one(example) for example in examples))
 
     async def _sort_into_categories(self, criteria: Sequence[Criterion]) -> list[Criterion]:
-        most = self.settings.categories_number
-        prompt = build_categorisation(criteria, most, self.settings.language)
+        limit = self.settings.categories_number
+        prompt = build_categorisation(criteria, limit, self.settings.language)
         categories = await self._request_parsed(
-            prompt, CATEGORIES, lambda text: parse_categories_reply(text, len(criteria), most)
+            prompt, CATEGORIES, lambda text: parse_categories_reply(text, len(criteria), limit)
         )
         if categories is None:
             self.say("the criteria have no categories: no reply could be read")
             return list(criteria)
-        return [replace(criteria[place], category=name) for name, places in categories for place in places]
+        return [replace(criteria[index], category=name) for name, places in categories for index in places]
 
 
 def count_most_calls(
@@ -282,10 +288,10 @@ def count_most_calls(
     count, answers = len(examples), sum(len(each.answers) for each in examples)
     iterations = min(settings.max_iterations, math.ceil(count / settings.batch_size))
     looked_at = min(count, iterations * settings.batch_size)
-    one = math.ceil(settings.query_specific_generate_number / GRADED_AT_ONCE)
+    calls_per_answer = math.ceil(settings.query_specific_generate_number / GRADED_AT_ONCE)
     a_batch = math.ceil(settings.batch_size * settings.query_specific_generate_number / GRADED_AT_ONCE)
     written = looked_at * (1 + settings.max_epochs)
-    tried = math.ceil(answers / max(count, 1)) * looked_at * (1 + settings.max_epochs) * one
+    tried = math.ceil(answers / max(count, 1)) * looked_at * (1 + settings.max_epochs) * calls_per_answer
     measured = held_out or examples
     requested = len(measured) if settings.grader_mode == "listwise" else sum(len(each.answers) for each in measured)
     return written + votes * (tried + iterations * answers * a_batch + 2 * requested) + settings.enable_categorization
@@ -340,29 +346,31 @@ def extend_criteria(
         most_new: largest number of added criteria.
         most: largest number of criteria in total.
     """
-    found, rest = list(chosen), list(fresh)
-    best = agrees(found) if found else floor
+    extended, rest = list(chosen), list(fresh)
+    best = agrees(extended) if extended else floor
     for _ in range(most_new):
-        if len(found) >= most or not rest:
+        if len(extended) >= most or not rest:
             break
         # The negative index breaks ties in favour of the earlier criterion, so equal replies give equal rubrics.
-        value, place = max((agrees([*found, each]), -place) for place, each in enumerate(rest))
+        value, index = max((agrees([*extended, each]), -index) for index, each in enumerate(rest))
         if value <= best + LEAST:
             break
         best = value
-        found.append(rest.pop(-place))
-    return found
+        extended.append(rest.pop(-index))
+    return extended
 
 
 def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -> list[Criterion]:
     """Remove criteria without which the agreement stays equal, one by one. At least one remains."""
-    found = list(chosen)
-    while len(found) > 1:
-        value, place = max((agrees([*found[:place], *found[place + 1 :]]), place) for place in range(len(found)))
-        if value < agrees(found) - LEAST:
+    remaining = list(chosen)
+    while len(remaining) > 1:
+        value, index = max(
+            (agrees([*remaining[:index], *remaining[index + 1 :]]), index) for index in range(len(remaining))
+        )
+        if value < agrees(remaining) - LEAST:
             break
-        del found[place]
-    return found
+        del remaining[index]
+    return remaining
 
 
 @dataclass(slots=True)

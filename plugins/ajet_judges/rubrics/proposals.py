@@ -80,20 +80,20 @@ def build_revision(
     )
     pieces, cut = _build_pieces(example, scale, longest, head)
     lines = [f"\n\nThe criteria so far:\n{number_criteria(criteria)}\n\nGraded by them:"]
-    for place, of in enumerate(grades):
-        named = f"answer {place + 1}: " if len(grades) > 1 else ""
-        lines.append(f"\n{named}{', '.join(_format_grade(grade, scale) for grade in of)}")
+    for index, answer_grades in enumerate(grades):
+        label = f"answer {index + 1}: " if len(grades) > 1 else ""
+        lines.append(f"\n{label}{', '.join(_format_grade(grade, scale) for grade in answer_grades)}")
     return JudgeQuestion((*pieces, ("".join(lines) + WANTED, None)), _build_form(len(criteria), language), cut)
 
 
 def build_categorisation(criteria: Sequence[Criterion], most: int, language: str) -> JudgeQuestion:
     """Return a prompt that requests a grouping of the criteria into at most `most` categories."""
-    listed = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
+    numbered = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
     form = (
         'Reply with one JSON object and nothing else: {"categories": [{"name": "…", "criteria": [1, …]}, …]}. Each '
         f"number stands in it once; there are at most {most} categories, named in {_name_language(language)}."
     )
-    return JudgeQuestion((("Sort these criteria into groups that belong together:\n", listed),), form)
+    return JudgeQuestion((("Sort these criteria into groups that belong together:\n", numbered),), form)
 
 
 def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
@@ -114,15 +114,15 @@ def parse_categories_reply(text: str, count: int, most: int) -> list[tuple[str, 
         UnreadableReplyError: the reply has another form, or a criterion is missing or repeated.
     """
     groups = parse_object(text, CATEGORIES)["categories"]
-    found = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in groups]
-    found = [(name, places) for name, places in found if places]
-    if sorted(place for _, places in found for place in places) != list(range(1, count + 1)):
+    categories = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in groups]
+    categories = [(name, places) for name, places in categories if places]
+    if sorted(number for _, places in categories for number in places) != list(range(1, count + 1)):
         raise UnreadableReplyError("it does not name each criterion once")
-    if len(found) > most or not all(name for name, _ in found):
+    if len(categories) > most or not all(name for name, _ in categories):
         raise UnreadableReplyError(
-            f"it has {len(found)} categories, and at most {most} were asked for, each with a name"
+            f"it has {len(categories)} categories, and at most {most} were asked for, each with a name"
         )
-    return [(name, [place - 1 for place in places]) for name, places in found]
+    return [(name, [number - 1 for number in places]) for name, places in categories]
 
 
 def _build_pieces(
@@ -131,21 +131,21 @@ def _build_pieces(
     query, cut = shorten_text(example.query, longest)
     pieces: list[tuple[str, str | None]] = [(head, query)]
     if example.reference:
-        known, left = shorten_text(example.reference, longest)
-        pieces.append(("\n\nThe reference, which is correct:\n", known))
-        cut += left
+        shown_reference, more_cut = shorten_text(example.reference, longest)
+        pieces.append(("\n\nThe reference, which is correct:\n", shown_reference))
+        cut += more_cut
     several = len(example.answers) > 1
     better = sorted({each.label for each in example.answers}, reverse=True)
     for number, each in enumerate(example.answers, 1):
-        text, left = shorten_text(each.text, max(2 * longest // len(example.answers), 200))
-        named = f"Answer {number}" if several else "The answer"
+        text, more_cut = shorten_text(each.text, max(2 * longest // len(example.answers), 200))
+        label = f"Answer {number}" if several else "The answer"
         judged = (
             f"rank {better.index(each.label) + 1} (1 is the best)"
             if several
             else f"{scale.low + each.label * (scale.high - scale.low):g} (from {scale.low:g} to {scale.high:g})"
         )
-        pieces.append((f"\n\n{named}, judged {judged}:\n", text))
-        cut += left
+        pieces.append((f"\n\n{label}, judged {judged}:\n", text))
+        cut += more_cut
     return pieces, cut
 
 

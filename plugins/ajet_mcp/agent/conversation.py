@@ -147,8 +147,8 @@ class TokenCounts:
     async def __call__(self, text: str) -> int:
         """Return the number of tokens of a text, without the tokens of the chat template."""
         if self._of.frame is None:
-            one = await self._count_prompt("a")
-            self._of.frame = one - 1 if one is not None else -1
+            count_of_one = await self._count_prompt("a")
+            self._of.frame = count_of_one - 1 if count_of_one is not None else -1
         if self._of.frame < 0:
             return len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN + 1
         total = await self._count_prompt(text)

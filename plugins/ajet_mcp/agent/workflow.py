@@ -87,8 +87,8 @@ class McpAgentWorkflow(Workflow):
         async def count(text: str) -> int:
             raise AssertionError("listing tools cuts no result")
 
-        async with await Toolset.open(_select_servers(config), keep=keep, count=count, limits=Limits()) as opened:
-            return opened.definitions
+        async with await Toolset.open(_select_servers(config), keep=keep, count=count, limits=Limits()) as toolset:
+            return toolset.definitions
 
     @classmethod
     def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
@@ -188,7 +188,7 @@ class _Play:
     ) -> None:
         self._client, self._toolset, self._conversation = client, toolset, conversation
         self._form, self._count, self._on_overflow = form, count, settings.on_overflow
-        self._on = {why: settings[f"on_{why}"] for why in ("format_error", "repetition", "tool_failure")}
+        self._on = {event: settings[f"on_{event}"] for event in ("format_error", "repetition", "tool_failure")}
         self._parallel = asyncio.Semaphore(settings.parallel)
         self._counts: Counter[str] = Counter()
         self._ended_by = "max_steps"
@@ -242,11 +242,11 @@ class _Play:
         try:
             turn = await self._send_messages(self._conversation.messages)
         except openai.BadRequestError as refused:
-            how = self._on_overflow
+            overflow_mode = self._on_overflow
             full = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
-            if not full or how == "disabled":
+            if not full or overflow_mode == "disabled":
                 raise
-            self._conversation.shorten("discard_all" if how == "summarize" else how, step)
+            self._conversation.shorten("discard_all" if overflow_mode == "summarize" else overflow_mode, step)
             turn = await self._send_messages(self._conversation.messages)
         self._conversation.replied(turn.message, self._tokens)
         return turn
@@ -265,15 +265,19 @@ class _Play:
 
         "summarize" first requests a summary from the model, which counts as a step.
         """
-        how, conversation = self._on_overflow, self._conversation
-        if how == "disabled" or conversation.is_at_its_shortest or not await conversation.would_overflow(self._count):
+        overflow_mode, conversation = self._on_overflow, self._conversation
+        if (
+            overflow_mode == "disabled"
+            or conversation.is_at_its_shortest
+            or not await conversation.would_overflow(self._count)
+        ):
             return
         summary = ""
-        if how == "summarize":
+        if overflow_mode == "summarize":
             turn = await self._send_messages(conversation.for_summary())
             self._counts["steps"] += 1
             summary = turn.text.strip()
-        conversation.shorten(how if summary or how != "summarize" else "discard_all", step, summary)
+        conversation.shorten(overflow_mode if summary or overflow_mode != "summarize" else "discard_all", step, summary)
 
     async def _use_tool(self, call: Any) -> Shown:
         async with self._parallel:
@@ -352,6 +356,6 @@ def _sort_arguments(arguments: str) -> str:
 
 def _is_other_python(command: Sequence[str]) -> bool:
     """Return True if the command starts another Python than ajet's, so ajet's packages may be missing."""
-    found = shutil.which(command[0]) if command else None
-    is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
-    return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()
+    program = shutil.which(command[0]) if command else None
+    is_python = program is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
+    return is_python and Path(str(program)).absolute() != Path(sys.executable).absolute()

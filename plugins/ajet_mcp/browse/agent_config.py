@@ -62,13 +62,17 @@ def browse_agent_of(config: Any) -> BrowseAgent | None:
     Raises:
         ConfigError: the section cannot be used, or no model is named.
     """
-    named, wanted = config.ajet.environment.agent_config, config.ajet.rollout.mcp_agent.browse
-    if not wanted:
+    config_name, is_enabled = config.ajet.environment.agent_config, config.ajet.rollout.mcp_agent.browse
+    if not is_enabled:
         return None
-    agent = section_of(named, Path(config.ajet.base_dir), "browse_agent", BrowseAgent) if named else BrowseAgent()
+    agent = (
+        section_of(config_name, Path(config.ajet.base_dir), "browse_agent", BrowseAgent)
+        if config_name
+        else BrowseAgent()
+    )
     if not agent.status:
         return None
-    return agent if agent.models else agent.model_copy(update={"models": (_of_environment(named),)})
+    return agent if agent.models else agent.model_copy(update={"models": (_of_environment(config_name),)})
 
 
 def _of_environment(named: str | None) -> ChatModel:

@@ -76,11 +76,13 @@ class Condenser:
 
     def warn_of_no_tool(self, offered: Sequence[str]) -> None:
         """Warn once per process that no offered tool is in `browse_tools`."""
-        wanted = ", ".join(self._agent.browse_tools)
-        if wanted not in _warned:
-            _warned.add(wanted)
+        tool_names = ", ".join(self._agent.browse_tools)
+        if tool_names not in _warned:
+            _warned.add(tool_names)
             logger.warning(
-                "browse agent: no tool of browse_tools ({}) is offered; offered tools: {}", wanted, ", ".join(offered)
+                "browse agent: no tool of browse_tools ({}) is offered; offered tools: {}",
+                tool_names,
+                ", ".join(offered),
             )
 
     def add_purpose(self, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,11 +98,11 @@ class Condenser:
         A `purpose` or `goal` that the tool itself does not accept is removed. Without a stated purpose the default is
         used.
         """
-        own = tool.schema.get("properties") or {}
+        properties = tool.schema.get("properties") or {}
         stated = next((arguments[name] for name in _STATED if arguments.get(name)), "")
         purpose = str(stated).strip()[:LONGEST_PURPOSE] or self._agent.purpose_for(tool.name)
-        sent = {name: value for name, value in arguments.items() if name in own or name not in _STATED}
-        if "purpose" in own and not sent.get("purpose"):
+        sent = {name: value for name, value in arguments.items() if name in properties or name not in _STATED}
+        if "purpose" in properties and not sent.get("purpose"):
             sent["purpose"] = purpose
         return sent, purpose
 
@@ -124,11 +126,11 @@ class Condenser:
                 raise CallFailedError(f"no model of the browse agent answered ({names})", "environment")
             return None
         self.counts["condensed"] += 1
-        found = [each for each in answers if each is not None]
-        if len(found) == 1:
-            return found[0]
+        nonempty = [each for each in answers if each is not None]
+        if len(nonempty) == 1:
+            return nonempty[0]
         return "\n\n---\n\n".join(
-            f"{page.splitlines()[0][:200]}\n{answer}" for page, answer in zip(pages, found, strict=True)
+            f"{page.splitlines()[0][:200]}\n{answer}" for page, answer in zip(pages, nonempty, strict=True)
         )
 
     async def _find_answer(self, tool: str, purpose: str, page: str) -> str | None:
@@ -136,8 +138,8 @@ class Condenser:
 
         None: all models failed.
         """
-        given = await shortened(page, self._count, self._agent.max_prompt_length)
-        prompt = _PROMPT.format(purpose=purpose, page=given)
+        page_excerpt = await shortened(page, self._count, self._agent.max_prompt_length)
+        prompt = _PROMPT.format(purpose=purpose, page=page_excerpt)
         about = {"tool": tool, "purpose": purpose, "digest": compute_digest(page), "characters": len(page)}
         for model in self._agent.models:
             started = time.time()
@@ -148,8 +150,8 @@ class Condenser:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
             question = {"model": model.model, **about}
-            digest, ended = compute_digest(answer), time.time()
-            self._keep(ToolUse(BROWSE_AGENT, question, answer, digest, started, ended, error, model.place))
+            digest, end_time = compute_digest(answer), time.time()
+            self._keep(ToolUse(BROWSE_AGENT, question, answer, digest, started, end_time, error, model.place))
             if not error:
                 return answer
         return None

@@ -89,28 +89,32 @@ class ThinSession:
 
     async def tools(self) -> Sequence[Tool]:
         """Return all tools of the server, from all pages, within the start deadline."""
-        found: list[Tool] = []
+        tools: list[Tool] = []
         cursor: str | None = None
         now = asyncio.get_running_loop().time
-        until = now() + self._limits.start
+        deadline = now() + self._limits.start
         for _ in range(PAGES):
-            if (left := until - now()) <= 0:
+            if (remaining := deadline - now()) <= 0:
                 raise CallFailedError(
                     f"{self._name} did not list its tools within {self._limits.start:g} s", "environment"
                 )
             try:
-                page = await self._send_request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
+                page = await self._send_request(
+                    "tools/list", {"cursor": cursor} if cursor is not None else {}, remaining
+                )
             except RpcError as error:
                 raise CallFailedError(f"{self._name} does not list its tools: {error}", "environment") from error
-            listed = page.get("tools")
-            if listed is not None and not isinstance(listed, list):
-                reason = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
+            page_tools = page.get("tools")
+            if page_tools is not None and not isinstance(page_tools, list):
+                reason = (
+                    f"{self._name} does not list its tools: `tools` is a {type(page_tools).__name__}, expected a list"
+                )
                 raise CallFailedError(reason, "environment")
-            found += [tool for each in listed or () if (tool := tool_of(each)) is not None]
+            tools += [tool for each in page_tools or () if (tool := tool_of(each)) is not None]
             cursor = page.get("nextCursor")
             if not cursor or not isinstance(cursor, str):  # some servers send "" on the last page
-                self._schemas = {each.name: each.schema for each in found if "x-mcp-header" in str(each.schema)}
-                return found
+                self._schemas = {each.name: each.schema for each in tools if "x-mcp-header" in str(each.schema)}
+                return tools
         raise CallFailedError(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
@@ -122,9 +126,9 @@ class ThinSession:
         try:
             result = await self._send_request("tools/call", params, self._seconds, headers)
         except RpcError as error:
-            lost = lost_at_front(str(error), error.data)
-            if lost is not None:
-                raise lost from error
+            loss = lost_at_front(str(error), error.data)
+            if loss is not None:
+                raise loss from error
             return Reply(({"type": "text", "text": str(error)},), failed=True)
         return reply_of(result)
 

@@ -67,8 +67,8 @@ class DockSession:
             reason = f"names {len(self._servers)} servers, the limit is {MOST_SERVERS}"
             raise self._http.failed(reason, "environment", delivered=False)
         if path := headers.get("x-episodes", ""):
-            at, limits = self._http.own(path), self._limits
-            self._episode = await OwnEpisode.begin(self._http, at, seconds=limits.start, limit=limits.reply_bytes)
+            address, limits = self._http.own(path), self._limits
+            self._episode = await OwnEpisode.begin(self._http, address, seconds=limits.start, limit=limits.reply_bytes)
             self._headers = {"x-episode": self._episode.name}
 
     @property
@@ -79,17 +79,17 @@ class DockSession:
     async def tools(self) -> Sequence[Tool]:
         """Return the tools; a name used by two servers gets the server's name as prefix."""
         of_each = await asyncio.gather(*(self._fetch_list("tools", server) for server in self._servers))
-        found = [
+        server_tools = [
             (server, tool)
             for server, (entries, _) in zip(self._servers, of_each, strict=True)
             for each in entries
             if (tool := _parse_tool(server, each)) is not None
         ]
-        times = Counter(tool.name for _, tool in found)
-        named = [(tool.name if times[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
-                 for server, tool in found]  # fmt: skip
-        self._ids = {name: f"{server}.{tool.name}" for name, server, tool in named}
-        return [Tool(name, tool.description, tool.schema, tool.repeatable) for name, _, tool in named]
+        times = Counter(tool.name for _, tool in server_tools)
+        named_tools = [(tool.name if times[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
+                 for server, tool in server_tools]  # fmt: skip
+        self._ids = {name: f"{server}.{tool.name}" for name, server, tool in named_tools}
+        return [Tool(name, tool.description, tool.schema, tool.repeatable) for name, _, tool in named_tools]
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
         """Call a tool once, without retries."""
@@ -98,9 +98,9 @@ class DockSession:
         if status < 400:
             return Reply(_convert_content(body.get("content")))
         message = _find_message(body) or f"HTTP {status}"
-        lost = lost_at_front(message, body)
-        if lost is not None:
-            raise lost
+        loss = lost_at_front(message, body)
+        if loss is not None:
+            raise loss
         if status in AWAY:
             raise self._http.failed(f"has no {name}: {message}", "transport", delivered=status not in NOT_TAKEN)
         return Reply(({"type": "text", "text": message},), failed=True)
@@ -115,11 +115,11 @@ class DockSession:
     async def _fetch_list(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
         path = f"server/{quote(server, safe='')}/{what}" if server else what
         status, body, headers = await self._send_request("GET", f"{self._base}/{path}", self._limits.start)
-        found = body.get(what)
-        if status >= 400 or not isinstance(found, list):
+        entries = body.get(what)
+        if status >= 400 or not isinstance(entries, list):
             message = _find_message(body) or f"HTTP {status}, and no list of {what}"
             raise self._http.failed(f"is not a usable AgentDock server: {message}", "environment", delivered=False)
-        return found, headers
+        return entries, headers
 
     async def _send_request(
         self, method: str, url: str, seconds: float, body: Any = None

@@ -46,13 +46,13 @@ class OwnEpisode:
         Raises:
             CallFailedError: the environment creates no episode.
         """
-        until = asyncio.get_running_loop().time() + seconds
+        deadline = asyncio.get_running_loop().time() + seconds
         while True:
             status, headers, body = await server.exchange(
                 "POST", at, seconds=seconds, limit=limit, body={}, headers=_ALONE if server.spread else None
             )
             pause = _parse_retry_after(headers.get("Retry-After", ""))
-            if status != FULL or asyncio.get_running_loop().time() + pause >= until:
+            if status != FULL or asyncio.get_running_loop().time() + pause >= deadline:
                 break
             await asyncio.sleep(pause)
         body = body if isinstance(body, dict) else {}

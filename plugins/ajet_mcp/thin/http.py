@@ -93,10 +93,10 @@ class HttpChannel:
         """
         if not self._server.stateless:
             return (await self._send_request(method, params, self._headers, seconds))[0]
-        own = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **(headers or {})}
+        request_headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **(headers or {})}
         if "name" in params:
-            own["Mcp-Name"] = header_value(params["name"])
-        result = (await self._send_request(method, params, own, seconds))[0]
+            request_headers["Mcp-Name"] = header_value(params["name"])
+        result = (await self._send_request(method, params, request_headers, seconds))[0]
         if result.get("resultType", "complete") != "complete":
             raise RpcError({"message": f"the tool requires {result['resultType']}, which a rollout does not support"})
         return result
@@ -108,8 +108,8 @@ class HttpChannel:
         episode, headers = self._episode, self._headers
         self._episode, self._headers = None, {}
         if episode is not None or SESSION in headers:
-            there = episode.address if episode is not None else self._server.url
-            await self._server.leave(there, seconds=seconds, headers=headers)
+            address = episode.address if episode is not None else self._server.url
+            await self._server.leave(address, seconds=seconds, headers=headers)
 
     async def _begin_episode(self, seconds: float) -> None:
         server = self._server

@@ -161,17 +161,19 @@ def is_header_text(value: object) -> TypeGuard[str]:
 
 def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the `Mcp-Param-*` headers of a stateless call, from arguments marked with `x-mcp-header` in the schema."""
-    found: dict[str, str] = {}
+    mirrored_headers: dict[str, str] = {}
     properties = schema.get("properties")
     for name, each in properties.items() if isinstance(properties, dict) else ():
         value = arguments.get(name)
         if not isinstance(each, dict) or value is None:
             continue
         if isinstance(value, Mapping):
-            found |= mirrored(each, value)
+            mirrored_headers |= mirrored(each, value)
         elif is_header_token(token := each.get("x-mcp-header")) and isinstance(value, (str, bool, int)):
-            found[f"Mcp-Param-{token}"] = header_value(str(value).lower() if isinstance(value, bool) else str(value))
-    return found
+            mirrored_headers[f"Mcp-Param-{token}"] = header_value(
+                str(value).lower() if isinstance(value, bool) else str(value)
+            )
+    return mirrored_headers
 
 
 class EventStream:

@@ -84,7 +84,7 @@ class HttpServer:
         Raises:
             CallFailedError: the message failed on its way.
         """
-        until = asyncio.get_running_loop().time() + seconds
+        deadline = asyncio.get_running_loop().time() + seconds
         with self._convert_failures(seconds):
             for _ in range(MOST_REDIRECTS + 1):
                 async with self.connections.post(
@@ -96,7 +96,7 @@ class HttpServer:
                 ) as reply:
                     if not url and self.follow_redirect(reply):
                         continue
-                    answer = await self._read_answer(reply, message, headers, limit, until, of_episode=bool(url))
+                    answer = await self._read_answer(reply, message, headers, limit, deadline, of_episode=bool(url))
                     return answer, reply.headers.get(SESSION, "")
             raise self.failed(f"redirects more than {MOST_REDIRECTS} times", "environment", delivered=False)
 
@@ -130,9 +130,9 @@ class HttpServer:
                 allow_redirects=False,
             ) as reply:
                 self._refuse_token(reply.status)
-                found = await self._read_body(reply, limit)
+                reply_body = await self._read_body(reply, limit)
                 try:
-                    return reply.status, reply.headers, load_reply(found)
+                    return reply.status, reply.headers, load_reply(reply_body)
                 except (ValueError, RecursionError):
                     return reply.status, reply.headers, None
 
@@ -153,13 +153,13 @@ class HttpServer:
             CallFailedError: the address is on another server.
         """
         try:
-            there = urljoin(self.url, path)
-            same = parse_origin(there) == parse_origin(self.url)
+            address = urljoin(self.url, path)
+            same = parse_origin(address) == parse_origin(self.url)
         except ValueError as error:
             raise self.failed(f"names {path!r}, which is not a URL: {error}", "environment", delivered=False) from error
         if not same:
-            raise self.failed(f"names another server, {there}", "environment", delivered=False)
-        return there
+            raise self.failed(f"names another server, {address}", "environment", delivered=False)
+        return address
 
     def resolve_sibling(self, url: str) -> str:
         """Return the URL of an episode at another process of the same environment, after a check.
@@ -168,8 +168,11 @@ class HttpServer:
             CallFailedError: the address has another scheme or port.
         """
         try:
-            there, here = urlsplit(url), urlsplit(self.url)
-            same = (there.scheme, there.port) == (here.scheme, here.port) and there.hostname is not None
+            other_address, own_address = urlsplit(url), urlsplit(self.url)
+            same = (other_address.scheme, other_address.port) == (
+                own_address.scheme,
+                own_address.port,
+            ) and other_address.hostname is not None
         except ValueError as error:
             raise self.failed(f"names {url!r}, which is not a URL: {error}", "environment", delivered=False) from error
         if not same:
@@ -234,14 +237,14 @@ class HttpServer:
         length = reply.content_length
         if length is not None and length <= limit:
             return await reply.read()
-        found = bytearray()
+        body = bytearray()
         while length is None and (chunk := await reply.content.readany()):
-            found += chunk
-            if len(found) > limit:
+            body += chunk
+            if len(body) > limit:
                 break
         else:
             if length is None:
-                return bytes(found)
+                return bytes(body)
         reply.close()
         raise too_large(self.name, limit)
 
@@ -253,10 +256,10 @@ class HttpServer:
         limit: int,
         until: float,
     ) -> dict[str, Any]:
-        events, taken = EventStream(), 0
+        events, received = EventStream(), 0
         while chunk := await reply.content.readany():
-            taken += len(chunk)
-            if taken > limit:
+            received += len(chunk)
+            if received > limit:
                 reply.close()
                 raise too_large(self.name, limit)
             for _, data in events.take(chunk):
@@ -280,10 +283,10 @@ class HttpServer:
 
         A server that does not accept the refusal delays no call.
         """
-        left = until - asyncio.get_running_loop().time()
-        if left <= 0:  # buffered frames escape the connection's timeout
+        remaining = until - asyncio.get_running_loop().time()
+        if remaining <= 0:  # buffered frames escape the connection's timeout
             raise TimeoutError
-        timeout = aiohttp.ClientTimeout(total=min(left, REFUSAL_S))
+        timeout = aiohttp.ClientTimeout(total=min(remaining, REFUSAL_S))
         with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
             async with self.connections.post(
                 reply.url, data=encoded(refusal(frame)), headers=headers, timeout=timeout, allow_redirects=False
@@ -300,10 +303,10 @@ class HttpServer:
         location = reply.headers.get("Location")
         if reply.status not in (301, 302, 307, 308) or not location:
             return False
-        there = urljoin(self.url, location)
-        if parse_origin(there) != parse_origin(self.url):
-            raise self.failed(f"redirects to another server, {there}", "environment", delivered=False)
-        self.url = there
+        address = urljoin(self.url, location)
+        if parse_origin(address) != parse_origin(self.url):
+            raise self.failed(f"redirects to another server, {address}", "environment", delivered=False)
+        self.url = address
         return True
 
     def failed(self, what: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> CallFailedError:
@@ -325,9 +328,9 @@ def too_large(name: str, limit: int) -> CallFailedError:
 
 async def close_all() -> None:
     """Close the connections of all servers."""
-    found = list(_servers.values())
+    servers = list(_servers.values())
     _servers.clear()
-    for each in found:
+    for each in servers:
         await each.connections.close()
 
 

@@ -110,13 +110,13 @@ class SseChannel:
                 self._address.exception()
 
     async def _read_events(self, reply: aiohttp.ClientResponse) -> None:
-        events, taken = EventStream(), 0
+        events, received = EventStream(), 0
         while chunk := await reply.content.readany():
-            taken += len(chunk)
+            received += len(chunk)
             for event, data in events.take(chunk):
-                taken = 0
+                received = 0
                 self._handle_event(event, data)
-            if taken > self._limit:
+            if received > self._limit:
                 raise too_large(self._server.name, self._limit)
         for event, data in events.finish():
             self._handle_event(event, data)
@@ -129,13 +129,13 @@ class SseChannel:
 
     def _resolve_endpoint(self, data: str) -> str:
         try:
-            there = urljoin(self._server.url, data)
-            same = parse_origin(there) == parse_origin(self._server.url)
+            address = urljoin(self._server.url, data)
+            same = parse_origin(address) == parse_origin(self._server.url)
         except ValueError as error:
             raise self._build_failure(f"names {data!r}, which is not a URL: {error}", delivered=False) from error
         if not same:
-            raise self._build_failure(f"names another server for its messages, {there}", delivered=False)
-        return there
+            raise self._build_failure(f"names another server for its messages, {address}", delivered=False)
+        return address
 
     def _build_failure(self, what: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailedError:
         name, url = self._server.name, self._server.url

@@ -96,9 +96,9 @@ class StdioConnection:
                 self.answers.take(message)
             elif line.strip():
                 garbage += 1
-                if found := _ID.search(line[:256]):  # an unreadable reply, nested too deeply for instance
+                if match := _ID.search(line[:256]):  # an unreadable reply, nested too deeply for instance
                     reason = f"the MCP server {process.name} sent a reply that is not readable JSON-RPC"
-                    self.answers.fail(CallFailedError(reason, "transport"), int(found[1]))
+                    self.answers.fail(CallFailedError(reason, "transport"), int(match[1]))
                 if garbage == 1:
                     logger.warning("the MCP server {} wrote a line that is not JSON-RPC: {!r}", process.name, line[:80])
                 if garbage > GARBAGE:
@@ -113,11 +113,11 @@ class StdioConnection:
         Args:
             head: first bytes of the discarded line. Without an id in them, all waiting requests fail.
         """
-        found = _ID.search(head)
+        match = _ID.search(head)
         failed = CallFailedError(
             f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
         )
-        self.answers.fail(failed, int(found[1]) if found else None)
+        self.answers.fail(failed, int(match[1]) if match else None)
 
 
 class StdioChannel:
@@ -128,10 +128,10 @@ class StdioChannel:
         if not server.shared:
             self._connection = StdioConnection(server, limits)
         else:
-            known = _shared.get(server.key)
-            if known is None or known.answers.over is not None:
-                known = _shared[server.key] = StdioConnection(server, limits)
-            self._connection = known
+            connection = _shared.get(server.key)
+            if connection is None or connection.answers.over is not None:
+                connection = _shared[server.key] = StdioConnection(server, limits)
+            self._connection = connection
         self._connection.users += 1
 
     async def start(self, seconds: float) -> None:

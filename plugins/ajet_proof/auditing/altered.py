@@ -23,15 +23,15 @@ def list_altered_episodes(run: Path) -> list[str]:
     They are read from `given_up` in metrics.jsonl (tasks given up by their place in the training order), up to the
     first damaged row.
     """
-    found: dict[str, object] = {}
+    step_by_reason: dict[str, object] = {}
     with suppress(UserError):
         for row in read_rows(run / METRICS):
             given_up = row.get("given_up")
             for reasons in given_up.values() if isinstance(given_up, dict) else ():
-                for why in reasons if isinstance(reasons, list) else ():
-                    if isinstance(why, str) and why.startswith(ALTERED):
-                        found.setdefault(why, row.get("step"))  # a resumed trainer records the reason again
-    return [f"step {step}: {why}" for why, step in found.items()]
+                for reason in reasons if isinstance(reasons, list) else ():
+                    if isinstance(reason, str) and reason.startswith(ALTERED):
+                        step_by_reason.setdefault(reason, row.get("step"))  # a resumed trainer records the reason again
+    return [f"step {step}: {reason}" for reason, step in step_by_reason.items()]
 
 
 def find_waiting_changes(run: Path) -> Iterator[Change]:

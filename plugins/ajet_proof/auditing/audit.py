@@ -97,10 +97,10 @@ def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit
     load_project_dotenv(record=folder)
     for _ in range(LOOKS):
         size = _measure_chain(folder)
-        found = _audit_once(folder, weights, head)
-        if found.ok or _measure_chain(folder) == size:
+        audit = _audit_once(folder, weights, head)
+        if audit.ok or _measure_chain(folder) == size:
             break
-    return found
+    return audit
 
 
 def _measure_chain(folder: Path) -> int:
@@ -113,23 +113,23 @@ def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
     sizes = DiskSizes.of(folder, checkpoints.folder)
     state = read_chain(folder, chain_key())
     saved = checkpoints.all()
-    found = RunAudit(folder, state, checkpoints=[each.step for each in saved])
-    found.altered += list_altered_episodes(folder)
-    found.changes += find_waiting_changes(folder)
+    audit = RunAudit(folder, state, checkpoints=[each.step for each in saved])
+    audit.altered += list_altered_episodes(folder)
+    audit.changes += find_waiting_changes(folder)
     heads = [(f"checkpoints/step-{each.step}", each.chain) for each in saved if each.chain]
     heads += [("--head", head)] if head else []
     if state is not None:
-        found.changes += find_changes(folder, checkpoints.folder, state, weights=weights, sizes=sizes)
+        audit.changes += find_changes(folder, checkpoints.folder, state, weights=weights, sizes=sizes)
     else:
-        found.changes += _find_changes_without_chain(folder, checkpoints, sizes, weights=weights)
+        audit.changes += _find_changes_without_chain(folder, checkpoints, sizes, weights=weights)
     for name, digest in heads:
         if state is None:
-            found.changes.append(
+            audit.changes.append(
                 Change(FILE, f"the file is missing, but {name} contains the digest of one of its entries")
             )
         elif not any(each.startswith(digest) for each in state.heads):
-            found.changes.append(Change(FILE, f"entries are missing: {name} refers to entry {digest[:12]}"))
-    return found
+            audit.changes.append(Change(FILE, f"entries are missing: {name} refers to entry {digest[:12]}"))
+    return audit
 
 
 def _find_changes_without_chain(
@@ -139,16 +139,16 @@ def _find_changes_without_chain(
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
         yield Change(FILE, f"the file is missing, although {IDENTITY} belongs to a training run")
     for name in sorted(sizes.checkpoints):
-        found = verify_checkpoint(checkpoints.folder / name, tensors=weights)
-        if damage := found if isinstance(found, str) else found.find_extra_files():
+        verified = verify_checkpoint(checkpoints.folder / name, tensors=weights)
+        if damage := verified if isinstance(verified, str) else verified.find_extra_files():
             yield Change(f"checkpoints/{name}", damage)
 
 
 def trace_step(folder: Path, step: int) -> Trail:
     """Find the episodes that the update of a training step used. Raises UserError if the step is not recorded."""
     with ChainIndex(folder) as index:
-        _, found = index.find_step(step)
-        places = list(_check_linked_episodes(folder, index, found)) or list(_find_unlinked_episodes(folder, only=step))
+        _, lines = index.find_step(step)
+        places = list(_check_linked_episodes(folder, index, lines)) or list(_find_unlinked_episodes(folder, only=step))
         if not places:
             raise UserError(f"The run recorded no training step {step}.", where=str(folder / "episodes"))
         return _build_trail(folder, index, step, places)
@@ -171,7 +171,7 @@ def trace_episode(folder: Path, uuid: str) -> Trail:
         places = list(_check_linked_episodes(folder, index, index.find_episode(uuid))) or list(
             _find_unlinked_episodes(folder, f'"uuid": "{uuid}')
         )
-        if len(names := sorted({place["uuid"] for place in places})) > 1:
+        if len(names := sorted({location["uuid"] for location in places})) > 1:
             raise UserError(
                 f"The ids of {len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4])
             )
@@ -187,9 +187,9 @@ def trace_episode(folder: Path, uuid: str) -> Trail:
 def trace_task(folder: Path, task_id: str) -> Trail:
     """Find all episodes of a task, and the steps that trained them. Raises UserError if none is recorded."""
     with ChainIndex(folder) as index:
-        mark = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
+        needle = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
         places = list(_check_linked_episodes(folder, index, index.find_task(task_id))) or list(
-            _find_unlinked_episodes(folder, mark)
+            _find_unlinked_episodes(folder, needle)
         )
         if not places:
             raise UserError(f"The run recorded no episode of task {task_id}.", where=str(folder / "episodes"))
@@ -200,8 +200,8 @@ def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield one row for each recorded episode, ordered by step, with its updates and checkpoints."""
     with ChainIndex(folder) as index:
         saved = _SavedCheckpoints(index, checkpoints_of(folder))
-        for place in _scan_episode_files(folder):
-            yield place | saved.find_checkpoints_with(place["trained_in"])
+        for location in _scan_episode_files(folder):
+            yield location | saved.find_checkpoints_with(location["trained_in"])
 
 
 def _check_linked_episodes(
@@ -217,8 +217,8 @@ def _check_linked_episodes(
         about = {"file": each.file, "line": each.number, "link": each.link}
         if each.start not in starts:
             starts[each.start] = index.read_start(each.start)
-        began = starts[each.start]
-        about["played_by"] = {name: began.get(name) for name in ("process", "backbone", "engine", "versions")}
+        start = starts[each.start]
+        about["played_by"] = {name: start.get(name) for name in ("process", "backbone", "engine", "versions")}
         line, arrays = _read_line_and_arrays(folder, each)
         if line is None:
             yield {"uuid": each.line.uuid, "task": each.line.task, **about, "as_committed": None, "gone": True}
@@ -233,7 +233,7 @@ def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[byt
     """Read the JSON line and the arrays of an episode. Each is None if its file was removed."""
     path = folder / found.file
     parts: list[bytes | None] = []
-    for file, at, length in (
+    for file, offset, length in (
         (path, found.at, found.line.length),
         (path.with_suffix(".bin"), found.blob_at, found.line.blob_length),
     ):
@@ -241,7 +241,7 @@ def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[byt
             parts.append(None)
             continue
         with open_record_file(file) as stream:
-            parts.append(read_record_part(stream, at, length))
+            parts.append(read_record_part(stream, offset, length))
     return parts[0], parts[1]
 
 
@@ -286,12 +286,12 @@ def _find_unlinked_episodes(folder: Path, mark: str = "", only: int | None = Non
     yet. The arguments are those of `_scan_episode_files`.
     """
     state = read_chain(folder)
-    for place in _scan_episode_files(folder, mark, only):
-        step = parse_episode_step(place["file"])
-        if state is None or state.unlinked.admits_file(place["file"], step):
-            yield place
+    for location in _scan_episode_files(folder, mark, only):
+        step = parse_episode_step(location["file"])
+        if state is None or state.unlinked.admits_file(location["file"], step):
+            yield location
         else:
-            yield {**place, "as_committed": False}
+            yield {**location, "as_committed": False}
 
 
 def _parse_episode_facts(line: bytes, where: str) -> dict[str, Any]:
@@ -327,11 +327,11 @@ def _build_trail(folder: Path, index: ChainIndex, step: int | None, episodes: li
         episodes: The facts of each episode's line, as in `Trail.episodes`.
     """
     saved = _SavedCheckpoints(index, checkpoints_of(folder))
-    used = {int(episode["trained_in"]) for episode in episodes if episode.get("trained_in") is not None}
-    wanted = sorted(used | ({step} if step is not None else set()))
-    rows = _read_metric_rows(folder / METRICS, set(wanted))
+    trained_steps = {int(episode["trained_in"]) for episode in episodes if episode.get("trained_in") is not None}
+    shown_steps = sorted(trained_steps | ({step} if step is not None else set()))
+    rows = _read_metric_rows(folder / METRICS, set(shown_steps))
     steps = []
-    for each in wanted:
+    for each in shown_steps:
         row, digest = rows.get(each, (None, ""))
         link, committed = index.find_step_link(each), index.list_row_digests(each)
         about = {"link": link, "row": row, "as_committed": digest in committed if link is not None else None}
@@ -341,9 +341,9 @@ def _build_trail(folder: Path, index: ChainIndex, step: int | None, episodes: li
 
 def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:
     """Return the last row of metrics.jsonl for each of the steps, with the row's digest."""
-    found: dict[int, tuple[dict[str, Any], str]] = {}
+    rows: dict[int, tuple[dict[str, Any], str]] = {}
     if not has_record_file(path):
-        return found
+        return rows
     with open_record_file(path) as lines:
         for number in itertools.count(1):
             line = _read_next_line(lines, f"{path}:{number}")
@@ -351,8 +351,8 @@ def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, 
                 break
             head = _STEP.match(line)
             if head is not None and int(head[1]) in steps and b'"tasks": ' in line:
-                found[int(head[1])] = parse_object(line), digest_of(line)
-    return found
+                rows[int(head[1])] = parse_object(line), digest_of(line)
+    return rows
 
 
 # Facts of one episode line, without its arrays: worker, task, calls, tool uses, verdict, update.

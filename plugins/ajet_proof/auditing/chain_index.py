@@ -83,26 +83,26 @@ class ChainIndex:
 
     def find_step(self, step: int) -> tuple[int | None, list[EpisodeLineLocation]]:
         """Return the link number of a training step (None if absent), and the locations of its episodes."""
-        found = self._find_step_head(step)
-        if found is None:
+        head = self._find_step_head(step)
+        if head is None:
             return None, []
         file = f"step-{step}.jsonl"
-        return found.link, [each for each in self._read_lines_at(found.at) if each.file.endswith(f"/{file}")]
+        return head.link, [each for each in self._read_lines_at(head.at) if each.file.endswith(f"/{file}")]
 
     def find_step_link(self, step: int) -> int | None:
         """Return the link number of a training step, or None if the chain does not have the step."""
-        found = self._find_step_head(step)
-        return found.link if found is not None else None
+        head = self._find_step_head(step)
+        return head.link if head is not None else None
 
     def list_row_digests(self, step: int) -> list[str]:
         """Return the digests of the rows of metrics.jsonl that a step's link lists."""
-        found = self._find_step_head(step)
-        return [str(digest) for digest in self._parse_link(found.at).get("rows", ())] if found is not None else []
+        head = self._find_step_head(step)
+        return [str(digest) for digest in self._parse_link(head.at).get("rows", ())] if head is not None else []
 
     def list_checkpoints(self) -> list[tuple[int, int]]:
         """Return (step, link) of each saved checkpoint."""
-        found = [head for head in self._heads if head.kind == "checkpoint"]
-        return [(head.step, head.link) for head in found if self._is_retained(head.at, head.step)]
+        heads = [head for head in self._heads if head.kind == "checkpoint"]
+        return [(head.step, head.link) for head in heads if self._is_retained(head.at, head.step)]
 
     def read_start(self, link: int) -> dict[str, Any]:
         """Return the content of the link that a process wrote at its start, or {} if `link` is no such link."""
@@ -114,18 +114,18 @@ class ChainIndex:
         Returns:
             Pairs of the last step before the launch and the digest of its resolved.yaml.
         """
-        starts = (self._parse_link(at) for at in self._starts.values())
+        starts = (self._parse_link(offset) for offset in self._starts.values())
         return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
 
     def _find_lines(self, needle: bytes, wanted: Any) -> list[EpisodeLineLocation]:
-        found: list[EpisodeLineLocation] = []
+        locations: list[EpisodeLineLocation] = []
         end = 0
-        while (at := self._text.find(needle, end, self._complete_end)) >= 0:
-            found += [each for each in self._read_lines_at(at) if wanted(each.line)]
-            end = self._text.find(b"\n", at) + 1
+        while (offset := self._text.find(needle, end, self._complete_end)) >= 0:
+            locations += [each for each in self._read_lines_at(offset) if wanted(each.line)]
+            end = self._text.find(b"\n", offset) + 1
             if not end:
                 break
-        return found
+        return locations
 
     def _read_lines_at(self, at: int) -> Iterator[EpisodeLineLocation]:
         """Yield the locations of all episodes that a link lists.
@@ -149,13 +149,13 @@ class ChainIndex:
                 where=f"{self._path}, link {number}",
                 do="restore the file from a copy",
             ) from error
-        for lines, found in places:
-            for nth, (line, here, blob_at) in enumerate(found, lines.first):
-                yield EpisodeLineLocation(number, start, lines.file, nth, here, blob_at, line)
+        for lines, line_offsets in places:
+            for nth, (line, line_offset, blob_at) in enumerate(line_offsets, lines.first):
+                yield EpisodeLineLocation(number, start, lines.file, nth, line_offset, blob_at, line)
 
     def _find_step_head(self, step: int) -> _LinkHead | None:
-        ours = (head for head in self._heads if (head.kind, head.step) == ("step", step))
-        return next((head for head in ours if self._is_retained(head.at, step)), None)
+        step_heads = (head for head in self._heads if (head.kind, head.step) == ("step", step))
+        return next((head for head in step_heads if self._is_retained(head.at, step)), None)
 
     def _is_retained(self, at: int, step: int) -> bool:
         """True if no later resume discarded the step of a link.
@@ -168,11 +168,15 @@ class ChainIndex:
 
     def _read_heads(self) -> Iterator[_LinkHead]:
         """Yield the first fields of all links, in order."""
-        at = 0
-        while (end := self._text.find(b"\n", at)) >= 0:
-            found = _HEAD.match(self._text[at : at + 100])
-            yield _LinkHead(at, int(found[1]), found[2].decode(), int(found[3])) if found else _LinkHead(at, 0, "", -1)
-            at = end + 1
+        offset = 0
+        while (end := self._text.find(b"\n", offset)) >= 0:
+            match = _HEAD.match(self._text[offset : offset + 100])
+            yield (
+                _LinkHead(offset, int(match[1]), match[2].decode(), int(match[3]))
+                if match
+                else _LinkHead(offset, 0, "", -1)
+            )
+            offset = end + 1
 
     def _find_line_bounds(self, at: int) -> tuple[int, int]:
         end = self._text.find(b"\n", at)

@@ -149,7 +149,7 @@ class ChainState:
     def _list_recorded_after(self, step: int) -> set[str]:
         """Return the episode files and row digests recorded after `step`."""
         return {file for file in self.files if parse_episode_step(file) > step} | {
-            row for at, row in self.rows if at > step
+            row for row_step, row in self.rows if row_step > step
         }
 
     def _forget_steps_after(self, after: int) -> None:
@@ -174,8 +174,8 @@ class ChainState:
 
 def parse_episode_step(file: str) -> int:
     """Return the step in the name of an episode file, or -1 for any other file."""
-    found = NAME.fullmatch(Path(file).name)
-    return int(found[1]) if found else -1
+    match = NAME.fullmatch(Path(file).name)
+    return int(match[1]) if match else -1
 
 
 def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
@@ -193,26 +193,26 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
         opened = open_record_file(path)
     except FileNotFoundError:
         return None
-    state, named = ChainState(), key_name(key) if key else ""
+    state, own_key = ChainState(), key_name(key) if key else ""
     with opened as file:
         for number, line in enumerate(links_of(file), 1):
             try:
                 body, digest = split_link(line)
                 link = parse_object(body)
-                wrong = _find_link_problem(state, link, body, digest, key, named)
+                problem = _find_link_problem(state, link, body, digest, key, own_key)
                 state.apply_link(link)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-                wrong = f"this entry is damaged ({type(error).__name__})"
+                problem = f"this entry is damaged ({type(error).__name__})"
                 digest, link = "", {}
-            if wrong:
-                state.changes.append(Change(FILE, wrong, number))
+            if problem:
+                state.changes.append(Change(FILE, problem, number))
             state.links, state.head = int(link.get("link", state.links + 1)), digest
             state.key = str(link.get("key", "")) if link else state.key
             state.unkeyed += not state.key
             state.heads.add(digest)
-    if key and state.key != named:  # a process without the key could have rewritten the complete chain
-        made = f"with the key {state.key}" if state.key else "without a key"
-        state.changes.append(Change(FILE, f"the chain was signed {made}, but {KEY} is the key {named}"))
+    if key and state.key != own_key:  # a process without the key could have rewritten the complete chain
+        signature = f"with the key {state.key}" if state.key else "without a key"
+        state.changes.append(Change(FILE, f"the chain was signed {signature}, but {KEY} is the key {own_key}"))
     return state
 
 
@@ -228,12 +228,12 @@ def _find_link_problem(
         key: the key set by the user, or None.
         named: the name of this key, or "".
     """
-    own = str(link.get("key", ""))
-    if state.key and own != state.key:
+    link_key = str(link.get("key", ""))
+    if state.key and link_key != state.key:
         return "this entry was written without the key of the earlier entries"
-    if own and own != named:
+    if link_key and link_key != named:
         state.is_key_verified = False
-    elif link_digest(body, key if own else None) != digest:
+    elif link_digest(body, key if link_key else None) != digest:
         return "this entry was changed"
     if link["link"] != state.links + 1:
         return f"this is entry {link['link']} after entry {state.links}: entries are missing or reordered"
@@ -314,10 +314,10 @@ def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: Disk
         yield Change(file, f"the file is missing, with {len(places)} episodes")
         return
     expected = [line.digest for line, _, _ in places]
-    found = _digest_lines(path, len(expected), sizes.files.get(file, 0))
+    actual = _digest_lines(path, len(expected), sizes.files.get(file, 0))
     names = [f"episode {line.uuid}" for line, _, _ in places]
     yield from _compare_lines(
-        file, expected, found, names, open_end=state.unlinked.admits_file(file, parse_episode_step(file))
+        file, expected, actual, names, open_end=state.unlinked.admits_file(file, parse_episode_step(file))
     )
 
 
@@ -328,15 +328,15 @@ def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
         linked: Number of lines that the chain lists; these are read wherever they end.
         size: Further lines are read only within this number of bytes, the file's size before the chain was read.
     """
-    found: list[str] = []
+    digests: list[str] = []
     end = 0
     with open_record_file(path) as file:
         lines = iter(lambda: next_line(file), b"")
         for line in itertools.takewhile(lambda line: line.endswith(b"\n"), lines):
             end += len(line)
-            if len(found) < linked or end <= size:
-                found.append(digest_of(line))
-    return found
+            if len(digests) < linked or end <= size:
+                digests.append(digest_of(line))
+    return digests
 
 
 def _compare_lines(
@@ -345,25 +345,25 @@ def _compare_lines(
     if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
         return
     # A line is "changed" if an unknown line stands in its place, else "missing". Equal lines may occur several times.
-    known, there = Counter(expected), Counter(found)
+    expected_counts, actual_counts = Counter(expected), Counter(found)
     changed: set[int] = set()
-    for at, (digest, name) in enumerate(zip(expected, names, strict=True)):
-        if there[digest]:
-            there[digest] -= 1
-        elif at < len(found) and not known[found[at]]:
-            changed.add(at)
-            yield Change(file, f"this line was changed ({name})", at + 1)
+    for index, (digest, name) in enumerate(zip(expected, names, strict=True)):
+        if actual_counts[digest]:
+            actual_counts[digest] -= 1
+        elif index < len(found) and not expected_counts[found[index]]:
+            changed.add(index)
+            yield Change(file, f"this line was changed ({name})", index + 1)
         else:
-            yield Change(file, f"a line is missing here ({name})", at + 1)
+            yield Change(file, f"a line is missing here ({name})", index + 1)
     extra = Counter(expected)
-    for at, digest in enumerate(found):
+    for index, digest in enumerate(found):
         if extra[digest]:
             extra[digest] -= 1
-        elif at not in changed and not (open_end and at >= len(expected)):
-            yield Change(file, "this line was never committed", at + 1)
+        elif index not in changed and not (open_end and index >= len(expected)):
+            yield Change(file, "this line was never committed", index + 1)
     if Counter(expected) == Counter(found):
-        at = next(at for at, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
-        yield Change(file, "from here on, the lines are in another order", at + 1)
+        index = next(index for index, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
+        yield Change(file, "from here on, the lines are in another order", index + 1)
 
 
 def _check_arrays(
@@ -375,32 +375,32 @@ def _check_arrays(
         return
     with open_record_file(path) as blobs:
         end = 0  # bytes claimed by several lines are read only once
-        for number, (line, _, at) in enumerate(places, 1):
-            found = read_record_part(blobs, at, line.blob_length) if at >= end else b""
-            end = at + len(found)
-            if digest_of(found) != line.blob_digest:
-                what = f"the arrays of episode {line.uuid} ({file}:{number}) were changed, at byte {at}"
-                yield Change(arrays, what)
+        for number, (line, _, offset) in enumerate(places, 1):
+            stored = read_record_part(blobs, offset, line.blob_length) if offset >= end else b""
+            end = offset + len(stored)
+            if digest_of(stored) != line.blob_digest:
+                problem = f"the arrays of episode {line.uuid} ({file}:{number}) were changed, at byte {offset}"
+                yield Change(arrays, problem)
 
 
 def _find_foreign_files(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     """Yield a change for each file in the episodes folder that the chain neither lists nor may lack."""
-    known = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
-    for file in sorted(sizes.files.keys() - known - {METRICS}):
+    known_files = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
+    for file in sorted(sizes.files.keys() - known_files - {METRICS}):
         lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
         step = parse_episode_step(lines)
-        if lines not in known and not state.unlinked.admits_file(lines, step):
+        if lines not in known_files and not state.unlinked.admits_file(lines, step):
             yield Change(file, "it was never committed")
 
 
 def _check_metric_rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     linked = [digest for _, digest in state.rows]
     size = sizes.files.get(METRICS, 0)
-    found = _digest_lines(path, len(linked), size) if has_record_file(path) else []
+    actual = _digest_lines(path, len(linked), size) if has_record_file(path) else []
     names = [f"a row of step {step}" for step, _ in state.rows]
-    beyond = found[len(linked) :]
+    beyond = actual[len(linked) :]
     open_end = state.unlinked.admits_rows(beyond, _read_row_steps(path, len(beyond)))
-    yield from _compare_lines(METRICS, linked, found, names, open_end=open_end)
+    yield from _compare_lines(METRICS, linked, actual, names, open_end=open_end)
 
 
 def _read_row_steps(path: Path, count: int) -> list[int]:
@@ -421,17 +421,19 @@ def _read_row_steps(path: Path, count: int) -> list[int]:
 def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
     for step, digest in sorted(state.required.items()):
         name = f"checkpoints/step-{step}"
-        place, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
-        if not place.exists() and replaced.exists():  # killed as it was saved again: the next start gives it its name
-            place = replaced
-        found = inspect_checkpoint(place)
-        if isinstance(found, str):
-            yield Change(name, "it is missing" if not place.exists() else found)
-        elif found.digest not in (digest, state.replacements.get(step)):
+        checkpoint, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
+        if (
+            not checkpoint.exists() and replaced.exists()
+        ):  # killed as it was saved again: the next start gives it its name
+            checkpoint = replaced
+        inspected = inspect_checkpoint(checkpoint)
+        if isinstance(inspected, str):
+            yield Change(name, "it is missing" if not checkpoint.exists() else inspected)
+        elif inspected.digest not in (digest, state.replacements.get(step)):
             yield Change(
-                f"{name}/{STATE}", f"the file was replaced: its digest is {found.digest[:12]}, not {digest[:12]}"
+                f"{name}/{STATE}", f"the file was replaced: its digest is {inspected.digest[:12]}, not {digest[:12]}"
             )
-        elif damage := _find_damage(found, weights):
+        elif damage := _find_damage(inspected, weights):
             yield Change(name, damage)
 
 
@@ -444,8 +446,8 @@ def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes)
         step = step_of_checkpoint(folder / name)
         if step in state.required or state.unlinked.admits_step(step):
             continue
-        found = inspect_checkpoint(folder / name)
-        if (isinstance(found, str) or found.digest != state.saved.get(step)) and (folder / name).exists():
+        inspected = inspect_checkpoint(folder / name)
+        if (isinstance(inspected, str) or inspected.digest != state.saved.get(step)) and (folder / name).exists():
             yield Change(f"checkpoints/{name}", "it was never committed")
 
 

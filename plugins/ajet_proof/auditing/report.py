@@ -101,8 +101,8 @@ def _describe_chain(found: RunAudit) -> Iterator[str]:
 
 
 def _format_trail(found: Trail) -> Iterator[str | Table]:
-    one = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
-    if one:
+    is_single = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
+    if is_single:
         is_shown = False
         for episode in found.episodes:
             yield from _format_episode(episode, is_repeated=is_shown)
@@ -111,7 +111,7 @@ def _format_trail(found: Trail) -> Iterator[str | Table]:
         yield from _format_step(step)
     if not found.steps:
         yield "used     by no training step"
-    if not one:
+    if not is_single:
         yield _build_episode_table(found)
         if len(found.episodes) > MOST:
             yield f"{MOST} of {len(found.episodes)} episodes (--json lists all)"
@@ -174,19 +174,19 @@ def _format_step(each: dict[str, Any]) -> Iterator[str]:
     link = f"link {each['link']}" if each["link"] else "no link"
     link += ", NOT as committed" if each["as_committed"] is False else ""
     yield f"update   step {each['step']}{version} ({link}): {', '.join(numbers) or 'no row of metrics'}"
-    there, first = each["checkpoints"], each["first_checkpoint"]
+    present, first = each["checkpoints"], each["first_checkpoint"]
     if first is None:
         yield "saved    in no checkpoint yet"
     else:
-        gone = "" if first in there else " (removed since)"
-        yield f"saved    first with step {first}{gone}; present: {_format_checkpoints(there)}"
+        removed = "" if first in present else " (removed since)"
+        yield f"saved    first with step {first}{removed}; present: {_format_checkpoints(present)}"
 
 
 def _build_episode_table(found: Trail) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("episode", "task", "try", "calls", "tools", "reward", "step", "advantage", "trained", "line"):
-        left = name in ("episode", "task")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
+        is_text = name in ("episode", "task")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
     for each in found.episodes[:MOST]:
         line = f"{parse_episode_step(each['file'])}:{each['line']}"
         if each["as_committed"] is False or each.get("gone"):
@@ -217,24 +217,24 @@ def _format_summary(found: Trail) -> Iterator[str]:
 
 
 def _format_commitment(each: dict[str, Any]) -> str:
-    place = f"{each['file']}:{each['line']}"
+    location = f"{each['file']}:{each['line']}"
     if each.get("gone"):
-        return f"{place} was removed; link {each['link']} keeps its digest"
+        return f"{location} was removed; link {each['link']} keeps its digest"
     if each["as_committed"] is None:
-        return f"{place}, recorded without a chain"
-    return f"{place}, {'as committed' if each['as_committed'] else 'NOT as committed'} by link {each['link']}"
+        return f"{location}, recorded without a chain"
+    return f"{location}, {'as committed' if each['as_committed'] else 'NOT as committed'} by link {each['link']}"
 
 
 def _format_player(each: dict[str, Any]) -> str:
-    by = each.get("played_by") or {}
-    if not by and not each.get("sampler"):
+    player = each.get("played_by") or {}
+    if not player and not each.get("sampler"):
         return ""
-    process = by.get("process") or {}
-    versions = ", ".join(f"{name} {version}" for name, version in (by.get("versions") or {}).items())
-    run = f"process {process.get('pid')} on {process.get('host')}, backbone {by.get('backbone')}"
+    process = player.get("process") or {}
+    versions = ", ".join(f"{name} {version}" for name, version in (player.get("versions") or {}).items())
+    run = f"process {process.get('pid')} on {process.get('host')}, backbone {player.get('backbone')}"
     if each.get("sampler"):
-        return f" by sampler {each['sampler']}" + (f", for {run} ({versions})" if by else "")
-    return f" by {run}, engine {by.get('engine')} ({versions})"
+        return f" by sampler {each['sampler']}" + (f", for {run} ({versions})" if player else "")
+    return f" by {run}, engine {player.get('engine')} ({versions})"
 
 
 def _format_verdict(each: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ def audit(
     from ajet_proof.auditing.report import encode_audit, print_audit
 
     options = [
-        name for name, given in (("--episode", episode), ("--task", task), ("--step", step is not None)) if given
+        name for name, is_set in (("--episode", episode), ("--task", task), ("--step", step is not None)) if is_set
     ]
     if len(options) + (export is not None) > 1:
         together = " and ".join([*options, *(["--export"] if export is not None else [])])
@@ -66,17 +66,17 @@ def audit(
 
         typer.echo(f"{export}: {counted(export_episodes(folder, export), 'episode')}")
         return 0
-    found: auditing.RunAudit | auditing.Trail
+    result: auditing.RunAudit | auditing.Trail
     if episode:
-        found = auditing.trace_episode(folder, episode)
+        result = auditing.trace_episode(folder, episode)
     elif task:
-        found = auditing.trace_task(folder, task)
+        result = auditing.trace_task(folder, task)
     elif step is not None:
-        found = auditing.trace_step(folder, step)
+        result = auditing.trace_step(folder, step)
     else:
-        found = auditing.audit_run(folder, weights=weights, head=head)
+        result = auditing.audit_run(folder, weights=weights, head=head)
     if as_json:
-        typer.echo(encode_audit(found))
+        typer.echo(encode_audit(result))
     else:
-        print_audit(found, console)
-    return 0 if found.ok else 1
+        print_audit(result, console)
+    return 0 if result.ok else 1

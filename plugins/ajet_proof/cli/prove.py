@@ -72,12 +72,12 @@ def prove(
         from ajet_proof.recorded.report import encode_store_report, print_store_report
         from ajet_proof.recorded.store import prove_store
 
-        found = prove_store(store, run=run, episode=target, **options)
+        store_report = prove_store(store, run=run, episode=target, **options)
         if as_json:
-            typer.echo(encode_store_report(found))
+            typer.echo(encode_store_report(store_report))
         else:
-            print_store_report(found, console)
-        return 0 if found.ok else 1
+            print_store_report(store_report, console)
+        return 0 if store_report.ok else 1
 
     from ajet_proof.recorded.prove import prove_record
     from ajet_proof.recorded.report import encode_report, print_report, save_report
@@ -87,7 +87,7 @@ def prove(
         typer.echo(encode_report(report))
     else:
         print_report(report, console)
-    place = save_report(report)
+    saved_file = save_report(report)
     if not as_json:
-        console.print(f"The result is saved for the viewer: {place}.", markup=False, soft_wrap=True)
+        console.print(f"The result is saved for the viewer: {saved_file}.", markup=False, soft_wrap=True)
     return 0 if report.ok else 1

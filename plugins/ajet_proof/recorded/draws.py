@@ -38,11 +38,11 @@ class DrawChecker:
         self._rows, self._next, self._is_complete = rows, 1, True
         self._drawn: dict[int, list[str] | None] = {}
         """Epoch -> its task ids in order, or None if the epoch cannot be drawn again."""
-        wanted, self._curriculum = settings.data.curriculum, None
-        self._has_curriculum = wanted.prefer is not None
+        config, self._curriculum = settings.data.curriculum, None
+        self._has_curriculum = config.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
         if self._has_curriculum and ids:
-            self._curriculum = CurriculumSampler([str(each) for each in ids], wanted, settings.seed)
+            self._curriculum = CurriculumSampler([str(each) for each in ids], config, settings.seed)
 
     @property
     def held(self) -> int:
@@ -65,15 +65,15 @@ class DrawChecker:
         self._is_complete = self._is_complete and all(not self._has_attempts(each) for each in range(self._next, step))
         self._next = step + 1
         row = self._rows.get(step, {})
-        taken = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
+        used_orders = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
         size = len(self._curriculum)
-        for epoch in sorted({order // size for order in taken if order >= 0} - self._drawn.keys()):
+        for epoch in sorted({order // size for order in used_orders if order >= 0} - self._drawn.keys()):
             self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._is_complete else None
         for group in groups:
-            epoch, place = divmod(group.order, size)
+            epoch, index = divmod(group.order, size)
             drawn = self._drawn.get(epoch)
-            if drawn is not None and drawn[place] != group.task.task_id:
-                yield f"position {group.order} has task {group.task.task_id}, but the curriculum draws {drawn[place]}"
+            if drawn is not None and drawn[index] != group.task.task_id:
+                yield f"position {group.order} has task {group.task.task_id}, but the curriculum draws {drawn[index]}"
         self._curriculum.record_results(groups)
 
     def _has_attempts(self, step: int) -> bool:

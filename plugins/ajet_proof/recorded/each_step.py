@@ -52,10 +52,10 @@ class StepProof:
         Returns:
             The metrics `proof/episodes`, `proof/tokens` and `proof/wrong_tokens`, or {} without a sample.
         """
-        chosen = self._sample_episodes(episodes, step)
-        if not chosen:
+        sampled = self._sample_episodes(episodes, step)
+        if not sampled:
             return {}
-        proof = self._prove_ids(chosen, newest)
+        proof = self._prove_ids(sampled, newest)
         for token in proof.wrong[:NAMED]:
             logger.error("step {}: a token of a recorded episode is wrong: {}", step, token)
         return {
@@ -73,25 +73,27 @@ class StepProof:
         Returns:
             The metrics `mismatch_kl` and `logprob_gap_max` in nats, or {} if no token can be compared.
         """
-        chosen = self._sample_episodes(episodes, step)
-        if not chosen or not (proof := self._prove_ids(chosen, lambda _: backbone.version)).ok:
+        sampled = self._sample_episodes(episodes, step)
+        if not sampled or not (proof := self._prove_ids(sampled, lambda _: backbone.version)).ok:
             return {}
-        lines = [(episode, line) for episode in chosen for line in build_full_timelines(episode.calls)]
+        lines = [(episode, line) for episode in sampled for line in build_full_timelines(episode.calls)]
         samples = [sample for episode, line in lines for sample in build_samples([line], episode.uuid)]
         with backbone.scorer() as scorer:
             tokens = self._settings.trainer_common.micro_batch_tokens
             computed = score_samples(scorer, samples, tokens=tokens, temperature=1.0)
-        for (episode, line), found in zip(lines, computed, strict=True):
-            at = mask_version(episode.calls, line.spans, line.ids.size, backbone.version)
-            compare_logprobs(proof, episode.calls, line, found, at, tolerance=math.inf, episode=episode.uuid)
+        for (episode, line), logprobs in zip(lines, computed, strict=True):
+            version_mask = mask_version(episode.calls, line.spans, line.ids.size, backbone.version)
+            compare_logprobs(
+                proof, episode.calls, line, logprobs, version_mask, tolerance=math.inf, episode=episode.uuid
+            )
         if not proof.counts["sampled"].compared:
             return {}
         return {"mismatch_kl": proof.mismatch_kl, "logprob_gap_max": proof.counts["sampled"].gap_max}
 
     def _sample_episodes(self, episodes: Sequence[Episode], step: int) -> list[Episode]:
-        played = [episode for episode in episodes if episode.sampled_tokens]
-        count = min(self._sample, len(played)) if self._renderer is not None else 0
-        return random.Random(f"{self._settings.seed}/{step}").sample(played, count)
+        with_tokens = [episode for episode in episodes if episode.sampled_tokens]
+        count = min(self._sample, len(with_tokens)) if self._renderer is not None else 0
+        return random.Random(f"{self._settings.seed}/{step}").sample(with_tokens, count)
 
     def _prove_ids(self, chosen: Sequence[Episode], newest: Callable[[Episode], int]) -> Proof:
         proof = Proof()

@@ -84,8 +84,8 @@ class LossChecker:
         """
         if not batch.samples or settings.sft.objective == "dpo":  # the loss of pairs is a number of their credit
             return
-        if why := explain_missing_loss(batch, row, settings):
-            self._why[why] += 1
+        if reason := explain_missing_loss(batch, row, settings):
+            self._why[reason] += 1
         else:
             self._before[step] = int(row["version"]) - 1
 
@@ -116,21 +116,21 @@ class LossChecker:
         self._held.add(step)
         recomputed = scorer.losses(batch, version=self._before[step], reference=reference)
         floor = FLOOR.get(scorer.dtype, FLOOR["bfloat16"])
-        wrong = []
-        for name, found in recomputed.items():
-            allowed = floor * found.slope + EXACT * max(1.0, abs(found.value))
+        problems = []
+        for name, loss in recomputed.items():
+            allowed = floor * loss.slope + EXACT * max(1.0, abs(loss.value))
             recorded = row.get(name)
-            if not isinstance(recorded, int | float) or not abs(recorded - found.value) <= allowed:
-                wrong.append(
-                    f"{name} is {recorded} in metrics.jsonl, but {found.value:.6g} ± {allowed:.2g} when computed "
+            if not isinstance(recorded, int | float) or not abs(recorded - loss.value) <= allowed:
+                problems.append(
+                    f"{name} is {recorded} in metrics.jsonl, but {loss.value:.6g} ± {allowed:.2g} when computed "
                     "from its tokens"
                 )
-        if wrong and others:
+        if problems and others:
             self._held.discard(step)
             del self._before[step]
             self._why[OTHERS] += 1
             return []
-        return wrong
+        return problems
 
     @property
     def held(self) -> int:

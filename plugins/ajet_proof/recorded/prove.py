@@ -135,10 +135,12 @@ class ProofReport:
                 counts["version range"] += across
                 counts["ids only"] += total - across
                 continue
-            gone = sum(count for version, count in play.sampled.items() if version >= 0 and version not in self.weights)
+            without_checkpoint = sum(
+                count for version, count in play.sampled.items() if version >= 0 and version not in self.weights
+            )
             counts["version range"] += across
-            counts["no checkpoint"] += gone
-            counts["left out"] += total - across - gone - play.recomputed
+            counts["no checkpoint"] += without_checkpoint
+            counts["left out"] += total - across - without_checkpoint - play.recomputed
         return +counts
 
 
@@ -182,7 +184,7 @@ def prove_record(
     experiment.ajet.model.path = str(
         find_model(experiment, checkpoints, record=target.run, weights=by_weights, fetch=fetch)
     )
-    held = _prove_ids(report, experiment)
+    step_check = _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
     if not report.proof.counts["sampled"].tokens and report.proof.ok:
@@ -201,11 +203,14 @@ def prove_record(
         def read(play: PlayedFile) -> list[Episode]:
             return [episode for episode, _ in _read_episodes(target, play.file, [])]
 
-        holds = _make_loss_check(report, experiment, held) if held is not None and at_most is None else None
+        holds = _make_loss_check(report, experiment, step_check) if step_check is not None and at_most is None else None
         prove_logprobs(report, experiment, weights, read, at_most, tolerance, holds)
-    if held is not None:
+    if step_check is not None:
         is_complete = not report.why_not and at_most is None
-        report.held_losses, report.unheld_losses = held.losses.held, held.losses.unheld(is_complete=is_complete)
+        report.held_losses, report.unheld_losses = (
+            step_check.losses.held,
+            step_check.losses.unheld(is_complete=is_complete),
+        )
     return report
 
 
@@ -293,20 +298,20 @@ def _prove_ids(report: ProofReport, experiment: Experiment) -> StepChecker | Non
                 continue
             play = PlayedFile(file, step, cast("Split", split))
             before = len(report.proof.wrong)
-            found = list(_read_episodes(report.target, file, report.proof.wrong))
-            for episode, outcome in found:
+            recorded = list(_read_episodes(report.target, file, report.proof.wrong))
+            for episode, outcome in recorded:
                 report.proof.add(prove_episode(episode, settings, renderer, newest=_find_newest_version(play, outcome)))
                 play.episodes += 1
                 for call in episode.calls:
                     play.sampled.update(list_token_versions(call).tolist())
             if steps is not None:
                 sound = len(report.proof.wrong) == before
-                report.wrong_steps += steps.check_file(step, split, found, sound=sound)
+                report.wrong_steps += steps.check_file(step, split, recorded, sound=sound)
             report.plays.append(play)
             bar.advance()
     if steps is not None:
-        played = [(play.step, play.split) for play in report.plays]
-        report.wrong_steps += steps.check_run(played if report.target.is_complete else None)
+        files = [(play.step, play.split) for play in report.plays]
+        report.wrong_steps += steps.check_run(files if report.target.is_complete else None)
         report.held_steps, report.unheld_steps = steps.held, +steps.unheld
         validations = steps.validations
         report.held_validations, report.unheld_validations = validations.held, +validations.unheld
@@ -334,11 +339,11 @@ def prove_logprobs(
     """
     from ajet.backbone import open_scorer
 
-    wanted = {version for play in report.plays for version in play.sampled if version >= 0}
-    chosen = {version: weights[version] for version in sorted(wanted & weights.keys())}
-    plays = [(version, play) for version in chosen for play in report.plays if play.sampled[version]]
+    versions = {version for play in report.plays for version in play.sampled if version >= 0}
+    used_weights = {version: weights[version] for version in sorted(versions & weights.keys())}
+    plays = [(version, play) for version in used_weights for play in report.plays if play.sampled[version]]
     with Progress(Console(stderr=True)) as progress, progress.bar("log-probabilities", len(plays), "files") as bar:
-        for version, (checkpoint, name) in chosen.items():
+        for version, (checkpoint, name) in used_weights.items():
             scorer = open_scorer(experiment, checkpoint)
             report.weights[version] = name
             report.computed_in = f"{scorer.dtype} on {scorer.device}"
@@ -379,8 +384,8 @@ def _make_loss_check(
     def hold(version: int, scorer: RecordedScorer) -> None:
         begun = held.losses.list_steps_from(version)
         for play in (play for play in report.plays if play.split == "train" and play.step in begun):
-            found = list(_read_episodes(report.target, play.file, []))
-            report.wrong_steps += held.check_loss(scorer, play.step, found, reference)
+            recorded = list(_read_episodes(report.target, play.file, []))
+            report.wrong_steps += held.check_loss(scorer, play.step, recorded, reference)
 
     return hold
 
@@ -392,10 +397,10 @@ def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> 
         wrong: gets an entry for each line in which a model call is missing; such an episode is not yielded.
     """
     try:
-        opened = open_record_file(file.with_suffix(".bin"))
+        arrays = open_record_file(file.with_suffix(".bin"))
     except FileNotFoundError:
-        opened = BytesIO()
-    with opened as blobs:
+        arrays = BytesIO()
+    with arrays as blobs:
         for number, row in enumerate(read_rows(file), 1):
             try:
                 is_wanted, missing = row["uuid"].startswith(target.episode), _find_missing_call(row)
@@ -424,11 +429,11 @@ def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
 def _find_missing_call(row: dict[str, Any]) -> int | None:
     """Return the index of the first model call that an episode's line refers to but lacks, or None."""
     calls, lines = row["calls"], row["timelines"]
-    shifted = next((at for at, call in enumerate(calls) if call["index"] != at), None)
+    shifted = next((position for position, call in enumerate(calls) if call["index"] != position), None)
     if shifted is not None:
         return shifted
-    named = [span[0] for line in lines for span in line["spans"]] + [line["leaf"] for line in lines]
-    return len(calls) if max(named, default=0) >= len(calls) and named else None
+    references = [span[0] for line in lines for span in line["spans"]] + [line["leaf"] for line in lines]
+    return len(calls) if max(references, default=0) >= len(calls) and references else None
 
 
 def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:

@@ -69,27 +69,31 @@ class LogprobRecomputation:
         samples: list[Sample] = []
         for episode in episodes:
             group = groups.setdefault(episode.task.task_id, len(groups))
-            made = build_full_timelines(episode.calls)
-            lines += [(episode, line) for line in made]
-            samples += build_samples(made, episode.uuid, group)
+            timelines = build_full_timelines(episode.calls)
+            lines += [(episode, line) for line in timelines]
+            samples += build_samples(timelines, episode.uuid, group)
         rows = self._pack_rows(samples)
-        wrong = prove_rows(samples, rows)
+        wrong_tokens = prove_rows(samples, rows)
         proof.rows += len(rows)
-        proof.wrong += wrong
-        if wrong:
+        proof.wrong += wrong_tokens
+        if wrong_tokens:
             return 0
         computed = self._score_rows(samples, rows)
         self._collect_noise_samples(samples, computed)
-        where = [mask_version(episode.calls, line.spans, line.ids.size, self._version) for episode, line in lines]
+        version_masks = [
+            mask_version(episode.calls, line.spans, line.ids.size, self._version) for episode, line in lines
+        ]
         gaps = [
-            compare_logprobs(proof, episode.calls, line, found, at, tolerance=self._tolerance, episode=episode.uuid)
-            for (episode, line), found, at in zip(lines, computed, where, strict=True)
+            compare_logprobs(
+                proof, episode.calls, line, logprobs, version_mask, tolerance=self._tolerance, episode=episode.uuid
+            )
+            for (episode, line), logprobs, version_mask in zip(lines, computed, version_masks, strict=True)
         ]
         self._gaps.append((step, split, "at temperature 1", 1.0, _join_arrays(gaps)))
         kinds = {self._find_distribution(call, split) for episode in episodes for call in episode.calls}
         for drawn in sorted(kind for kind in kinds if kind is not None and kind != FULL_DISTRIBUTION):
-            self._check_sampled_distribution(proof, lines, samples, rows, where, drawn, step, split)
-        return sum(int(at.sum()) for at in where)
+            self._check_sampled_distribution(proof, lines, samples, rows, version_masks, drawn, step, split)
+        return sum(int(version_mask.sum()) for version_mask in version_masks)
 
     def measure_spreads(self) -> list[tuple[int, Split, str, Spread]]:
         """Return how far recorded and recomputed log-probabilities differ, compared with measured numerical noise.
@@ -137,13 +141,13 @@ class LogprobRecomputation:
             lowest = self._score_rows(samples, rows, temperature)
             highest = [None] * len(lowest)
         gaps = []
-        for (episode, line), low, high, at in zip(lines, lowest, highest, where, strict=True):
-            mine = at.copy()
+        for (episode, line), low, high, version_mask in zip(lines, lowest, highest, where, strict=True):
+            line_mask = version_mask.copy()
             for span in line.spans:
-                mine[span.start : span.stop] &= self._find_distribution(episode.calls[span.call], split) == drawn
+                line_mask[span.start : span.stop] &= self._find_distribution(episode.calls[span.call], split) == drawn
             gaps.append(
                 compare_logprobs(
-                    proof, episode.calls, line, low, mine,
+                    proof, episode.calls, line, low, line_mask,
                     tolerance=self._tolerance, episode=episode.uuid, shaped=True, upper=high,
                 )
             )  # fmt: skip
@@ -177,10 +181,10 @@ class LogprobRecomputation:
         return placed(samples, rows, [self._scorer.logprobs(row, temperature) for row in rows])
 
     def _collect_noise_samples(self, samples: Sequence[Sample], computed: Sequence[Floats]) -> None:
-        for sample, found in zip(samples, computed, strict=True):
+        for sample, logprobs in zip(samples, computed, strict=True):
             if sum(each.timeline.sampled for each in self._measured) < NOISE_TOKENS:
                 self._measured.append(sample)
-                self._first.append(found)
+                self._first.append(logprobs)
 
     def _measure_noise(self) -> Noise:
         """Measure numerical noise: how far two computations of the same log-probabilities differ.
@@ -215,14 +219,18 @@ def mask_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version
         size: Number of tokens T of the timeline.
         version: The policy version.
     """
-    at = np.zeros(size, np.bool_)
+    is_of_version = np.zeros(size, np.bool_)
     for span in spans:
-        at[span.start : span.stop] = list_token_versions(calls[span.call])[: span.stop - span.start] == version
-    return at
+        is_of_version[span.start : span.stop] = (
+            list_token_versions(calls[span.call])[: span.stop - span.start] == version
+        )
+    return is_of_version
 
 
 def _join_masked(samples: Sequence[Sample], values: Sequence[Floats]) -> Doubles:
-    return _join_arrays([found[sample.timeline.mask] for sample, found in zip(samples, values, strict=True)])
+    return _join_arrays(
+        [sample_values[sample.timeline.mask] for sample, sample_values in zip(samples, values, strict=True)]
+    )
 
 
 def _join_arrays(parts: Sequence[npt.NDArray[Any]]) -> Doubles:

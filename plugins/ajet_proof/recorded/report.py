@@ -106,8 +106,8 @@ def print_report(report: ProofReport, console: Console) -> None:
         table.add_row(name, f"{tally.tokens:,}", f"{tally.checked:,}", equal, compared, gap)
     console.print(table)
     forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
-    seen = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
-    _print_line(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
+    counts = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
+    _print_line(console, f"{', '.join(counted(*each) for each in counts)}; forks: {forks}.")
     if proof.tool_uses:
         uses = counted(proof.tool_uses, "tool use")
         _print_line(console, f"{uses} compared with digests and tool messages.")
@@ -122,30 +122,30 @@ def print_report(report: ProofReport, console: Console) -> None:
         ("wrong step", report.wrong_steps),
         ("wrong distribution", wrong_spreads),
     )
-    for label, found in findings:
-        for each in found[:SHOWN]:
+    for label, problems in findings:
+        for each in problems[:SHOWN]:
             console.print(Text.assemble((f"{label}  ", "bold red"), str(each)), soft_wrap=True)
-        if len(found) > SHOWN:
-            _print_line(console, f"… and {len(found) - SHOWN} more (--json lists all).")
+        if len(problems) > SHOWN:
+            _print_line(console, f"… and {len(problems) - SHOWN} more (--json lists all).")
     checks = (
         ("Credit", "step", report.held_steps, report.unheld_steps),
         ("Numbers", "validation", report.held_validations, report.unheld_validations),
         ("Loss", "step", report.held_losses, report.unheld_losses),
         ("Curriculum draws", "epoch", report.held_draws, report.unheld_draws),
     )
-    for what, noun, held, unheld in checks:
-        if held:
-            _print_line(console, f"{what} of {counted(held, noun)} recomputed.")
+    for quantity, noun, checked, unheld in checks:
+        if checked:
+            _print_line(console, f"{quantity} of {counted(checked, noun)} recomputed.")
         for reason, count in unheld.most_common():
-            _print_line(console, f"{what} of {counted(count, noun)} not recomputed: {reason}.")
+            _print_line(console, f"{quantity} of {counted(count, noun)} not recomputed: {reason}.")
     unproven = report.unproven
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"
         _print_line(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
     _print_line(console, f"Not covered by a proof: {'; '.join(OUTSIDE)}.")
     if not report.ok:
-        wrong = len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)
-        console.print(f"[bold red]Not proven:[/] {wrong} wrong.")
+        wrong_count = len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)
+        console.print(f"[bold red]Not proven:[/] {wrong_count} wrong.")
     elif unproven:
         console.print("[bold green]No wrong token[/] in what could be checked; the rest is counted above, not proven.")
     else:
@@ -162,9 +162,9 @@ UNPROVEN = {
 
 
 def _format_spread(each: StepSpread) -> str:
-    of = f"step {each.step}" if each.split == "train" else f"{each.split}, step {each.step}"
+    source = f"step {each.step}" if each.split == "train" else f"{each.split}, step {each.step}"
     return (
-        f"{of}, version {each.version}, log-probabilities {each.which}, {each.spread.tokens:,} tokens: "
+        f"{source}, version {each.version}, log-probabilities {each.which}, {each.spread.tokens:,} tokens: "
         f"{each.spread.problem}"
     )
 
@@ -184,9 +184,9 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
     none = [play for play in report.plays if not play.recomputed and play.sampled]
     lines = []
     if report.weights:
-        used = ", ".join(f"version {version} ({name})" for version, name in report.weights.items())
+        weight_list = ", ".join(f"version {version} ({name})" for version, name in report.weights.items())
         lines.append(
-            f"Log-probabilities recomputed in {report.computed_in} with the weights of {used}; "
+            f"Log-probabilities recomputed in {report.computed_in} with the weights of {weight_list}; "
             f"tolerance {report.tolerance:g} nats; mean gap {report.proof.mismatch_kl:.2g}."
         )
     if report.spreads:
@@ -197,8 +197,8 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
         )
     for label, plays in (("Recomputed", complete), ("Recomputed in part", part), ("Ids only", none)):
         if plays:
-            gone = plays is none and not any(play.sampled[-1] or play.sampled[WRITTEN] for play in none)
-            reason = ": no checkpoint has the weights that sampled them" if gone else ""
+            is_weightless = plays is none and not any(play.sampled[-1] or play.sampled[WRITTEN] for play in none)
+            reason = ": no checkpoint has the weights that sampled them" if is_weightless else ""
             lines.append(f"{label}: {_format_steps(plays)}{reason}.")
     return lines
 
@@ -214,9 +214,9 @@ def _format_steps(plays: Sequence[PlayedFile]) -> str:
                 runs[-1].append(step)
             else:
                 runs.append([step])
-        listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        step_list = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
         label = "step" if split == "train" else f"{split} after step" if split == "validation" else f"{split} step"
-        parts.append(f"{label} {listed}")
+        parts.append(f"{label} {step_list}")
     return "; ".join(parts)
 
 
@@ -226,15 +226,17 @@ def _print_line(console: Console, line: str) -> None:
 
 def encode_store_report(found: StoreReport) -> str:
     """Return the report of `ajet prove --store` as one JSON object."""
-    own = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
-    return json.dumps({**json.loads(encode_report(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1)
+    store_fields = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
+    return json.dumps(
+        {**json.loads(encode_report(found.report)), **store_fields, "not_in_a_store": OUTSIDE_A_STORE}, indent=1
+    )
 
 
 def print_store_report(found: StoreReport, console: Console) -> None:
     """Print the store's positions, then the report of its episodes."""
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.positions.items()))
     summary = f"{found.store}, run {found.run}: {counted(found.positions.total(), 'position')} with episodes ({states})"
-    gone = f"; {found.gone:,} more were started and have no episode here" if found.gone else ""
-    console.print(f"{summary}{gone}.", markup=False, soft_wrap=True)
+    missing_text = f"; {found.gone:,} more were started and have no episode here" if found.gone else ""
+    console.print(f"{summary}{missing_text}.", markup=False, soft_wrap=True)
     console.print(f"Cannot be proven from a store: {OUTSIDE_A_STORE}.", markup=False, soft_wrap=True)
     print_report(found.report, console)

@@ -60,8 +60,8 @@ class WrongStep:
     what: str
 
     def __str__(self) -> str:
-        of = f"step {self.step}" if self.split == "train" else f"{self.split}, step {self.step}"
-        return f"{of}: {self.what}"
+        source = f"step {self.step}" if self.split == "train" else f"{self.split}, step {self.step}"
+        return f"{source}: {self.what}"
 
 
 class StepChecker:
@@ -128,7 +128,7 @@ class StepChecker:
             problems += self._check_credit(step, found)
         if split == "validation" and sound and not problems and self._trains:
             problems += self.validations.check_file(step, [episode for episode, _ in found])
-        return [WrongStep(step, split, what) for what in problems]
+        return [WrongStep(step, split, problem) for problem in problems]
 
     def check_names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         """Yield a message for each episode with a wrong uuid, group or step, or trained too often.
@@ -142,38 +142,38 @@ class StepChecker:
             row.get("bounds", {}),
         )  # the step's own; a resumed run may have others now
         interval = bounds.get("retrained_interval", algorithm.retrained_interval)
-        most = bounds.get("max_trained_count", algorithm.max_trained_count)
+        use_limit = bounds.get("max_trained_count", algorithm.max_trained_count)
         for episode, _ in found:
-            seen = self._seen[episode.uuid]
-            if times[episode.uuid] > 1 or (seen and episode.order not in repeated):
+            trained_steps = self._seen[episode.uuid]
+            if times[episode.uuid] > 1 or (trained_steps and episode.order not in repeated):
                 yield f"episode {episode.uuid} is recorded twice"
-            elif seen and step < seen[-1] + interval:
-                yield f"episode {episode.uuid} was trained on again after {step - seen[-1]} steps"
-            elif len(seen) >= most:
-                yield f"episode {episode.uuid} was trained on more than {most} times"
-            seen.append(step)
-            own = Identity(
+            elif trained_steps and step < trained_steps[-1] + interval:
+                yield f"episode {episode.uuid} was trained on again after {step - trained_steps[-1]} steps"
+            elif len(trained_steps) >= use_limit:
+                yield f"episode {episode.uuid} was trained on more than {use_limit} times"
+            trained_steps.append(step)
+            own_identity = Identity(
                 episode.run, episode.split, episode.step, episode.task, episode.order, 0, episode.repeat
             )  # fmt: skip
-            named = episode.uuid[12:13] == NAMED_BY_RUN
-            claims_place = named or episode.group == own.group
-            if claims_place and (own.uuid, own.group) != (episode.uuid, episode.group):
+            is_named_by_run = episode.uuid[12:13] == NAMED_BY_RUN
+            claims_place = is_named_by_run or episode.group == own_identity.group
+            if claims_place and (own_identity.uuid, own_identity.group) != (episode.uuid, episode.group):
                 yield f"episode {episode.uuid} does not have the name of its attempt"
             ahead = (
-                self._streams or not named
+                self._streams or not is_named_by_run
             )  # it may be played before the step that takes it, or left over at the end
-            if episode.step > step + (not named) or (not ahead and episode.step != step):
+            if episode.step > step + (not is_named_by_run) or (not ahead and episode.step != step):
                 yield f"episode {episode.uuid} was sampled for step {episode.step}"
             if episode.ending and episode.status != "aborted":
                 yield f"episode {episode.uuid} ended normally but has a reason ({episode.ending})"
 
     def _check_groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
-        wanted = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
+        expected = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
         for name, members in _group_episodes(found).items():
             repeats = sorted(episode.repeat for episode, _ in members)
             is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished
-            if repeats != list(range(wanted)) if is_complete else len({*repeats}) != len(repeats):
-                yield f"group {name} has the attempts {repeats}, not 0 to {wanted - 1}"
+            if repeats != list(range(expected)) if is_complete else len({*repeats}) != len(repeats):
+                yield f"group {name} has the attempts {repeats}, not 0 to {expected - 1}"
             if {(episode.order, episode.split) for episode, _ in members} != {(members[0][0].order, split)}:
                 yield f"group {name} is at several positions"
             if any(episode.task != members[0][0].task for episode, _ in members):
@@ -184,29 +184,29 @@ class StepChecker:
             if episode.order < 0:
                 continue
             count = self._epoch_size if split == "train" and self._epoch_size else episode.order + 1
-            epoch, place = divmod(episode.order, count)
+            epoch, index = divmod(episode.order, count)
             task = (episode.task.task_id, episode.task.main_query)  # an agent may write into the rest
-            if self._tasks.setdefault((f"{split} {epoch}", place), task) != task:
+            if self._tasks.setdefault((f"{split} {epoch}", index), task) != task:
                 yield f"position {episode.order} has another task in episode {episode.uuid}"
 
     def _check_shuffle(self) -> Iterator[str]:
         if not self._epoch_size or not self._settings.data.shuffle or self._settings.data.curriculum.prefer:
             return
         epochs: dict[str, list[tuple[int, str]]] = defaultdict(list)
-        for (epoch, place), (task_id, _) in self._tasks.items():
+        for (epoch, index), (task_id, _) in self._tasks.items():
             if epoch.startswith("train "):
-                epochs[epoch].append((place, task_id))
+                epochs[epoch].append((index, task_id))
         for epoch, placed in epochs.items():
             placed.sort()
             ranks = [shuffle_key(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in placed]
-            for (place, task_id), one, other in zip(placed[1:], ranks, ranks[1:], strict=False):
-                if one >= other:
-                    yield f"task {task_id} is not at place {place} of epoch {int(epoch[6:]) + 1} by this seed"
+            for (index, task_id), rank, next_rank in zip(placed[1:], ranks, ranks[1:], strict=False):
+                if rank >= next_rank:
+                    yield f"task {task_id} is not at place {index} of epoch {int(epoch[6:]) + 1} by this seed"
 
     def _check_credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         groups = _build_groups(found)
-        left = _list_discard_reasons(groups, outcomes)
+        discard_reasons = _list_discard_reasons(groups, outcomes)
         trained = _select_trained_groups(groups, outcomes)
         row = self._rows.get(step)
         if row is None:
@@ -229,14 +229,14 @@ class StepChecker:
             return
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
-            if (why := left[group.order]) is not None:
+            if (why := discard_reasons[group.order]) is not None:
                 expected |= build_discarded_outcomes([group], why)
-        wrong = list(self._compare_credit(row, batch, expected, outcomes))
-        if wrong and self._has_other_settings(step):
+        problems = list(self._compare_credit(row, batch, expected, outcomes))
+        if problems and self._has_other_settings(step):
             self.held -= 1
             self.unheld[OTHERS] += 1
             return
-        yield from wrong
+        yield from problems
         self.losses.expect_step(step, batch, row, self._settings)
 
     def _compare_credit(
@@ -275,7 +275,7 @@ class StepChecker:
         batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
         others = self._has_other_settings(step)
         problems = self.losses.check_step(scorer, step, batch, self._rows[step], reference(batch), others=others)
-        return [WrongStep(step, "train", what) for what in problems]
+        return [WrongStep(step, "train", problem) for problem in problems]
 
     def _check_metrics(
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
@@ -284,16 +284,18 @@ class StepChecker:
         recomputed = episode_metrics(list_episodes(counted), "train", outcomes)
         recorded = {name: value for name, value in row.items() if name.startswith("train/")}
         for name in sorted(recomputed.keys() | recorded.keys()):
-            own = name.removeprefix("train/")
-            if (name in recorded and name in recomputed) or (own.startswith(HELD) and (name in recorded or "/" in own)):
-                there, value = recorded.get(name, 0), recomputed.get(name, 0)
-                if not _is_close(there, value):
-                    yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
-        used = sorted(group.order for group in trained if group.scored or not self._replaces)
-        if (positions := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used:
-            yield f"metrics.jsonl lists the trained positions {positions}, the episodes {used}"
-        if lost := {*row.get("discarded", ())} - {group.order for group in groups}:
-            yield f"the episodes of the positions {sorted(lost)} are missing"
+            short_name = name.removeprefix("train/")
+            if (name in recorded and name in recomputed) or (
+                short_name.startswith(HELD) and (name in recorded or "/" in short_name)
+            ):
+                recorded_value, value = recorded.get(name, 0), recomputed.get(name, 0)
+                if not _is_close(recorded_value, value):
+                    yield f"{name} is {recorded_value} in metrics.jsonl, {value:g} by the episodes"
+        used_orders = sorted(group.order for group in trained if group.scored or not self._replaces)
+        if (positions := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used_orders:
+            yield f"metrics.jsonl lists the trained positions {positions}, the episodes {used_orders}"
+        if missing := {*row.get("discarded", ())} - {group.order for group in groups}:
+            yield f"the episodes of the positions {sorted(missing)} are missing"
 
     def _rebuild_batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
         """Rebuild the training batch of a step, with the recorded outputs of critic and reference model.
@@ -322,7 +324,7 @@ class StepChecker:
             files: (step, split) of all episode files of the run, or None if some were not checked.
         """
         last = max(self._rows, default=0)
-        problems = [WrongStep(last, "train", what) for what in self._check_shuffle()]
+        problems = [WrongStep(last, "train", problem) for problem in self._check_shuffle()]
         problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
         problems += [
             WrongStep(step, "train", "a row in metrics.jsonl belongs to no step and no validation")
@@ -330,19 +332,23 @@ class StepChecker:
         ]
         if files is None:
             return problems
-        there = {step for step, split in files if split == "train"}
+        steps_with_files = {step for step, split in files if split == "train"}
         validated = {step for step, split in files if split == "validation"}
         problems += [
-            WrongStep(step, "validation", what)
-            for step, what in self.validations.find_missing(validated, self._removed)
+            WrongStep(step, "validation", problem)
+            for step, problem in self.validations.find_missing(validated, self._removed)
             if not self._has_file(f"step-{step}.validation.jsonl")
         ]
-        lost = [step for step, row in self._rows.items() if (row["tasks"] or row.get("again")) and step not in there]
-        gone = [step for step in lost if f"episodes/step-{step}.bin" not in self._removed]
-        self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in lost)
+        missing = [
+            step
+            for step, row in self._rows.items()
+            if (row["tasks"] or row.get("again")) and step not in steps_with_files
+        ]
+        unexplained = [step for step in missing if f"episodes/step-{step}.bin" not in self._removed]
+        self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in missing)
         return problems + [
             WrongStep(step, "train", "its episodes are missing")
-            for step in gone
+            for step in unexplained
             if not self._has_file(f"step-{step}.jsonl")
         ]
 
@@ -375,8 +381,8 @@ def _list_discard_reasons(
 
 
 def _select_trained_groups(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[Group]:
-    left = _list_discard_reasons(groups, outcomes)
-    return sorted((group for group in groups if left[group.order] is None), key=lambda group: group.order)
+    discard_reasons = _list_discard_reasons(groups, outcomes)
+    return sorted((group for group in groups if discard_reasons[group.order] is None), key=lambda group: group.order)
 
 
 def _is_unfinished_evaluation(run: Path) -> bool:
@@ -409,7 +415,7 @@ def _make_settings_check(run: Path) -> Callable[[int], bool]:
         starts = chain.list_settings()
 
     def other(step: int) -> bool:
-        return any(digest != starts[-1][1] for at, digest in [each for each in starts if each[0] < step][-1:])
+        return any(digest != starts[-1][1] for start_step, digest in [each for each in starts if each[0] < step][-1:])
 
     return other
 

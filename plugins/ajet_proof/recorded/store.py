@@ -141,12 +141,12 @@ def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Ex
 
 
 def _require_run(run: str, experiment: Experiment, reading: StoreReader, address: Address) -> None:
-    own = [str(experiment.ajet.experiment_name or ""), address.database, reading.run]
-    if run and run not in own:
+    own_names = [str(experiment.ajet.experiment_name or ""), address.database, reading.run]
+    if run and run not in own_names:
         raise UserError(
             f"The store belongs to another run than {run}.",
             where=address.shown,
-            expected=f"--run {own[0] or reading.run}, or no --run: a store has one run",
+            expected=f"--run {own_names[0] or reading.run}, or no --run: a store has one run",
         )
 
 
@@ -194,10 +194,10 @@ class _StoreProver:
         """
         orders = self._reading.orders(beginning, steps)
         if not orders:
-            of = f" that begins with {beginning}" if beginning else ""
-            used = f" that step {', '.join(map(str, steps))} used" if steps else ""
+            beginning_text = f" that begins with {beginning}" if beginning else ""
+            step_text = f" that step {', '.join(map(str, steps))} used" if steps else ""
             raise UserError(
-                f"The store contains no episode{of}{used}.",
+                f"The store contains no episode{beginning_text}{step_text}.",
                 where=self._address.shown,
                 expected="episodes of samplers or clients, stored until their step's checkpoint is no longer needed",
                 do="Name a run with --run."
@@ -205,15 +205,15 @@ class _StoreProver:
                 else f"Prove the run's folder: {format_command('prove', 'RUN')}.",
             )
         report = ProofReport(ProofTarget(self._experiment.yaml_path.parent, (), beginning))
-        found = StoreReport(self._address.shown, self._reading.run, report)
+        store_report = StoreReport(self._address.shown, self._reading.run, report)
         with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(orders), "positions") as bar:
             for order in orders:
                 if (position := self._reading.position(order)) is not None:
-                    found.positions[position.state] += 1
+                    store_report.positions[position.state] += 1
                     self._check_position(report, position, beginning)
                 bar.advance()
         if not beginning and not steps:
-            found.gone = max(0, self._reading.begun() - sum(order >= 0 for order in orders))
+            store_report.gone = max(0, self._reading.begun() - sum(order >= 0 for order in orders))
         report.plays = [play for _, play in sorted(self._plays.items())]
         if not report.proof.counts["sampled"].tokens and report.ok:
             raise UserError(
@@ -227,18 +227,18 @@ class _StoreProver:
             if self._checkpoints is not None:
                 weights |= find_weights(self._checkpoints, self._experiment)
             prove_logprobs(report, self._experiment, weights, self._make_reader(beginning), at_most, tolerance)
-        return found
+        return store_report
 
     def _check_position(self, report: ProofReport, position: StoredPosition, beginning: str) -> None:
         """Prove the episodes of a position, and check their names if the group is complete."""
-        report.wrong_steps += [ChangedRecord(0, "train", what) for what in position.altered]
+        report.wrong_steps += [ChangedRecord(0, "train", problem) for problem in position.altered]
         meant = [each.episode for each in position.attempts if each.episode.uuid.startswith(beginning)]
         newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
         for episode in meant:
             report.proof.add(prove_episode(episode, self._experiment.ajet, self._renderer, newest=newest))
-            at = position.used[0] if position.used else episode.step, episode.split
-            play = self._plays.setdefault(at, PlayedFile(Path(self._address.shown), *at))
-            self._orders[at][position.order] = None
+            step_and_split = position.used[0] if position.used else episode.step, episode.split
+            play = self._plays.setdefault(step_and_split, PlayedFile(Path(self._address.shown), *step_and_split))
+            self._orders[step_and_split][position.order] = None
             play.episodes += 1
             for call in episode.calls:
                 play.sampled.update(list_token_versions(call).tolist())
@@ -247,7 +247,7 @@ class _StoreProver:
 
     def _check_owners(self, position: StoredPosition) -> list[WrongStep]:
         """Return a problem for each episode of another run, and for each wrong name in a complete group."""
-        wrong = [
+        problems = [
             WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} belongs to another run")
             for each in position.attempts
             if each.episode.run and each.episode.run != self._reading.run
@@ -255,16 +255,16 @@ class _StoreProver:
         group = [each.episode for each in position.attempts if not each.alone]
         if group and (position.state == "closed" or position.used):
             step = position.used[-1] if position.used else max(episode.step for episode in group)
-            wrong += self._steps.check_file(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
-        return wrong
+            problems += self._steps.check_file(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
+        return problems
 
     def _find_newest_version(self, position: StoredPosition, episodes: Sequence[Episode]) -> int | None:
         """Return the highest policy version that can have sampled a position's episodes, or None if unknown."""
         if position.used:
             return max(0, position.used[0] - 1)
         latest = _get_version(self._policy)
-        there = max((run.high for each in episodes for call in each.calls for run in call.versions), default=0)
-        if latest is not None and there > latest:  # it may have been announced since
+        newest = max((run.high for each in episodes for call in each.calls for run in call.versions), default=0)
+        if latest is not None and newest > latest:  # it may have been announced since
             self._policy = self._reading.announced()
             latest = _get_version(self._policy)
         return latest

@@ -51,16 +51,16 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarge
         names = [name for name in list_record_folder(folder / "episodes") if NAME.fullmatch(name)]
         files = tuple(sorted((folder / "episodes" / name for name in names), key=_make_sort_key))
         return _select_steps(ProofTarget(folder.absolute(), files, is_complete=not steps), steps)
-    found = list(_find_episodes(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
-    if len({uuid for uuid, _ in found}) > 1:
+    episodes = list(_find_episodes(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
+    if len({uuid for uuid, _ in episodes}) > 1:
         raise UserError(
-            f"The ids of {len(found)} episodes begin with {named}.",
+            f"The ids of {len(episodes)} episodes begin with {named}.",
             where=str(root),
             expected="more letters of the id",
-            do=", ".join(sorted({uuid for uuid, _ in found})[:4]),
+            do=", ".join(sorted({uuid for uuid, _ in episodes})[:4]),
         )
-    if found:
-        uuid, file = found[0]
+    if episodes:
+        uuid, file = episodes[0]
         return _select_steps(ProofTarget(_find_run_folder(file), (file,), uuid), steps)
     raise UserError(
         f"There is no run and no episode named {named}.",
@@ -86,8 +86,8 @@ def _make_sort_key(file: Path) -> tuple[int, bool]:
 def _select_steps(target: ProofTarget, steps: Sequence[int]) -> ProofTarget:
     files = tuple(file for file in target.files if not steps or parse_episode_name(file)[0] in steps)
     if not files:
-        of = f" of step {', '.join(map(str, steps))}" if steps else ""
-        raise UserError(f"No episodes{of} are recorded.", where=str(target.run / "episodes"))
+        step_text = f" of step {', '.join(map(str, steps))}" if steps else ""
+        raise UserError(f"No episodes{step_text} are recorded.", where=str(target.run / "episodes"))
     return ProofTarget(target.run, files, target.episode, target.is_complete)
 
 
@@ -103,12 +103,12 @@ def _find_run_folder(file: Path) -> Path:
 
 
 def _find_episodes(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
-    mark = f'"{beginning}'.encode()
+    needle = f'"{beginning}'.encode()
     for file in sorted(root.rglob("episodes/step-*.jsonl")):
         try:
             with open_record_file(file) as lines:
                 while (line := next_line(lines)).endswith(b"\n"):
-                    if mark in line and (uuid := str(parse_object(line)["uuid"])).startswith(beginning):
+                    if needle in line and (uuid := str(parse_object(line)["uuid"])).startswith(beginning):
                         yield uuid, file
         except (OSError, ValueError, KeyError):
             continue  # the rest of a damaged file, which may be another run's

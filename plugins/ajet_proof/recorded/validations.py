@@ -60,18 +60,18 @@ class ValidationChecker:
             episodes: The episodes in its file.
         """
         rows = self._rows.get(step, [])
-        own = [episode for episode in episodes if episode.uuid[12:13] == NAMED_BY_RUN]
+        named_by_run = [episode for episode in episodes if episode.uuid[12:13] == NAMED_BY_RUN]
         if not rows:
-            if own and self._same_settings and (self._finished or (self._in_order and step < self._last)):
+            if named_by_run and self._same_settings and (self._finished or (self._in_order and step < self._last)):
                 yield "its row in metrics.jsonl is missing"
-            elif own:
+            elif named_by_run:
                 self.unheld[UNFINISHED] += 1
             return
-        if len(rows) > 1 and self._same_settings and len(own) == len(episodes):
+        if len(rows) > 1 and self._same_settings and len(named_by_run) == len(episodes):
             yield f"it has {len(rows)} rows in metrics.jsonl"
         self.held += 1
         yield from _compare_numbers(
-            rows[-1], _build_own_groups(own) if own else _build_client_groups(episodes, rows[-1])
+            rows[-1], _build_own_groups(named_by_run) if named_by_run else _build_client_groups(episodes, rows[-1])
         )
 
     def find_missing(self, steps: Collection[int], removed: Collection[str]) -> Iterator[tuple[int, str]]:
@@ -106,10 +106,10 @@ def _compare_numbers(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterato
     recomputed = validation_metrics(groups)
     recorded = {name: value for name, value in row.items() if name.startswith(PREFIX)}
     for name in sorted(recomputed.keys() | recorded.keys()):
-        there, value = recorded.get(name), recomputed.get(name)
-        if not _is_close(there, value):
-            shown = "not computed" if value is None else f"{value:g}"
-            yield f"{name} is {there} in metrics.jsonl, {shown} by the episodes"
+        recorded_value, value = recorded.get(name), recomputed.get(name)
+        if not _is_close(recorded_value, value):
+            computed = "not computed" if value is None else f"{value:g}"
+            yield f"{name} is {recorded_value} in metrics.jsonl, {computed} by the episodes"
 
 
 def _is_close(there: Any, value: float | None) -> bool:

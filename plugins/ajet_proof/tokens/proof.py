@@ -91,9 +91,9 @@ def prove(
     proof.wrong += prove_endings(calls, messages, temperature, words.end_ids, episode)
     if truncated is False:
         proof.wrong += prove_untruncated(calls, episode)
-    for _, wrong in (held := list(prove_uses(uses, calls, messages, episode))):
-        proof.wrong += [wrong] if wrong is not None else []
-    proof.tool_uses = len({id(use) for use, _ in held})
+    for _, wrong_token in (checked_uses := list(prove_uses(uses, calls, messages, episode))):
+        proof.wrong += [wrong_token] if wrong_token is not None else []
+    proof.tool_uses = len({id(use) for use, _ in checked_uses})
     prove_prompts(proof, calls, messages, tools, words, episode)
     derived, rest = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:
@@ -170,16 +170,16 @@ def compare_logprobs(
         if far.size:
             position = span.start + int(far[0])
             which = f"at temperature {calls[span.call].temperature:g}" if shaped else "at temperature 1"
-            what = f"the log-probability {which} differs from the model's"
+            problem = f"the log-probability {which} differs from the model's"
             if upper is not None:
-                what = (
+                problem = (
                     "the log-probability of the sampling distribution differs from the one truncated by top_p and top_k"
                 )
             proof.wrong.append(
-                WrongToken(episode, span.call, position, what, float(computed[position]), float(recorded[position]))
+                WrongToken(episode, span.call, position, problem, float(computed[position]), float(recorded[position]))
             )
-    found: npt.NDArray[np.float64] = gap[at]
-    return found
+    gaps: npt.NDArray[np.float64] = gap[at]
+    return gaps
 
 
 def build_full_timelines(calls: Sequence[Call]) -> list[Timeline]:
@@ -206,31 +206,31 @@ def prove_uses(
     """
     answers = _find_tool_messages(messages)
     before = ""
-    for at, use in enumerate(uses):
-        wrong = None
+    for number, use in enumerate(uses):
+        wrong_token = None
         blotted = REDACTED in str(encode_uses([use]))  # the chain was computed before secrets were replaced
         if use.chain:
             if not blotted and chain_digest(before, use) != use.chain:
-                wrong = WrongToken(episode, 0, 0, f"tool use {at} ({use.name}) was changed after recording")
-            yield use, wrong
+                wrong_token = WrongToken(episode, 0, 0, f"tool use {number} ({use.name}) was changed after recording")
+            yield use, wrong_token
         before = use.chain
     for call_id, index in answers.items():
-        named = [use for use in uses if use.call_id == call_id]
+        uses_of_call = [use for use in uses if use.call_id == call_id]
         text = extract_text(messages[index])
-        blotted = REDACTED in text or any(REDACTED in use.result for use in named)
-        if named and not blotted and not any(_is_result(text, use) for use in named):
+        blotted = REDACTED in text or any(REDACTED in use.result for use in uses_of_call)
+        if uses_of_call and not blotted and not any(_is_result(text, use) for use in uses_of_call):
             call = next((call.index for call in calls if index in call.messages), 0)
-            what = f"the tool message {call_id} differs from the recorded result of {named[0].name}"
-            yield named[0], WrongToken(episode, call, 0, what)
+            problem = f"the tool message {call_id} differs from the recorded result of {uses_of_call[0].name}"
+            yield uses_of_call[0], WrongToken(episode, call, 0, problem)
 
 
 def _find_tool_messages(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return the index of the first tool message for each tool call id."""
-    found: dict[str, int] = {}
+    call_by_id: dict[str, int] = {}
     for index, message in enumerate(messages):
         if message.get("role") == "tool" and isinstance(call_id := message.get("tool_call_id"), str):
-            found.setdefault(call_id, index)
-    return found
+            call_by_id.setdefault(call_id, index)
+    return call_by_id
 
 
 def _is_result(text: str, use: ToolUse) -> bool:

@@ -72,9 +72,9 @@ class Spread:
         """The first limit exceeded by the gaps, in words. None if within the limits."""
         if abs(self.mean) > self.mean_allowed:
             return f"the mean gap is {self.mean:.2g} ± {self.error:.1g} nats (at most {self.mean_allowed:.2g})"
-        for share, found, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):
-            if found > allowed:
-                return f"the gap at the {share:.0%} quantile is {found:.2g} nats (at most {allowed:.2g})"
+        for share, measured, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):
+            if measured > allowed:
+                return f"the gap at the {share:.0%} quantile is {measured:.2g} nats (at most {allowed:.2g})"
         return None
 
 
@@ -93,8 +93,8 @@ def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 
     if gaps.size < LEAST_TOKENS:
         return None
     deviation = scale * noise.deviation
-    own = float(gaps.std())
-    believed = max(1.5 * deviation, min(own, WIDER * deviation))
+    own_deviation = float(gaps.std())
+    believed = max(1.5 * deviation, min(own_deviation, WIDER * deviation))
     bias = 2 * deviation**2  # of two rounded models, the one that sampled a token finds it likelier
     root = math.sqrt(gaps.size)
     # With N tokens a quantile is known to about sqrt(share * (1 - share) / N): compare with a higher one of the noise.
@@ -103,10 +103,10 @@ def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 
     return Spread(
         tokens=int(gaps.size),
         mean=float(gaps.mean()),
-        error=own / root,
+        error=own_deviation / root,
         mean_allowed=floor + bias + SIGMAS * believed / root,
         quantiles=tuple(float(np.quantile(np.abs(gaps), share)) for share in QUANTILES),
         quantiles_allowed=tuple(
-            most if gaps.size * (1 - share) >= 1 else math.inf for share, most in zip(QUANTILES, allowed, strict=True)
+            limit if gaps.size * (1 - share) >= 1 else math.inf for share, limit in zip(QUANTILES, allowed, strict=True)
         ),
     )

@@ -31,25 +31,33 @@ def prove_structure(
     episode: str,
 ) -> list[WrongToken]:
     """Check that all referenced calls, messages and tools exist, and that arrays of a call have equal lengths."""
-    found = [_find_missing_reference(calls, at, call, messages, tools) for at, call in enumerate(calls)]
-    wrong = [WrongToken(episode, at, 0, what) for at, what in enumerate(found) if what]
-    if wrong:
-        return wrong[:1]
+    missing = [
+        _find_missing_reference(calls, call_index, call, messages, tools) for call_index, call in enumerate(calls)
+    ]
+    wrong_tokens = [
+        WrongToken(episode, call_index, 0, problem_text)
+        for call_index, problem_text in enumerate(missing)
+        if problem_text
+    ]
+    if wrong_tokens:
+        return wrong_tokens[:1]
     for call in calls:
         problem = _find_array_problem(call)
         if problem is not None:
-            wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + problem[0], problem[1]))
+            wrong_tokens.append(WrongToken(episode, call.index, count_prompt_tokens(call) + problem[0], problem[1]))
     referenced = {index for call in calls for index in (*call.messages, call.reply)}
     orphan = next((index for index in range(len(messages)) if index not in referenced), None)
     if orphan is not None:
-        wrong.append(WrongToken(episode, len(calls), 0, f"message {orphan} belongs to no call: a call is missing"))
+        wrong_tokens.append(
+            WrongToken(episode, len(calls), 0, f"message {orphan} belongs to no call: a call is missing")
+        )
     for line in lines:
-        named = [line.leaf, *(span.call for span in line.spans)]
-        absent = next((index for index in named if not 0 <= index < len(calls)), None)
+        call_indices = [line.leaf, *(span.call for span in line.spans)]
+        absent = next((index for index in call_indices if not 0 <= index < len(calls)), None)
         if absent is not None:
-            what = "a timeline refers to this call, which is missing"
-            wrong.append(WrongToken(episode, absent, min(span.start for span in line.spans), what))
-    return wrong
+            problem_text = "a timeline refers to this call, which is missing"
+            wrong_tokens.append(WrongToken(episode, absent, min(span.start for span in line.spans), problem_text))
+    return wrong_tokens
 
 
 def _find_missing_reference(
@@ -90,8 +98,12 @@ def _find_array_problem(call: Call) -> tuple[int, str] | None:
     if size and (firsts[:1] != [0] or firsts != sorted(set(firsts)) or firsts[-1] >= size):
         return 0, f"no policy version is known for some of its tokens: {list(call.versions)}"
     if call.temperature == 1 and (lower := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
-        at = int(lower[0])  # truncation by top_p or top_k can only raise it
-        return at, f"log-probability {call.logprobs[at]:g} does not go with {call.logprobs_unit[at]:g} at temperature 1"
+        position = int(lower[0])  # truncation by top_p or top_k can only raise it
+        return (
+            position,
+            f"log-probability {call.logprobs[position]:g} does not go with {call.logprobs_unit[position]:g} at "
+            "temperature 1",
+        )
     return None
 
 
@@ -101,19 +113,19 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
     Args:
         newest: Highest policy version that can have sampled the episode, or None if unknown.
     """
-    wrong = []
+    wrong_tokens = []
     for call in calls:
         for run in call.versions:
-            place = count_prompt_tokens(call) + run.first
+            position = count_prompt_tokens(call) + run.first
             if not 0 <= run.low <= run.high:
-                what = f"policy versions {run.low} to {run.high} are not a range"
-                wrong.append(WrongToken(episode, call.index, place, what))
+                problem = f"policy versions {run.low} to {run.high} are not a range"
+                wrong_tokens.append(WrongToken(episode, call.index, position, problem))
                 break
             if newest is not None and run.high > newest:
-                what = "its policy version was not there yet when it was sampled"
-                wrong.append(WrongToken(episode, call.index, place, what, newest, run.high))
+                problem = "its policy version was not there yet when it was sampled"
+                wrong_tokens.append(WrongToken(episode, call.index, position, problem, newest, run.high))
                 break
-    return wrong
+    return wrong_tokens
 
 
 def is_untruncated(call: Call) -> bool:
@@ -127,17 +139,19 @@ def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
     They are the one under the sampling distribution and the one at temperature 1, which are equal for untruncated
     trained replies at temperature 1.
     """
-    wrong = []
+    wrong_tokens = []
     for call in calls:
         if call.temperature != 1 or not call.trained or not is_untruncated(call):
             continue
         differing = np.flatnonzero(~(np.abs(call.logprobs - call.logprobs_unit) <= SAME))
         if differing.size:
-            at = int(differing[0])
-            what = "the log-probability sampled from is not the one at temperature 1, from which it was sampled"
-            expected, found = float(call.logprobs_unit[at]), float(call.logprobs[at])
-            wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + at, what, expected, found))
-    return wrong
+            position = int(differing[0])
+            problem = "the log-probability sampled from is not the one at temperature 1, from which it was sampled"
+            expected, actual = float(call.logprobs_unit[position]), float(call.logprobs[position])
+            wrong_tokens.append(
+                WrongToken(episode, call.index, count_prompt_tokens(call) + position, problem, expected, actual)
+            )
+    return wrong_tokens
 
 
 _ENDS = ("stop", "tool_calls")
@@ -157,26 +171,26 @@ def prove_endings(
         temperature: Temperature of trained calls, or None if unknown.
         end_ids: Token ids after which no reply continues, so a reply that ends with one was not cut off.
     """
-    wrong = []
+    wrong_tokens = []
     for call in calls:
         reply = messages[call.reply] if call.reply is not None else {}
-        what = None
+        problem = None
         if call.finish not in get_args(FinishReason):
-            what = f"{call.finish!r} is not a finish reason"
+            problem = f"{call.finish!r} is not a finish reason"
         elif call.finish in _ENDS and call.reply is not None and call.finish != _ENDS[bool(reply.get("tool_calls"))]:
-            what = f"its reply does not finish with {call.finish!r}"
+            problem = f"its reply does not finish with {call.finish!r}"
         elif call.is_delivered and call.reply is None and call.response_ids.size:
-            what = f"it finished with {call.finish!r} and its reply is missing"
+            problem = f"it finished with {call.finish!r} and its reply is missing"
         elif call.finish == "length" and _ends_itself(call, end_ids):
-            what = "its reply ends normally but is marked as cut off"
-        if what is None and call.error is not None and call.is_delivered:
-            what = "a finished call has an error"
+            problem = "its reply ends normally but is marked as cut off"
+        if problem is None and call.error is not None and call.is_delivered:
+            problem = "a finished call has an error"
         drawn = call.trained and not call.terms.written
-        if what is None and temperature is not None and drawn and call.temperature != temperature:
-            what = f"it is trained and was sampled at temperature {call.temperature:g}, not {temperature:g}"
-        if what is not None:
-            wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call), what))
-    return wrong
+        if problem is None and temperature is not None and drawn and call.temperature != temperature:
+            problem = f"it is trained and was sampled at temperature {call.temperature:g}, not {temperature:g}"
+        if problem is not None:
+            wrong_tokens.append(WrongToken(episode, call.index, count_prompt_tokens(call), problem))
+    return wrong_tokens
 
 
 def _ends_itself(call: Call, end_ids: Collection[int]) -> bool:
@@ -190,13 +204,13 @@ def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: s
 
     Mask, log-probabilities and policy versions must be set exactly at replies that were sampled in this context.
     """
-    wrong: list[WrongToken] = []
+    wrong_tokens: list[WrongToken] = []
     trained: set[int] = set()
     for line in lines:
         problem = next(_find_line_problems(calls, line, trained), None)
         if problem is not None:
-            wrong.append(WrongToken(episode, *problem))
-    return wrong
+            wrong_tokens.append(WrongToken(episode, *problem))
+    return wrong_tokens
 
 
 LineProblem = tuple[int, int, str, float | int | None, float | int | None]
@@ -207,10 +221,16 @@ def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]
     size = line.ids.size
     reader = PromptReader(calls)
     full_ids = reader.full_ids(line.leaf)
-    at = find_first_difference(line.ids, full_ids[:size])
-    if at is not None:
-        what = "the timeline's ids differ from its calls' ids"
-        yield _find_owning_call(line, at), at, what, get_token(full_ids, at), get_token(line.ids, at)
+    position = find_first_difference(line.ids, full_ids[:size])
+    if position is not None:
+        problem = "the timeline's ids differ from its calls' ids"
+        yield (
+            _find_owning_call(line, position),
+            position,
+            problem,
+            get_token(full_ids, position),
+            get_token(line.ids, position),
+        )
     mask = np.zeros(size, np.bool_)
     logprobs, unit = np.zeros(size, np.float32), np.zeros(size, np.float32)
     versions = np.full(size, -1, np.int32)
@@ -220,14 +240,14 @@ def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]
         if span.start != begin or not 0 < count <= call.response_ids.size or span.stop > size:
             yield span.call, span.start, "the timeline has this reply at another place", begin, span.start
             return
-        at = find_first_difference(full_ids[: span.stop], reader.full_ids(span.call)[: span.stop])
-        if at is not None:
-            own = reader.full_ids(span.call)
-            what = "the timeline trains this reply in a context that the model did not see"
-            yield span.call, at, what, get_token(own, at), get_token(full_ids, at)
+        position = find_first_difference(full_ids[: span.stop], reader.full_ids(span.call)[: span.stop])
+        if position is not None:
+            call_ids = reader.full_ids(span.call)
+            problem = "the timeline trains this reply in a context that the model did not see"
+            yield span.call, position, problem, get_token(call_ids, position), get_token(full_ids, position)
         if call.terms.adapter != line.adapter:
-            what = f"a timeline of adapter {line.adapter} trains what {call.terms.adapter} sampled"
-            yield span.call, span.start, what, None, None
+            problem = f"a timeline of adapter {line.adapter} trains what {call.terms.adapter} sampled"
+            yield span.call, span.start, problem, None, None
         if span.call in trained:
             yield span.call, span.start, "this reply is trained in two timelines", None, None
         trained.add(span.call)
@@ -236,13 +256,15 @@ def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]
         unit[span.start : span.stop] = call.logprobs_unit[:count]
         for run in call.versions:
             versions[span.start + run.first : span.stop] = run.low
-    for name, wanted in (("mask", mask), ("logprobs", logprobs), ("logprobs_unit", unit), ("versions", versions)):
-        found = getattr(line, name)
-        at = find_first_difference(found, wanted)
-        if at is not None:
-            what = f"the timeline's {name} differs from its calls"
-            expected, recorded = (float(values[at]) if at < values.size else None for values in (wanted, found))
-            yield _find_owning_call(line, at), at, what, expected, recorded
+    for name, derived in (("mask", mask), ("logprobs", logprobs), ("logprobs_unit", unit), ("versions", versions)):
+        actual = getattr(line, name)
+        position = find_first_difference(actual, derived)
+        if position is not None:
+            problem = f"the timeline's {name} differs from its calls"
+            expected, recorded = (
+                float(values[position]) if position < values.size else None for values in (derived, actual)
+            )
+            yield _find_owning_call(line, position), position, problem, expected, recorded
 
 
 def _find_owning_call(line: Timeline, position: int) -> int:
@@ -257,10 +279,10 @@ def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: 
         lines: recorded timelines.
         derived: timelines built from the calls.
     """
-    made = {line.leaf: line for line in derived}
-    wrong = []
+    derived_by_leaf = {line.leaf: line for line in derived}
+    wrong_tokens = []
     for line in lines:
-        other, count = made.get(line.leaf), len(line.spans)
+        other, count = derived_by_leaf.get(line.leaf), len(line.spans)
         same = other is not None and 0 < count <= len(other.spans) and line.spans[:-1] == other.spans[: count - 1]
         same = same and other is not None and (line.agent, line.target) == (other.agent, other.target)
         if same and other is not None:
@@ -268,8 +290,8 @@ def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: 
             same = last[:2] == full_span[:2] and (line.spans == other.spans or line.ids.size < other.ids.size)
         if not same:
             start = line.spans[0].start if line.spans else 0
-            wrong.append(WrongToken(episode, line.leaf, start, "the calls do not make this timeline again"))
-    return wrong
+            wrong_tokens.append(WrongToken(episode, line.leaf, start, "the calls do not make this timeline again"))
+    return wrong_tokens
 
 
 def prove_accounting(
@@ -285,11 +307,13 @@ def prove_accounting(
     counted = sum(untrained.values())
     if sampled == masked + counted:
         return []
-    held = {span.call for line in lines for span in line.spans}
-    free = next((call for call in calls if call.response_ids.size and call.index not in held), None)
-    what = f"the calls sampled {sampled} tokens; {masked} are in timelines and {counted} counted as untrained"
-    place = (len(calls), 0) if free is None or sampled < masked + counted else (free.index, count_prompt_tokens(free))
-    return [WrongToken(episode, *place, what)]
+    calls_in_timelines = {span.call for line in lines for span in line.spans}
+    free = next((call for call in calls if call.response_ids.size and call.index not in calls_in_timelines), None)
+    problem = f"the calls sampled {sampled} tokens; {masked} are in timelines and {counted} counted as untrained"
+    call_and_position = (
+        (len(calls), 0) if free is None or sampled < masked + counted else (free.index, count_prompt_tokens(free))
+    )
+    return [WrongToken(episode, *call_and_position, problem)]
 
 
 def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[WrongToken]:
@@ -298,27 +322,34 @@ def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[Wro
     A row packs samples with common prefixes as a tree. Each sample's tokens must lie on one path of a tree, at their
     positions. Each token with mask 1 must be a target (a token to score) once, predicted from the previous token.
     """
-    wrong: list[WrongToken] = []
-    seen: list[list[int]] = [[] for _ in samples]
+    wrong_tokens: list[WrongToken] = []
+    positions: list[list[int]] = [[] for _ in samples]
     for row in rows:
         for index in np.unique(row.targets.sample).tolist():
             mine = np.flatnonzero(row.targets.sample == index)
             mine = mine[np.argsort(row.targets.offset[mine], kind="stable")]
             problem = _find_row_problem(row, mine, samples[index].timeline.ids)
-            if problem is None and row.adapter != (own := samples[index].timeline.adapter):
-                problem = int(row.targets.offset[mine[0]]), f"a row of adapter {row.adapter} trains what {own} sampled"
+            if problem is None and row.adapter != (adapter := samples[index].timeline.adapter):
+                problem = (
+                    int(row.targets.offset[mine[0]]),
+                    f"a row of adapter {row.adapter} trains what {adapter} sampled",
+                )
             if problem is not None:
-                wrong.append(_make_wrong_token(samples[index], *problem))
-            seen[index] += row.targets.offset[mine].tolist()
+                wrong_tokens.append(_make_wrong_token(samples[index], *problem))
+            positions[index] += row.targets.offset[mine].tolist()
     for index, sample in enumerate(samples):
-        wanted = np.flatnonzero(sample.timeline.mask)
-        at = find_first_difference(np.asarray(seen[index], np.int64), wanted)
-        if at is not None:
-            position = int(wanted[at]) if at < wanted.size else int(seen[index][at])
-            wrong.append(
+        trained_positions = np.flatnonzero(sample.timeline.mask)
+        position_index = find_first_difference(np.asarray(positions[index], np.int64), trained_positions)
+        if position_index is not None:
+            position = (
+                int(trained_positions[position_index])
+                if position_index < trained_positions.size
+                else int(positions[index][position_index])
+            )
+            wrong_tokens.append(
                 _make_wrong_token(sample, position, "the packed rows do not train exactly the tokens with mask 1")
             )
-    return wrong
+    return wrong_tokens
 
 
 def _find_row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | None:
@@ -328,12 +359,12 @@ def _find_row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | 
         return int(offset[-1]), "a target's source lies in no tree of its row"
     path = _find_path(tree, int(source[-1]))
     last = int(offset[-1])
-    at = find_first_difference(row.ids[path], ids[:last])
-    if at is not None:
-        return at, "the packed row holds another token here"
-    at = find_first_difference(row.positions[path], np.arange(last, dtype=np.int32))
-    if at is not None:
-        return at, "the packed row gives this token another position"
+    position = find_first_difference(row.ids[path], ids[:last])
+    if position is not None:
+        return position, "the packed row holds another token here"
+    position = find_first_difference(row.positions[path], np.arange(last, dtype=np.int32))
+    if position is not None:
+        return position, "the packed row gives this token another position"
     differing = np.flatnonzero((path[offset - 1] != source) | (ids[offset] != token))
     return (int(offset[differing[0]]), "the packed row predicts this token wrongly") if differing.size else None
 

@@ -82,9 +82,9 @@ def _check_prompt(proof: Proof, call: Call, problem: PromptProblem | None, kind:
     if problem is None:
         tally.equal += size
         return
-    position, what, expected, found = problem
+    position, problem_text, expected, actual = problem
     tally.equal += min(max(0, position - call.prefix), size)
-    proof.wrong.append(WrongToken(episode, call.index, position, what, expected, found))
+    proof.wrong.append(WrongToken(episode, call.index, position, problem_text, expected, actual))
 
 
 def _check_reply(proof: Proof, call: Call, bad: int | None, episode: str) -> None:
@@ -92,10 +92,10 @@ def _check_reply(proof: Proof, call: Call, bad: int | None, episode: str) -> Non
     tally.checked += size
     tally.equal += size if bad is None else bad
     if bad is not None:
-        found = get_token(call.response_ids, bad)
-        what = "the reply's ids differ from its message"
-        what += f" (token {found})" if found is not None else " (they end too early)"
-        proof.wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + bad, what))
+        token = get_token(call.response_ids, bad)
+        problem = "the reply's ids differ from its message"
+        problem += f" (token {token})" if token is not None else " (they end too early)"
+        proof.wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + bad, problem))
 
 
 class _SessionReplay:
@@ -125,7 +125,7 @@ class _SessionReplay:
             index for index, message in enumerate(messages) if REDACTED in json.dumps(message, default=str)
         }
         self._redacted_tools = {
-            index for index, listed in enumerate(tools) if REDACTED in json.dumps(listed, default=str)
+            index for index, tool_list in enumerate(tools) if REDACTED in json.dumps(tool_list, default=str)
         }
 
     def is_hidden(self, call: Call) -> bool:
@@ -157,12 +157,12 @@ class _SessionReplay:
         after, text = encoded.after, encoded.text
         if after > call.prefix:
             return call.prefix, "ids recorded as the parent's differ", None, None
-        wanted = self._renderer.encode(text) if after else self._renderer.raw(text).ids
-        wrong = find_first_difference(recorded[after:], wanted)
-        if wrong is None:
+        rendered = self._renderer.encode(text) if after else self._renderer.raw(text).ids
+        difference = find_first_difference(recorded[after:], rendered)
+        if difference is None:
             return None
-        expected, found = get_token(wanted, wrong), get_token(recorded[after:], wrong)
-        return after + wrong, "the prompt's text has another id here", expected, found
+        expected, actual = get_token(rendered, difference), get_token(recorded[after:], difference)
+        return after + difference, "the prompt's text has another id here", expected, actual
 
     def check_prompt(self, call: Call) -> PromptProblem | None:
         """Derive the prompt of a call again from its messages.
@@ -199,11 +199,11 @@ class _SessionReplay:
             return 0, f"this prompt cannot be rendered again: {refusal}", None, None
         self._prompts[call.index] = replace(prompt, ids=recorded)
         goes_on = [base] if extended and base is not None else []
-        known = max((len(self._calls[index].messages) for index in goes_on), default=0)
+        continued_messages = max((len(self._calls[index].messages) for index in goes_on), default=0)
         return (
             self._find_re_encoding(recorded, goes_on)
             or (
-                self._find_re_encoding(recorded, self._find_quoted_calls(call, beyond=known))
+                self._find_re_encoding(recorded, self._find_quoted_calls(call, beyond=continued_messages))
                 if call.fork is None
                 else None
             )
@@ -226,13 +226,13 @@ class _SessionReplay:
         ):
             return None
         stream = self._parse_reply(call, prompt, ())
-        wanted = _collect_texts([recorded])
+        recorded_texts = _collect_texts([recorded])
         parsed: dict[str, str] = {}
-        for at, token in enumerate(call.response_ids.tolist()):
+        for index, token in enumerate(call.response_ids.tolist()):
             for name, text in _collect_texts(stream.feed([token])).items():
                 parsed[name] = parsed.get(name, "") + text
-                if not wanted.get(name, "").startswith(parsed[name]):
-                    return at
+                if not recorded_texts.get(name, "").startswith(parsed[name]):
+                    return index
         return int(call.response_ids.size)
 
     def _parse_reply(self, call: Call, prompt: Any, ids: Sequence[int]) -> Any:
@@ -299,7 +299,7 @@ class _SessionReplay:
         Args:
             beyond: calls with this number of messages or fewer are left out.
         """
-        found = [
+        quoted = [
             earlier.index
             for earlier in self._calls[: call.index]
             if earlier.reply is not None
@@ -310,8 +310,8 @@ class _SessionReplay:
             and matches_reasoning(self._messages[call.messages[len(earlier.messages)]], self._messages[earlier.reply])
             and all(map(self._is_same_message, (*earlier.messages, earlier.reply), call.messages))
         ]
-        longest = max((len(self._calls[index].messages) for index in found), default=0)
-        return [index for index in found if len(self._calls[index].messages) == longest]
+        longest = max((len(self._calls[index].messages) for index in quoted), default=0)
+        return [index for index in quoted if len(self._calls[index].messages) == longest]
 
     def _is_same_message(self, one: int, other: int) -> bool:
         """True if the gateway regards two messages as equal when it matches requests. The arguments are indices."""
@@ -335,24 +335,24 @@ class _SessionReplay:
         furthest: tuple[int, int, Ids] | None = None
         for source in sources:
             full_ids = self._reader.full_ids(source)
-            at = find_first_difference(recorded[: full_ids.size], full_ids)
-            if at is None:
+            position = find_first_difference(recorded[: full_ids.size], full_ids)
+            if position is None:
                 return None
-            if furthest is None or at > furthest[0]:
-                furthest = at, source, full_ids
+            if furthest is None or position > furthest[0]:
+                furthest = position, source, full_ids
         if furthest is None:
             return None
-        at, source, full_ids = furthest
-        what = f"the prompt continues call {source}, but not its ids: text was encoded again"
-        return at, what, get_token(full_ids, at), get_token(recorded, at)
+        position, source, full_ids = furthest
+        problem = f"the prompt continues call {source}, but not its ids: text was encoded again"
+        return position, problem, get_token(full_ids, position), get_token(recorded, position)
 
 
 def _find_difference(recorded: Ids, expected: Ids) -> PromptProblem | None:
-    at = find_first_difference(recorded, expected)
-    if at is None:
+    position = find_first_difference(recorded, expected)
+    if position is None:
         return None
-    what = "the prompt differs from template and tokenizer"
-    return at, what, get_token(expected, at), get_token(recorded, at)
+    problem = "the prompt differs from template and tokenizer"
+    return position, problem, get_token(expected, position), get_token(recorded, position)
 
 
 def _strip_call_ids(message: Mapping[str, Any]) -> Message:
@@ -371,8 +371,8 @@ def _collect_texts(deltas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for delta in deltas:
         for name in ("content", "reasoning_content"):
             texts[name] = texts.get(name, "") + (delta.get(name) or "")
-        for at, call in enumerate(delta.get("tool_calls") or ()):
-            name = f"tool {call.get('index', at)}"
+        for number, call in enumerate(delta.get("tool_calls") or ()):
+            name = f"tool {call.get('index', number)}"
             function = call.get("function") or {}
             texts[name] = texts.get(name, "") + (function.get("name") or "") + (function.get("arguments") or "")
     return texts

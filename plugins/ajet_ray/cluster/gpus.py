@@ -41,15 +41,15 @@ def list_gpus() -> list[Gpu]:
 
 def refuse_busy(wanted: int) -> None:
     """Raise UserError if fewer than `wanted` GPUs of the machine are free."""
-    found = list_gpus()
-    busy = [number for number, gpu in enumerate(found) if gpu.used > BUSY * gpu.total]
-    if not busy or len(found) - len(busy) >= wanted:
+    gpus = list_gpus()
+    busy = [number for number, gpu in enumerate(gpus) if gpu.used > BUSY * gpu.total]
+    if not busy or len(gpus) - len(busy) >= wanted:
         return
-    taken = ", ".join(f"{number} ({found[number].used / 2**30:.0f} GiB)" for number in busy)
+    busy_list = ", ".join(f"{number} ({gpus[number].used / 2**30:.0f} GiB)" for number in busy)
     raise UserError(
-        f"The run needs {wanted} GPUs, but of {len(found)} GPUs other processes use {len(busy)}: {taken}.",
+        f"The run needs {wanted} GPUs, but of {len(gpus)} GPUs other processes use {len(busy)}: {busy_list}.",
         where="ajet.trainer_common.n_gpus_per_node",
-        expected=f"at most {len(found) - len(busy)}, the number of free GPUs",
+        expected=f"at most {len(gpus) - len(busy)}, the number of free GPUs",
         do="stop the processes that use the GPUs, or start with --skip-check-avail-gpu; CUDA_VISIBLE_DEVICES "
         "chooses GPUs",
     )

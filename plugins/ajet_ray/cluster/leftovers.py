@@ -59,10 +59,10 @@ class RunLeftovers:
 
         for child in psutil.Process().children(recursive=True):
             try:
-                own = child.name().startswith(OURS)
+                is_own = child.name().startswith(OURS)
             except psutil.NoSuchProcess:
                 continue
-            for name, inode in list_segments(child.pid) if own else ():
+            for name, inode in list_segments(child.pid) if is_own else ():
                 if (name, inode) not in self._seen:
                     self._seen.add((name, inode))
                     self._send_line(f"{name} {inode}\n")
@@ -112,7 +112,7 @@ def _remove_leftovers(folder: Path, segments: set[tuple[str, int]]) -> None:
     end = time.monotonic() + PATIENCE_S
     while (segments or folder.exists()) and time.monotonic() < end:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        free = segments - {found for pid in pids for found in list_segments(pid)}
+        free = segments - {segment for pid in pids for segment in list_segments(pid)}
         for name, inode in free:
             path = Path(FOLDER, name)
             if _read_inode(path) == inode:  # another program may have reused the random name

@@ -59,14 +59,19 @@ def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
         if batch.get("pid") == "autoscaler":
             return
         role = batch.get("actor_name") or batch.get("task_name") or "ray"
-        place = (re.sub(r"0x[0-9a-f]+|\d+$", "", role).strip("-_ "), f"process {batch.get('pid')} on {batch.get('ip')}")
-        if place not in files:
-            rank = sum(known[0] == place[0] for known in files)  # processes of one role get numbered files
-            files[place] = (folder / log_name(folder.parent, place[0], rank)).open("a", buffering=1)
-            files[place].write(f"{role}: {place[1]}\n")
+        source = (
+            re.sub(r"0x[0-9a-f]+|\d+$", "", role).strip("-_ "),
+            f"process {batch.get('pid')} on {batch.get('ip')}",
+        )
+        if source not in files:
+            rank = sum(
+                role_and_process[0] == source[0] for role_and_process in files
+            )  # processes of one role get numbered files
+            files[source] = (folder / log_name(folder.parent, source[0], rank)).open("a", buffering=1)
+            files[source].write(f"{role}: {source[1]}\n")
         for line in batch["lines"]:
             if not NOISE.search(line):
-                files[place].write(redact(line) + "\n")
+                files[source].write(redact(line) + "\n")
 
     dispatcher.remove_handler(HANDLER)
     dispatcher.add_handler("ajet_logs", write)

@@ -72,8 +72,8 @@ class RayNeeds:
 
 def _list_plugin_variables() -> dict[str, str]:
     """Return the environment variable that lists the driver's plug-ins, or {} if it is not set."""
-    listed = os.environ.get(PLUGINS)
-    return {} if listed is None else {PLUGINS: listed}
+    plugins = os.environ.get(PLUGINS)
+    return {} if plugins is None else {PLUGINS: plugins}
 
 
 @contextmanager
@@ -115,12 +115,12 @@ def connect_to_ray(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ray's processes inherit it: a closed terminal ends the run first
     if address is None:
-        given = dict(needs.init)
-        given.pop("runtime_env", None)
+        init_arguments = dict(needs.init)
+        init_arguments.pop("runtime_env", None)
         runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _find_compile_cache())}
         common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
-            ray.init(address="local", runtime_env=runtime, **{**common, **given})
+            ray.init(address="local", runtime_env=runtime, **{**common, **init_arguments})
         except Exception as problem:  # Ray has no narrower error for a head that does not start in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
@@ -164,21 +164,21 @@ def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], N
     import ray
 
     demand, resource = needs.demand, needs.resource
-    wanted = demand.accelerators
+    required = demand.accelerators
     end = time.monotonic() + (0 if own else PATIENCE_S)
     reported = -1
-    while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
+    while (available := int(ray.cluster_resources().get(resource, 0))) < required:
         if time.monotonic() > end:
             raise UserError(
-                f"The run needs {wanted} {resource}s ({demand}), but Ray has {found}.",
+                f"The run needs {required} {resource}s ({demand}), but Ray has {available}.",
                 where="ajet.trainer_common.nnodes and n_gpus_per_node"
                 + (f", {needs.serving_key}" if demand.serving[0] else ""),
-                expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
-                do="for tests without them: ajet.trainer_common.device: cpu" if own and not found else "",
+                expected=f"at most {available}" if own else f"a cluster with {required} {resource}s",
+                do="for tests without them: ajet.trainer_common.device: cpu" if own and not available else "",
             )
-        if found != reported:
-            on_wait(found, wanted)
-            reported = found
+        if available != reported:
+            on_wait(available, required)
+            reported = available
         time.sleep(2.0)
     cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
     if cpus < needed:
@@ -239,11 +239,11 @@ def require_same_plugins() -> None:
         if node["Alive"]:
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             listings.append((node["NodeManagerHostname"], listing.options(scheduling_strategy=on_node).remote()))
-    own = list_versions()
+    local = list_versions()
     for name, versions in listings:
         try:
-            found = ray.get(versions, timeout=_PLUGINS_PATIENCE_S)
-            difference = describe_difference(own, found)
+            remote = ray.get(versions, timeout=_PLUGINS_PATIENCE_S)
+            difference = describe_difference(local, remote)
         except ray.exceptions.RayError as problem:  # no ajet there, or another one
             difference = f"the node's plug-ins cannot be listed: {read_last_line(problem)}"
         if difference:

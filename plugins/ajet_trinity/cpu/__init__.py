@@ -17,9 +17,9 @@ NAME = "ajet_trinity_cpu"
 
 def build_environment() -> dict[str, str]:
     """Return the environment variables of Trinity's processes on a CPU, without PYTHONPATH."""
-    found = verls.build_environment()
-    del found["PYTHONPATH"]
-    return found | {
+    variables = verls.build_environment()
+    del variables["PYTHONPATH"]
+    return variables | {
         "VERL_USE_EXTERNAL_MODULES": "ajet_trinity.cpu.trainer",
         "VLLM_PLUGINS": NAME,  # Trinity's own plugin imports names that vLLM 0.28 lacks
     }

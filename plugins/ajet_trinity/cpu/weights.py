@@ -39,8 +39,8 @@ class SynchronizersWeights(WeightTransferEngine):
         from trinity.manager.synchronizer import Synchronizer
 
         synchronizer = Synchronizer.get_actor(namespace=self._info.namespace)
-        found = synchronizer.get_model_state_dict_iterator.remote()
-        self.model.load_weights(ray.get(each) for each in found)
+        tensors = synchronizer.get_model_state_dict_iterator.remote()
+        self.model.load_weights(ray.get(each) for each in tensors)
 
     def finish_weight_update(self) -> None:
         """Do nothing, because all weights are already loaded."""

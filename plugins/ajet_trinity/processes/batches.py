@@ -32,16 +32,16 @@ class ExplorerSteps(DefaultSampleStrategy):
             ValueError: the explorer sampled a row for another step.
         """
         # How many rows a step has is known only from its first row.
-        taken = await self.exp_buffer.read(batch_size=1)
-        rest = taken[0].info["ajet_rows"] - 1
+        experiences = await self.exp_buffer.read(batch_size=1)
+        rest = experiences[0].info["ajet_rows"] - 1
         if rest:
-            taken += await self.exp_buffer.read(batch_size=rest)
-        played = int(taken[0].eid.batch)
-        if played != step or any(int(each.eid.batch) != played for each in taken):
+            experiences += await self.exp_buffer.read(batch_size=rest)
+        batch_step = int(experiences[0].eid.batch)
+        if batch_step != step or any(int(each.eid.batch) != batch_step for each in experiences):
             raise ValueError(
-                f"the trainer is at step {step}, but the explorer sent training rows sampled for step {played}"
+                f"the trainer is at step {step}, but the explorer sent training rows sampled for step {batch_step}"
             )
-        return taken, {}, []
+        return experiences, {}, []
 
 
 class StoreGroups(SampleStrategy):
@@ -59,16 +59,16 @@ class StoreGroups(SampleStrategy):
         Returns:
             The rows, and empty metrics and representatives, as Trinity expects.
         """
-        wanted = load_context().experiment.ajet.data.train_batch_size
+        missing = load_context().experiment.ajet.data.train_batch_size
         rows: list[Experience] = []
-        while wanted:
-            tickets = range(self._next_ticket, self._next_ticket + wanted)
-            self._next_ticket += wanted
+        while missing:
+            tickets = range(self._next_ticket, self._next_ticket + missing)
+            self._next_ticket += missing
             groups = await asyncio.gather(*(self._take_group(ticket, step) for ticket in tickets))
             scored = [group for group in groups if group.scored]
             for group in scored:
                 rows += _tag_experiences(group, step)
-            wanted -= len(scored)
+            missing -= len(scored)
         return (await self._credit.process(rows))[0], {}, []
 
     async def _take_group(self, ticket: int, step: int) -> Group:
@@ -90,7 +90,7 @@ class StoreGroups(SampleStrategy):
 
 
 def _tag_experiences(group: Group, step: int) -> list[Experience]:
-    made = build_experiences(group, step - 1)
-    for each in made:
+    experiences = build_experiences(group, step - 1)
+    for each in experiences:
         each.eid.batch, each.eid.task = step, group.order
-    return made
+    return experiences

@@ -53,10 +53,10 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
             RuntimeError: a group of the step is missing.
         """
         step = int(exps[0].eid.batch)
-        wanted, found = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
-        if found != wanted:  # Trinity would train on a part, and the missing episodes would not be played again
+        expected, returned = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
+        if returned != expected:  # Trinity would train on a part, and the missing episodes would not be played again
             raise RuntimeError(
-                f"step {step}: {found} of {wanted} groups came back; read the logs of the runners for the reason"
+                f"step {step}: {returned} of {expected} groups came back; read the logs of the runners for the reason"
             )
         trained, notice = self._assign_credit(exps, step)
         await self._sender.post_async(notice)
@@ -80,15 +80,15 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         return {}
 
     def _assign_credit(self, exps: list[Experience], step: int) -> tuple[list[Experience], CreditNotice]:
-        own = [each for each in exps if "ajet" in each.info]
-        keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in own]
-        rebuilt = rebuild_groups(keys, _read_fields(own))
+        ajet_rows = [each for each in exps if "ajet" in each.info]
+        keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in ajet_rows]
+        rebuilt = rebuild_groups(keys, _read_fields(ajet_rows))
         batch = assign_credit(rebuilt.groups, self._settings, self._algorithm, step=step)
-        place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
+        row_by_timeline = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
         trained = []
         for sample in batch.samples:
             if sample.weight:
-                row = own[place[id(sample.timeline)]]
+                row = ajet_rows[row_by_timeline[id(sample.timeline)]]
                 trained.append(
                     _set_weight(row, sample.weight, torch.from_numpy(sample.advantages[row.prompt_length :]))
                 )

@@ -47,13 +47,15 @@ class Letters(Monitor):
         numbers = read_numbers(data)
         tokens = numbers.pop("actor/ajet_tokens", 0.0) or 1.0
         means = {name: numbers.pop(f"actor/ajet_{name}", 0.0) / tokens for name in ("kl", "clipped")}
-        found = {ours: numbers[theirs] for theirs, ours in OURS.items() if theirs in numbers}
-        found |= {"kl": means["kl"], "clip_fraction": means["clipped"], "version": float(step)}
-        found |= {"seconds/step": now - self._began}
-        found["seconds/update"] = found.get("seconds/train", 0.0)
-        found["seconds/rollout"] = found["seconds/step"] - found["seconds/update"]
+        metrics = {
+            ajet_name: numbers[trinity_name] for trinity_name, ajet_name in OURS.items() if trinity_name in numbers
+        }
+        metrics |= {"kl": means["kl"], "clip_fraction": means["clipped"], "version": float(step)}
+        metrics |= {"seconds/step": now - self._began}
+        metrics["seconds/update"] = metrics.get("seconds/train", 0.0)
+        metrics["seconds/rollout"] = metrics["seconds/step"] - metrics["seconds/update"]
         self._began = now
-        self._sender.post_and_wait(StepNotice(step, found | numbers))
+        self._sender.post_and_wait(StepNotice(step, metrics | numbers))
 
     def close(self) -> None:
         """Do nothing, because no resource is open."""

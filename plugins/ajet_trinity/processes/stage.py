@@ -60,11 +60,11 @@ class TrinityStage:
             playing, training = explorer.explore.remote(), trainer.train.remote()
             waiting = [playing, training]
             while training in waiting:
-                (ended, *_), waiting = ray.wait(waiting, num_returns=1)
-                problem = ray.get(ended)
+                (finished, *_), waiting = ray.wait(waiting, num_returns=1)
+                problem = ray.get(finished)
                 if problem:
-                    raise RuntimeError(f"{'explorer' if ended == playing else 'trainer'}: {problem}")
-                if ended == playing:
+                    raise RuntimeError(f"{'explorer' if finished == playing else 'trainer'}: {problem}")
+                if finished == playing:
                     open_sides.remove(explorer)  # after its last step it has ended its engines by itself
         finally:
             ends = [each.shutdown.remote() for each in open_sides]

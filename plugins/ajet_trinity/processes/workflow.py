@@ -60,13 +60,13 @@ def build_experiences(group: Group, version: int) -> list[Experience]:
         version: policy version of rows whose calls have no version.
     """
     others = [each for each in group.episodes if not each.scored]
-    made: list[Experience] = []
-    for place, episode in enumerate(group.scored):
-        found = build_rows(
-            episode, group_order=group.order, policy_version=version, others=others if place == 0 else ()
+    experiences: list[Experience] = []
+    for number, episode in enumerate(group.scored):
+        rows = build_rows(
+            episode, group_order=group.order, policy_version=version, others=others if number == 0 else ()
         )
-        made += [_build_experience(row, run=episode.repeat, step=step) for step, row in enumerate(found)]
-    return made or [build_blank()]
+        experiences += [_build_experience(row, run=episode.repeat, step=step) for step, row in enumerate(rows)]
+    return experiences or [build_blank()]
 
 
 def build_blank() -> Experience:
@@ -174,8 +174,8 @@ class RolloutEngine:
         if not ids or reply.finish_reason == "abort":
             raise EngineFailure("Trinity's engine aborted the request")
         logprobs = _read_logprobs(zip(ids, reply.logprobs or (), strict=True))
-        cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
-        finish: Literal["stop", "length"] = "length" if cut else "stop"
+        is_cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if is_cut else "stop"
         greedy = sampling.temperature == 0.0
         plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
         unit = logprobs if plain else await self._score_at_temperature_one(prompt, ids)
@@ -252,4 +252,4 @@ def _read_logprobs(positions: Any) -> list[float]:
     Args:
         positions: pairs of a token id and vLLM's log-probabilities at its position, by token id.
     """
-    return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]
+    return [min(float(np.float32(by_token[token].logprob)), 0.0) for token, by_token in positions]

@@ -73,8 +73,8 @@ class ServerEngine:
         steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
         oldest, newest = (self.version if step is None else int(step) for step in steps)
         self.version = max(self.version, newest)
-        cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
-        finish: Literal["stop", "length"] = "length" if cut else "stop"
+        is_cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if is_cut else "stop"
         unit = logprobs if _has_unit_logprobs(request) else await self._score_at_temperature_one(request, ids)
         logprobs = _zero_if_greedy(request, logprobs)
         experts = self._read_experts(output, len(request.prompt_ids) + len(ids) - 1)
@@ -106,10 +106,10 @@ class ServerEngine:
         """
         if self.routed_shape is None:
             return None
-        experts, wanted = output.routed_experts, (tokens, *self.routed_shape)
+        experts, expected = output.routed_experts, (tokens, *self.routed_shape)
         if experts is None or experts.shape[1:] != self.routed_shape or len(experts) < tokens:
             sent = "none" if experts is None else f"an array of shape {experts.shape}"
-            raise EngineFailure(f"verl's server sent {sent} as routed experts, not {wanted}", retryable=False)
+            raise EngineFailure(f"verl's server sent {sent} as routed experts, not {expected}", retryable=False)
         return np.asarray(experts)[:tokens]
 
     def _build_params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
@@ -154,17 +154,19 @@ class ServerEngine:
     ) -> Any:
         from ray.exceptions import RayError
 
-        key, shown = request.key, {}
+        key, image_arguments = request.key, {}
         if request.images:
             assert self._images is not None, "a text model's renderer refuses images"
             # Images are decoded in a thread, so that other episodes continue meanwhile.
             pictures = [await asyncio.to_thread(picture, url) for url in request.images]
-            shown = {"image_data": pictures}
+            image_arguments = {"image_data": pictures}
             if self._server == "vllm":  # vLLM's own processor expands each image to its tokens
                 prompt = self._images.folded(prompt)
         try:
             ask = self._client.generate if generate is None else partial(generate, self._client)
-            return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **shown)
+            return await ask(
+                f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **image_arguments
+            )
         except RayError as problem:
             raise make_engine_failure("verl's server", problem) from problem
 

@@ -49,11 +49,11 @@ class WorkflowLoop(AgentLoopBase):
         episode = group.episodes[session]
         first = bool(group.scored) and episode is group.scored[0]
         others = [each for each in group.episodes if not each.scored] if first else []
-        made = build_rows(
+        rows = build_rows(
             episode,
             group_order=group.order,
             policy_version=host.version,
             others=others,
             routed_shape=find_routed_shape(self.config),
         )
-        return [AgentLoopOutput(**row) for row in made]
+        return [AgentLoopOutput(**row) for row in rows]

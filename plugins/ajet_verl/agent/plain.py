@@ -81,13 +81,13 @@ async def play_session(
     episode = await sessions.play_episode(drawn, row)
     failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
     version, shape = sessions.version, sessions.routed_shape
-    made = [] if failed else build_unscored_rows(episode, policy_version=version, routed_shape=shape)
-    if not made and episode.split == "validation":
-        made = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, version, shape)]
-    if not made:
-        why = failed or "no agent called the trained model"
-        raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {why}")
-    return [AgentLoopOutput(**each) for each in made]
+    rows = [] if failed else build_unscored_rows(episode, policy_version=version, routed_shape=shape)
+    if not rows and episode.split == "validation":
+        rows = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, version, shape)]
+    if not rows:
+        reason = failed or "no agent called the trained model"
+        raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {reason}")
+    return [AgentLoopOutput(**each) for each in rows]
 
 
 class PlainSessions:
@@ -232,15 +232,15 @@ def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
 
 
 def _open_sessions(name: str, workflow: type[Any], made_with: Mapping[str, Any]) -> PlainSessions:
-    own = {key: value for key, value in made_with.items() if key not in VERL_ARGUMENTS}
+    own_arguments = {key: value for key, value in made_with.items() if key not in VERL_ARGUMENTS}
     with _lock:
-        key = f"{name} {sorted(map(str, own.items()))}"
+        key = f"{name} {sorted(map(str, own_arguments.items()))}"
         if key not in _sessions:
             config = made_with["trainer_config"].config
             experiment = build_experiment(config, workflow)
             workflow.check(experiment.config)
             _sessions[key] = PlainSessions(
-                experiment, _bind_arguments(workflow, own, len(_sessions)), config, made_with
+                experiment, _bind_arguments(workflow, own_arguments, len(_sessions)), config, made_with
             )
             freeze_garbage()
         return _sessions[key]

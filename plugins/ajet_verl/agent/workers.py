@@ -70,14 +70,14 @@ class AgentWorkers(AgentLoopManagerTQ):
             self._sent = [{} for _ in self.agent_loop_workers]
             threading.Thread(target=self._watch_workers, name="ajet-agent-workers", daemon=True).start()
         size = -(-len(prompts) // len(self.agent_loop_workers))
-        rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
+        rows = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
         # The rows are selected by verl's function, since rows of a resumed run have nested tensors.
         chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
         with self._lock:
             self._forget_ended_tasks()
-            for place, part in enumerate(rows):
+            for worker_index, part in enumerate(rows):
                 for row in part:
-                    self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
+                    self._sent[worker_index][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
             # With fewer tasks than processes there are fewer chunks.
             pairs = zip(self.agent_loop_workers, chunks, strict=False)
             handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
@@ -91,7 +91,7 @@ class AgentWorkers(AgentLoopManagerTQ):
         while True:
             ready = [worker.__ray_ready__.remote() for worker in self.agent_loop_workers]
             ray.wait(ready, num_returns=len(ready), timeout=POLL_S)
-            for place, each in enumerate(ready):
+            for worker_index, each in enumerate(ready):
                 try:
                     ray.get(each, timeout=0)
                 except ray.exceptions.GetTimeoutError:
@@ -100,7 +100,7 @@ class AgentWorkers(AgentLoopManagerTQ):
                     continue
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
-                        self.replace_worker(place, str(death).strip().splitlines()[0])
+                        self.replace_worker(worker_index, str(death).strip().splitlines()[0])
             self.kill_failed_workers()
             threading.Event().wait(POLL_S)
 
@@ -109,15 +109,15 @@ class AgentWorkers(AgentLoopManagerTQ):
 
         If they stayed alive, their tasks would never run.
         """
-        for place, begun in list(self.later_begins.items()):
+        for worker_index, begun in list(self.later_begins.items()):
             if not ray.wait([begun], timeout=0)[0]:
                 continue
-            del self.later_begins[place]
+            del self.later_begins[worker_index]
             try:
                 ray.get(begun)
             except ray.exceptions.RayTaskError as failure:
                 logger.warning("an agent-loop process failed to start and is replaced: {}", failure.cause)
-                ray.kill(self.agent_loop_workers[place])
+                ray.kill(self.agent_loop_workers[worker_index])
             except ray.exceptions.RayActorError:
                 continue  # the process died, and the next check replaces it
 
@@ -149,10 +149,10 @@ class AgentWorkers(AgentLoopManagerTQ):
                 del self._sent[place][uid]
 
     def _forget_ended_tasks(self) -> None:
-        listed = transfer_queue.kv_list() or {}
+        partitions = transfer_queue.kv_list() or {}
         waiting = {
             key
-            for items in listed.values()
+            for items in partitions.values()
             for key, tag in items.items()
             if tag.get("is_prompt") and tag.get("status") in ("pending", "running")
         }

@@ -17,23 +17,23 @@ def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check that the tasks of a step can be divided into mini-batches (verl: ActorConfig.validate)."""
     batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
     key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
-    ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
-    own = s.name(key) != ""
-    if not own and batch % trainer.mini_batch_num:
+    ajet_keys = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
+    is_users = s.name(key) != ""
+    if not is_users and batch % trainer.mini_batch_num:
         yield s.make_error(
             f"{batch} tasks ({batch_name}) cannot be divided into {trainer.mini_batch_num} mini-batches "
             "(ajet.trainer_common.mini_batch_num).",
             "data.train_batch_size",
-            *ours,
+            *ajet_keys,
             expected="a multiple",
         )
         return
     mini = s.count(key)
     if mini < 1 or batch % mini:
         yield s.make_error(
-            f"{batch} tasks ({batch_name}) cannot be divided into mini-batches of {mini} ({s.name(key, *ours)}).",
+            f"{batch} tasks ({batch_name}) cannot be divided into mini-batches of {mini} ({s.name(key, *ajet_keys)}).",
             key,
-            *ours,
+            *ajet_keys,
             expected="a multiple",
         )
         return
@@ -51,9 +51,9 @@ def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
         (f"{ROLLOUT}.log_prob_micro_batch_size", True),
         ("actor_rollout_ref.ref.log_prob_micro_batch_size", _has_reference(s)),
     ]
-    for key, wanted in needed:
+    for key, is_needed in needed:
         total, each = s.value(key), s.value(f"{key}_per_gpu")
-        if wanted and (total is None) == (each is None):
+        if is_needed and (total is None) == (each is None):
             yield s.make_error(
                 f"Without use_dynamic_bsz verl needs {key}_per_gpu" + (f", and not {key} too." if total else "."),
                 f"{ACTOR}.use_dynamic_bsz",

@@ -78,15 +78,21 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
         value: returns the effective value of a verl key, or None if it is unset.
     """
     filters = value("algorithm.filter_groups.enable")
-    ours = tuple(name for name, each in _load_algorithms().items() if each.needs <= {"group", "reference"})
-    for key, taken in ((ESTIMATOR, ours), *_TAKEN, *(_FILTERED if filters else ())):
-        found = value(key)
-        users = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
-        if found not in taken and not users:
-            names = [str(one).lower() if isinstance(one, bool) else str(one) for one in taken if one is not None]
-            some = " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
-            own = f", or a reference such as {spell_reference('algorithm')}" if key == ESTIMATOR else ""
-            yield key, found, f"{some}{own}"
+    algorithms = tuple(name for name, each in _load_algorithms().items() if each.needs <= {"group", "reference"})
+    for key, supported in ((ESTIMATOR, algorithms), *_TAKEN, *(_FILTERED if filters else ())):
+        current = value(key)
+        users = key == ESTIMATOR and isinstance(current, str) and is_reference(current)
+        if current not in supported and not users:
+            names = [
+                str(option).lower() if isinstance(option, bool) else str(option)
+                for option in supported
+                if option is not None
+            ]
+            option_list = (
+                " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
+            )
+            reference_hint = f", or a reference such as {spell_reference('algorithm')}" if key == ESTIMATOR else ""
+            yield key, current, f"{option_list}{reference_hint}"
     cap = value(f"{_CORRECTION}.rollout_is_threshold")
     if value(f"{_CORRECTION}.rollout_is") is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
         yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"
@@ -98,8 +104,8 @@ def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
     Raises:
         ValueError: `find_unsupported` yields a key.
     """
-    for key, found, expected in find_unsupported(lambda key: _find_value(verl, key)):
-        raise ValueError(f"{key} is {found!r}, expected {expected}")
+    for key, current, expected in find_unsupported(lambda key: _find_value(verl, key)):
+        raise ValueError(f"{key} is {current!r}, expected {expected}")
     algorithm, correction = verl["algorithm"], verl["algorithm"]["rollout_correction"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
     tasks, mini = verl["data"]["train_batch_size"], actor["ppo_mini_batch_size"]

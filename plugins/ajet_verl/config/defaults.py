@@ -38,15 +38,15 @@ class ReplacedDefault:
 
 def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
     """Return the keys that the user did not set and that get ajet's default, in the order of `DEFAULTS`."""
-    users, known = list_user_layers(experiment.layers), compose_sections(experiment)[0]
-    found = []
+    users, composed = list_user_layers(experiment.layers), compose_sections(experiment)[0]
+    replaced = []
     for key, verls in DEFAULTS.items():
-        path, ours = tuple(key.split(".")), find_counterpart(key, known) or ""
-        places = [path, ("verl", *path), *([tuple(ours.split("."))] if ours else [])]
-        is_set = any(layer.get_value(place) is not ABSENT for layer in users for place in places)
-        if not is_set and (value := select_value(known, key)) != verls:
-            found.append(ReplacedDefault(key, verls, value, ours))
-    return found
+        path, ajet_key = tuple(key.split(".")), find_counterpart(key, composed) or ""
+        places = [path, ("verl", *path), *([tuple(ajet_key.split("."))] if ajet_key else [])]
+        is_set = any(layer.get_value(key_place) is not ABSENT for layer in users for key_place in places)
+        if not is_set and (value := select_value(composed, key)) != verls:
+            replaced.append(ReplacedDefault(key, verls, value, ajet_key))
+    return replaced
 
 
 def describe_replaced_defaults(experiment: Experiment) -> str:
@@ -54,10 +54,10 @@ def describe_replaced_defaults(experiment: Experiment) -> str:
     users = list_user_layers(experiment.layers)
     if not any(layer.get_value((root,)) is not ABSENT for layer in users for root in VERL.roots):
         return ""
-    found = list_replaced_defaults(experiment)
-    if not found:
+    replaced = list_replaced_defaults(experiment)
+    if not replaced:
         return ""
-    rows = [f"  {each.key}: {spell_value(each.ajet)} (verl: {spell_value(each.verl)})" for each in found]
+    rows = [f"  {each.key}: {spell_value(each.ajet)} (verl: {spell_value(each.verl)})" for each in replaced]
     return "\n".join([f"Keys that are not set get ajet's defaults, not verl's ({VERL.defaults_page}):", *rows])
 
 

@@ -80,8 +80,8 @@ class EffectiveSettings:
         """Return the effective value of a verl key, or `default` if unset."""
         from omegaconf import OmegaConf
 
-        found = OmegaConf.select(self._tree, verl)
-        return default if found is None else found
+        value = OmegaConf.select(self._tree, verl)
+        return default if value is None else value
 
     def count(self, verl: str, default: int = 1) -> int:
         """Return the value of an integer key.
@@ -89,15 +89,15 @@ class EffectiveSettings:
         Raises:
             ConfigError: the value is no integer.
         """
-        found = self.value(verl, default)
-        if isinstance(found, int) and not isinstance(found, bool):
-            return found
-        raise self.make_error(f"{self.name(verl)} is {found!r}.", verl, expected="a whole number")
+        number = self.value(verl, default)
+        if isinstance(number, int) and not isinstance(number, bool):
+            return number
+        raise self.make_error(f"{self.name(verl)} is {number!r}.", verl, expected="a whole number")
 
     def name(self, verl: str, *ajet: str) -> str:
         """Return verl's key if set by the user, else its source keys below `ajet`."""
-        own = self._find_own_path(verl)
-        return ".".join(own) if own else " and ".join(f"ajet.{key}" for key in ajet)
+        users_path = self._find_own_path(verl)
+        return ".".join(users_path) if users_path else " and ".join(f"ajet.{key}" for key in ajet)
 
     def make_error(
         self, what: str, verl: str, *ajet: str, also: Pairs = (), expected: str = "", do: str = ""
@@ -112,9 +112,9 @@ class EffectiveSettings:
             expected: values that would be accepted.
             do: advice to the user.
         """
-        own = self._find_own_path(verl) if verl else None
-        paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
-        paths += [self._find_own_path(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
+        users_path = self._find_own_path(verl) if verl else None
+        paths = [users_path] if users_path else [("ajet", *key.split(".")) for key in ajet]
+        paths += [self._find_own_path(verl_key) or ("ajet", *ajet_key.split(".")) for verl_key, ajet_key in also]
         last = max(paths, key=self._find_layer)
         unread = [
             f"{'.'.join(each.path)} ({locate_key(each.layer, each.path)}): {each.advice}"
@@ -122,20 +122,20 @@ class EffectiveSettings:
             if each.ours.removeprefix("ajet.") in ajet
         ]
         do = "; ".join([*([do] if do else []), *unread])
-        where = self.layers.locate(last, value=True)
+        location = self.layers.locate(last, value=True)
         if self.layers.find_winner(last) not in list_user_layers(
             self.layers
         ):  # a default: users do not edit the file of defaults
-            where = f"{self._yaml}, which does not set {'.'.join(last)}"
-        return ConfigError(what, where=where, expected=expected, do=do)
+            location = f"{self._yaml}, which does not set {'.'.join(last)}"
+        return ConfigError(what, where=location, expected=expected, do=do)
 
     def _find_layer(self, path: tuple[str, ...]) -> int:
         layer = self.layers.find_winner(path)
         return self.layers.stack.index(layer) if layer is not None else -1
 
     def _find_own_path(self, verl: str) -> tuple[str, ...] | None:
-        found = find_own(self.layers, tuple(verl.split(".")))
-        return found[1] if found else None
+        layer_and_path = find_own(self.layers, tuple(verl.split(".")))
+        return layer_and_path[1] if layer_and_path else None
 
     @property
     def gpus(self) -> int:

@@ -71,14 +71,14 @@ def compose_verl_config(
     extra = find_extra(ajet["trainer_common"]["device"])
     folder = find_config_folder(extra)
     with _explain_errors(experiment):
-        known, tree = _lay_sections(experiment, ajet, folder)
+        composed, tree = _lay_sections(experiment, ajet, folder)
         if model_folder is not None and experiment.ajet.model.path == tree.actor_rollout_ref.model.path:
             tree.actor_rollout_ref.model.path = str(model_folder)
         refuse(experiment, tree, model, gpu_bytes)
         if folder is None:
             raise MissingExtraError("verl", extra, needed_for="The verl backbone")
         if merged := _merged_sections(experiment):
-            plain: Any = OmegaConf.to_container(known, resolve=False)
+            plain: Any = OmegaConf.to_container(composed, resolve=False)
             refuse_unknown(experiment, merged, plain, VerlSource(folder.parents[1]))
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     return {name: resolved[name] for name in ROOTS}
@@ -110,11 +110,13 @@ def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | N
     from omegaconf import OmegaConf
 
     trainer = ajet["trainer_common"]
-    known: Any = pickle.loads(_compose_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu"))
-    known["ajet"] = ajet
+    composed: Any = pickle.loads(
+        _compose_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu")
+    )
+    composed["ajet"] = ajet
     users = _collect_sections(experiment)
-    tree: Any = OmegaConf.merge(known, OmegaConf.create(users)) if users else known
-    return known, tree
+    tree: Any = OmegaConf.merge(composed, OmegaConf.create(users)) if users else composed
+    return composed, tree
 
 
 def find_extra(device: str) -> str:
@@ -176,11 +178,11 @@ def list_served_layers(experiment: Experiment, model: ModelLimits) -> list[str]:
     """
     settings, lora = experiment.ajet, experiment.ajet.trainer_common.lora
     names = model.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
-    known = isinstance(names, list | tuple) and {*names} <= {*model.linear_layers}
+    are_linear = isinstance(names, list | tuple) and {*names} <= {*model.linear_layers}
     mode, strategy = settings.trainer_common.mode, settings.trainer_common.strategy
     sends = settings.rollout.name == "vllm" and mode in ("sync", "colocate_async") and strategy != "megatron"
     dense = not model.experts and not model.images
-    return sorted(names) if known and sends and dense and 0 < lora.rank <= VLLM_LARGEST_LORA_RANK else []
+    return sorted(names) if are_linear and sends and dense and 0 < lora.rank <= VLLM_LARGEST_LORA_RANK else []
 
 
 def _collect_sections(experiment: Experiment) -> dict[str, Any]:
@@ -195,28 +197,28 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: both set a key to different values.
     """
-    over = experiment.backbone_overrides
-    verl = over.get("verl", {})
+    overrides = experiment.backbone_overrides
+    verl = overrides.get("verl", {})
     for name in ("verl", *TOP_LEVEL):
-        if not isinstance(over.get(name, {}), dict):
+        if not isinstance(overrides.get(name, {}), dict):
             raise ConfigError(
-                f"`{name}` is {over[name]!r}.",
+                f"`{name}` is {overrides[name]!r}.",
                 where=experiment.layers.locate((name,), value=True),
                 expected="a mapping of verl's own keys",
             )
     for name in verl:
         if name not in ROOTS:
-            near = get_close_matches(str(name), ROOTS, 1)
+            similar = get_close_matches(str(name), ROOTS, 1)
             raise ConfigError(
                 f"verl's configuration has no section {name!r} at its top level.",
                 where=experiment.layers.locate(("verl", name)),
                 expected=", ".join(ROOTS),
-                do=f"did you mean verl.{near[0]}?" if near else "",
+                do=f"did you mean verl.{similar[0]}?" if similar else "",
             )
     merged = deepcopy(verl)
     for name in TOP_LEVEL:
-        if name in over:
-            merged[name] = _join_sections(merged.get(name, {}), over[name], (name,), experiment)
+        if name in overrides:
+            merged[name] = _join_sections(merged.get(name, {}), overrides[name], (name,), experiment)
     return merged
 
 
@@ -265,8 +267,8 @@ def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
 
     names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
     verls = [] if folder is None else [compose_verls_defaults(folder, megatron)]
-    ours = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
-    return pickle.dumps(OmegaConf.merge(*verls, *ours))
+    ajet_layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
+    return pickle.dumps(OmegaConf.merge(*verls, *ajet_layers))
 
 
 @lru_cache(maxsize=4)
@@ -292,15 +294,15 @@ def find_config_folder(extra: str) -> Path | None:
     spec = util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         return None
-    place, installed = Path(next(iter(spec.submodule_search_locations))), metadata.version("verl")
+    package, installed = Path(next(iter(spec.submodule_search_locations))), metadata.version("verl")
     if installed != VERL_VERSION:
         raise UserError(
             f"verl {installed} is installed.",
-            where=str(place),
+            where=str(package),
             expected=f"verl {VERL_VERSION}: its configuration differs between versions",
             do=format_extra_install(extra),
         )
-    return place / "trainer" / "config"
+    return package / "trainer" / "config"
 
 
 @contextmanager
@@ -326,7 +328,9 @@ def _explain_errors(experiment: Experiment) -> Iterator[None]:
         key = str(error.full_key or "").replace("[", ".").replace("]", "")
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         layers = experiment.layers
-        places = [place for place in (path, ("verl", *path)) if key and layers.find_winner(place) is not None]
+        places = [
+            candidate for candidate in (path, ("verl", *path)) if key and layers.find_winner(candidate) is not None
+        ]
         raise ConfigError(
             f"YAML and overrides of verl cannot be combined: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
             where=layers.locate(places[-1], value=True) if places else str(experiment.yaml_path),

@@ -59,22 +59,26 @@ class OverriddenKey:
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
     """Return the user's keys below `ajet` that a verl section overrides with another value."""
     users = list_user_layers(experiment.layers)
-    found = []
-    for verl, mapped, given, key in _list_set_keys(experiment):
-        own, ours = find_own(experiment.layers, verl), tuple(key.split("."))
-        layer = find_last_layer(ours, users)
-        if own is None or layer is None or mapped == given:
+    overridden = []
+    for verl, mapped, verl_value, key in _list_set_keys(experiment):
+        users_setting, ajet_path = find_own(experiment.layers, verl), tuple(key.split("."))
+        layer = find_last_layer(ajet_path, users)
+        if users_setting is None or layer is None or mapped == verl_value:
             continue
-        if is_written_by_ajet(layer) and get_setting(experiment.ajet, ours[1:]) == get_setting(
-            config_model()(), ours[1:]
+        if is_written_by_ajet(layer) and get_setting(experiment.ajet, ajet_path[1:]) == get_setting(
+            config_model()(), ajet_path[1:]
         ):
             continue
-        places = locate_key(layer, ours), ".".join(map(str, own[1])), locate_key(own[0], own[1])
-        written = own[0].get_value(own[1])
-        shown = written if "oc.env" in str(written) else HIDDEN if is_secret_path(verl) else given
-        own_value = HIDDEN if is_secret_path(verl) else get_setting(experiment.ajet, ours[1:])
-        found.append(OverriddenKey(key, *places, shown, own_value))
-    return found
+        places = (
+            locate_key(layer, ajet_path),
+            ".".join(map(str, users_setting[1])),
+            locate_key(users_setting[0], users_setting[1]),
+        )
+        written = users_setting[0].get_value(users_setting[1])
+        shown_value = written if "oc.env" in str(written) else HIDDEN if is_secret_path(verl) else verl_value
+        own_value = HIDDEN if is_secret_path(verl) else get_setting(experiment.ajet, ajet_path[1:])
+        overridden.append(OverriddenKey(key, *places, shown_value, own_value))
+    return overridden
 
 
 def apply_sections(experiment: Experiment) -> Experiment:
@@ -84,16 +88,16 @@ def apply_sections(experiment: Experiment) -> Experiment:
     """
     values: dict[str, tuple[str, list[Any]]] = {}
     batch = None
-    for path, mapped, given, key in _list_set_keys(experiment):
+    for path, mapped, verl_value, key in _list_set_keys(experiment):
         verl = ".".join(path)
-        if mapped == given or key == _NAME:
+        if mapped == verl_value or key == _NAME:
             continue
         if verl == _MINI_BATCH:
             batch = batch or select_value(compose_sections(experiment)[1], "data.train_batch_size")
-            if isinstance(batch, int) and isinstance(given, int) and given > 0 and batch % given == 0:
-                values[key] = verl, [batch // given]
+            if isinstance(batch, int) and isinstance(verl_value, int) and verl_value > 0 and batch % verl_value == 0:
+                values[key] = verl, [batch // verl_value]
         elif verl == _PASS or path == find_first_filled(key, find_backbone("verl").filled):
-            values[key] = verl, _list_candidates(given, _find_fill(verl))
+            values[key] = verl, _list_candidates(verl_value, _find_fill(verl))
     laid = experiment
     for key, (_, candidates) in values.items():
         for value in candidates:
@@ -103,11 +107,11 @@ def apply_sections(experiment: Experiment) -> Experiment:
                 continue
             break
     # Compose again with the new values. A key that still does not give verl's value gets its old value back.
-    known, tree, _ = compose_sections(laid) if values else ({}, {}, {})
+    composed, tree, _ = compose_sections(laid) if values else ({}, {}, {})
     reverted = {
         key: get_setting(experiment.ajet, tuple(key.split(".")[1:]))
         for key, (verl, _) in values.items()
-        if verl != _MINI_BATCH and select_value(known, verl) != select_value(tree, verl)
+        if verl != _MINI_BATCH and select_value(composed, verl) != select_value(tree, verl)
     }
     return laid.replace_defaults(reverted)
 
@@ -121,12 +125,12 @@ def _list_candidates(given: Any, raw: str) -> list[Any]:
         given: the value in verl.
         raw: the layer's expression for the verl key.
     """
-    found = _PICKED.match(raw)
-    if found is None:
+    match = _PICKED.match(raw)
+    if match is None:
         return [given]
-    pairs = [pair.partition(":")[::2] for pair in found[1].split(",")]
-    translated = [yaml.safe_load(ours) for ours, theirs in pairs if yaml.safe_load(theirs) == given]
-    return translated if found[2] else [given, *translated]
+    pairs = [pair.partition(":")[::2] for pair in match[1].split(",")]
+    translated = [yaml.safe_load(ajet_text) for ajet_text, verl_text in pairs if yaml.safe_load(verl_text) == given]
+    return translated if match[2] else [given, *translated]
 
 
 def _find_fill(verl: str) -> str:
@@ -161,14 +165,14 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
     """
     if not experiment.backbone_overrides:
         return
-    known, tree, merged = compose_sections(experiment)
+    composed, tree, merged = compose_sections(experiment)
     # A list is one value: its positions are no keys.
     for path in dict.fromkeys(
         tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(merged)
     ):
         dotted = ".".join(path)
-        if (key := find_counterpart(dotted, known)) is not None:
-            yield path, select_value(known, dotted), select_value(tree, dotted), key
+        if (key := find_counterpart(dotted, composed)) is not None:
+            yield path, select_value(composed, dotted), select_value(tree, dotted), key
 
 
 def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()) -> str | None:
@@ -194,9 +198,9 @@ def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()
     if dotted in LIKE:
         return f"ajet.{LIKE[dotted]}"
     others = _DOTTED.findall(raw)
-    ours = [each for each in others if each.startswith("ajet.") and find_key(each.split(".")[1:]) is not None]
+    ajet_keys = [each for each in others if each.startswith("ajet.") and find_key(each.split(".")[1:]) is not None]
     further = (find_counterpart(each, known, seen | {dotted}) for each in others if each not in seen)
-    return ours[0] if ours else next((each for each in further if each is not None), None)
+    return ajet_keys[0] if ajet_keys else next((each for each in further if each is not None), None)
 
 
 def select_value(tree: Any, dotted: str) -> Any:
@@ -205,7 +209,7 @@ def select_value(tree: Any, dotted: str) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        found = OmegaConf.select(tree, dotted)
+        value = OmegaConf.select(tree, dotted)
     except OmegaConfBaseException:  # an interpolation into verl's files without verl installed
         return None
-    return found if not OmegaConf.is_list(found) else OmegaConf.to_container(found, resolve=True)
+    return value if not OmegaConf.is_list(value) else OmegaConf.to_container(value, resolve=True)

@@ -60,10 +60,10 @@ _TP = "rollout.tensor_model_parallel_size"
 
 
 def _check_machines(s: EffectiveSettings) -> Iterator[ConfigError]:
-    device, ours = s.value("trainer.device"), f"{TRAINER}.device"
+    device, ajet_key = s.value("trainer.device"), f"{TRAINER}.device"
     if device not in ("cuda", "npu", "cpu"):
         yield s.make_error(
-            f"verl does not train on {device!r}.", "trainer.device", ours, expected="auto, cuda, npu or cpu"
+            f"verl does not train on {device!r}.", "trainer.device", ajet_key, expected="auto, cuda, npu or cpu"
         )
     if s.gpus < 1:
         key = f"{TRAINER}.n_gpus_per_node"
@@ -105,16 +105,16 @@ def _advise_gpus(s: EffectiveSettings) -> str:
 
 def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check the training strategy (verl: `EngineRegistry`, FSDPEngineConfig, McoreEngineConfig)."""
-    chosen, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
-    if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (chosen == "megatron"):
+    strategy, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
+    if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (strategy == "megatron"):
         yield s.make_error(
-            f"verl's strategy is {effective!r}, but ajet.trainer_common.strategy is {chosen}; they need "
+            f"verl's strategy is {effective!r}, but ajet.trainer_common.strategy is {strategy}; they need "
             "different sections.",
             f"{ACTOR}.strategy",
             f"{TRAINER}.strategy",
             expected="ajet.trainer_common.strategy: fsdp, fsdp2 or megatron, and no other under verl",
         )
-    if chosen == "megatron":
+    if strategy == "megatron":
         if s.ajet.trainer_common.ulysses_sequence_parallel_size > 1:
             yield s.make_error(
                 "Megatron cannot split sequences by Ulysses.",
@@ -128,14 +128,14 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
                 "verl trains in bfloat16 with Megatron.", "", "model.dtype", expected="auto or bfloat16, or an FSDP"
             )
         return
-    for verl, ours in MEGATRON_SIZES:
-        name = ours.rpartition(".")[2]
+    for verl, ajet_key in MEGATRON_SIZES:
+        name = ajet_key.rpartition(".")[2]
         if getattr(s.ajet.trainer_common.megatron, name) > 1:
             fsdp = " (FSDP has ajet.trainer_common.ulysses_sequence_parallel_size)" if "context" in name else ""
             yield s.make_error(
-                f"{s.name(verl, ours)} splits the model over GPUs, which {chosen} cannot do.",
+                f"{s.name(verl, ajet_key)} splits the model over GPUs, which {strategy} cannot do.",
                 verl,
-                ours,
+                ajet_key,
                 expected=f"1, or strategy: megatron{fsdp}",
             )
 
@@ -146,26 +146,26 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     verl's own checks: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config, and those of Megatron.
     """
     sizes = MEGATRON_SIZES[:3] if s.is_megatron else (ULYSSES,)
-    names = " × ".join(s.name(verl, ours) for verl, ours in sizes)
+    names = " × ".join(s.name(verl, ajet_key) for verl, ajet_key in sizes)
     if s.gpus % s.model_parallel:
-        verl, ours = next(size for size in sizes if s.count(size[0]) > 1)
+        verl, ajet_key = next(size for size in sizes if s.count(size[0]) > 1)
         yield s.make_error(
             f"{s.gpus} GPUs cannot be divided into groups of {s.model_parallel} ({names}).",
             verl,
-            ours,
+            ajet_key,
             also=MACHINES,
             expected=f"a divisor of {s.gpus}",
         )
-    verl, ours = MEGATRON_SIZES[3]
+    verl, ajet_key = MEGATRON_SIZES[3]
     pipeline, experts = s.count(MEGATRON_SIZES[1][0]), s.count(verl)
     if s.is_megatron and experts > 1:
         tensor = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
         if s.gpus % (experts * tensor * pipeline):
             yield s.make_error(
-                f"{s.gpus} GPUs cannot be divided into groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
-                "tensor × pipeline parallel).",
+                f"{s.gpus} GPUs cannot be divided into groups of {experts * tensor * pipeline} "
+                f"({s.name(verl, ajet_key)} × tensor × pipeline parallel).",
                 verl,
-                ours,
+                ajet_key,
                 also=MACHINES,
                 expected=f"a divisor of {s.gpus}",
             )
@@ -173,18 +173,19 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
             yield s.make_error(
                 f"The model has {s.model.experts or 'no'} experts, which cannot be divided among {experts} GPUs.",
                 verl,
-                ours,
+                ajet_key,
             )
     heads, kv_heads = s.model.heads, s.model.kv_heads or s.model.heads
-    for verl, ours in (ULYSSES, MEGATRON_SIZES[0], (f"{ROLLOUT}.tensor_model_parallel_size", _TP)):
+    for verl, ajet_key in (ULYSSES, MEGATRON_SIZES[0], (f"{ROLLOUT}.tensor_model_parallel_size", _TP)):
         parts = s.count(verl)
         if heads is None or kv_heads is None or not (heads % parts or (kv_heads % parts and parts % kv_heads)):
             continue
         of_keys = f" ({kv_heads} of keys and values)" if kv_heads != heads else ""
         yield s.make_error(
-            f"The model's {heads} attention heads{of_keys} cannot be split over {parts} GPUs ({s.name(verl, ours)}).",
+            f"The model's {heads} attention heads{of_keys} cannot be split over {parts} GPUs "
+            f"({s.name(verl, ajet_key)}).",
             verl,
-            ours,
+            ajet_key,
             expected=f"a divisor of {heads}",
         )
 
@@ -193,13 +194,13 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check the settings that computing shared prefixes once (`ajet_verl.trainer.trees`) cannot be combined with."""
     attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     if not s.value(TREES, False):
-        where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
-        if (where == "a CPU" or "flash" not in str(attention)) and not s.is_megatron and s.count(ULYSSES[0]) > 1:
+        hardware = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
+        if (hardware == "a CPU" or "flash" not in str(attention)) and not s.is_megatron and s.count(ULYSSES[0]) > 1:
             yield s.make_error(
                 "verl splits sequences with flash attention, which needs GPUs.",
                 *ULYSSES,
-                do=_advise_gpus(s) if where == "a CPU" else "",
-                expected=f"1 with {where}, or verl.{TREES}: true, which splits them with any attention",
+                do=_advise_gpus(s) if hardware == "a CPU" else "",
+                expected=f"1 with {hardware}, or verl.{TREES}: true, which splits them with any attention",
             )
         return
     off = f"verl.{TREES}: false"
@@ -278,28 +279,30 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     verl's own checks: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model. vLLM's: SchedulerConfig.
     """
     tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
-    key, one = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
+    key, gpus_per_engine = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
     if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
         yield s.make_error(
             "verl's engines do not support pipeline parallelism.", f"{ROLLOUT}.pipeline_model_parallel_size"
         )
     experts = s.count(f"{ROLLOUT}.expert_parallel_size")
-    if experts > 1 and experts != one:
+    if experts > 1 and experts != gpus_per_engine:
         yield s.make_error(
-            f"The engine's expert_parallel_size is {experts}.", f"{ROLLOUT}.expert_parallel_size", expected=f"{one}"
+            f"The engine's expert_parallel_size is {experts}.",
+            f"{ROLLOUT}.expert_parallel_size",
+            expected=f"{gpus_per_engine}",
         )
     per_node = s.count("trainer.n_gpus_per_node")
-    if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % one:
+    if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % gpus_per_engine:
         yield s.make_error(
-            f"{s.gpus} GPUs cannot be divided into engines of {one} GPUs ({s.name(key, _TP)}).",
+            f"{s.gpus} GPUs cannot be divided into engines of {gpus_per_engine} GPUs ({s.name(key, _TP)}).",
             key,
             _TP,
             also=MACHINES,
             expected=f"a divisor of {s.gpus}",
         )
-    elif per_node and one % min(per_node, one):
+    elif per_node and gpus_per_engine % min(per_node, gpus_per_engine):
         yield s.make_error(
-            f"An engine of {one} GPUs ({s.name(key, _TP)}) does not fill nodes of {per_node}.",
+            f"An engine of {gpus_per_engine} GPUs ({s.name(key, _TP)}) does not fill nodes of {per_node}.",
             key,
             _TP,
             also=MACHINES,
@@ -352,33 +355,33 @@ def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
     verl's own checks: vLLMHttpServer._validate_configs, vLLMHttpServer.generate, rearrange_micro_batches.
     """
     prompt, longest = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
-    key, ours = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
+    key, ajet_key = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
     if s.model.positions is not None and longest > s.model.positions:
         yield s.make_error(
-            f"{s.name(key, ours)} is {longest}, but the model supports {s.model.positions} tokens.",
+            f"{s.name(key, ajet_key)} is {longest}, but the model supports {s.model.positions} tokens.",
             key,
-            ours,
+            ajet_key,
             expected=f"at most {s.model.positions}",
-            do=f"set {s.name(key, ours)}: {s.model.positions}, and data.max_prompt_length below it",
+            do=f"set {s.name(key, ajet_key)}: {s.model.positions}, and data.max_prompt_length below it",
         )
     border = s.model.rotary_border
     if border is not None and longest > border:
         yield s.make_error(
-            f"{s.name(key, ours)} is {longest}, but in sequences of more than {border} tokens the model uses "
+            f"{s.name(key, ajet_key)} is {longest}, but in sequences of more than {border} tokens the model uses "
             "other rotary frequencies: verl's trainer chooses them by each batch's longest sequence, its servers "
             "by max_model_len.",
             key,
-            ours,
+            ajet_key,
             expected=f"at most {border}, where trainer and servers use the same frequencies",
             do="use --backbone local, which sets the frequencies once and can train longer sequences",
         )
     if prompt >= longest:
         yield s.make_error(
             f"A prompt of {prompt} tokens ({s.name('data.max_prompt_length', 'data.max_prompt_length')}) leaves no "
-            f"room for a reply in {longest} ({s.name(key, ours)}).",
+            f"room for a reply in {longest} ({s.name(key, ajet_key)}).",
             "data.max_prompt_length",
             "data.max_prompt_length",
-            also=((key, ours),),
+            also=((key, ajet_key),),
             expected=f"less than {longest}",
         )
     split = s.count(MEGATRON_SIZES[2][0] if s.is_megatron else ULYSSES[0])
@@ -476,11 +479,11 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
             expected=f"nccl, nixl or similar in verl.{ROLLOUT}.checkpoint_engine.backend",
         )
     steps, batch = s.count("trainer.v1.separate_async.parameter_sync_step"), s.count("data.train_batch_size")
-    own = s.name("trainer.v1.separate_async.parameter_sync_step") or s.name(f"{ACTOR}.ppo_mini_batch_size")
-    if own and batch != steps * s.count(f"{ACTOR}.ppo_mini_batch_size"):
+    users_key = s.name("trainer.v1.separate_async.parameter_sync_step") or s.name(f"{ACTOR}.ppo_mini_batch_size")
+    if users_key and batch != steps * s.count(f"{ACTOR}.ppo_mini_batch_size"):
         yield s.make_error(
             f"In separate_async {batch} tasks must be {steps} mini-batches, one for each weight transfer.",
-            own.removeprefix("verl."),
+            users_key.removeprefix("verl."),
             f"{TRAINER}.mini_batch_num",
             do="set only ajet.trainer_common.mini_batch_num",
         )
@@ -488,9 +491,9 @@ def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check that ajet's own advantages and loss, which replace verl's, support the settings in verl's config."""
-    for key, found, expected in find_unsupported(lambda key: s.value(key)):
+    for key, current, expected in find_unsupported(lambda key: s.value(key)):
         yield s.make_error(
-            f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's advantages and "
+            f"{key} is {str(current).lower() if isinstance(current, bool) else current}, which ajet's advantages and "
             "loss, the same on every backbone, do not support.",
             key,
             f"{TRAINER}.algorithm",

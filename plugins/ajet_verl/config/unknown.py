@@ -74,10 +74,12 @@ class VerlSource:
         *_, section, name = path
         get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
         from_config = rf"|\bconfig{get}" if section == _DATA else ""
-        read = re.compile(rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){from_config}")
+        pattern = re.compile(
+            rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){from_config}"
+        )
         if not self._texts:
             self._texts = [each.read_text(encoding="utf-8") for each in self.package.rglob("*.py")]
-        return any(map(read.search, self._texts))
+        return any(map(pattern.search, self._texts))
 
     def _collect_fields(self, name: str) -> set[str]:
         bases, fields = self._bases.get(name, ([], set()))
@@ -148,12 +150,12 @@ def _build_error(
         ),
         path,
     )
-    near = find_nearest(path, siblings, known)
+    nearest = find_nearest(path, siblings, known)
     prefix = full[: len(full) - len(path)]
     return ConfigError(
         f"verl has no key {'.'.join(path)}.",
         where=layers.locate(full),
-        do=f"did you mean {'.'.join((*prefix, *near))}?" if near else "see docs/reference/verl_keys.md",
+        do=f"did you mean {'.'.join((*prefix, *nearest))}?" if nearest else "see docs/reference/verl_keys.md",
     )
 
 
@@ -167,12 +169,12 @@ def find_nearest(path: tuple[str, ...], siblings: tuple[str, ...], known: Mappin
         siblings: known keys of its section.
         known: verl's composed config.
     """
-    if near := get_close_matches(path[-1], siblings, 1):
-        return (*path[:-1], near[0])
+    if similar := get_close_matches(path[-1], siblings, 1):
+        return (*path[:-1], similar[0])
     sections = {name: node for name, node in known.items() if name not in _UNUSED}
     others = [other for other in _list_paths(sections, ()) if other[-1] == path[-1]]
-    wanted = ".".join(path)
-    return max(others, key=lambda other: SequenceMatcher(None, ".".join(other), wanted).ratio(), default=())
+    dotted = ".".join(path)
+    return max(others, key=lambda other: SequenceMatcher(None, ".".join(other), dotted).ratio(), default=())
 
 
 def _list_paths(node: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

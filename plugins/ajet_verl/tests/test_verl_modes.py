@@ -40,7 +40,9 @@ def test_it_trains(tmp_path, mode, settings):
     weights = [row["stale_is_weight_mean"] for row in trained if "stale_is_weight_mean" in row]
     assert all(0 < weight <= 2 for weight in weights), "stale tokens are weighed by default"
     assert weights or mode == "colocate_async", "servers of their own are ahead of the trainer"
-    assert all(0 <= row["train/staleness_max"] <= 2 and row["grad_norm"] > 0 for row in trained)
+    assert all(0 <= row["train/staleness_max"] <= 2 for row in trained)
+    informative = [row for row in trained if row["credit/zero_variance_groups"] < row["credit/groups"]]
+    assert informative and all(row["grad_norm"] > 0 for row in informative)
     assert RunTally.from_rows(rows).doubled == 0
     for row in trained:
         episodes = EpisodeFiles(run / "episodes").read(row["step"])

@@ -33,7 +33,7 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
         rows: number of targets per chunk.
         read: computes the results from logits and targets.
     """
-    logits, own, draws = head.forward, vars(head).get("forward"), _draws_random_numbers(head)
+    logits, replaced_forward, draws = head.forward, vars(head).get("forward"), _draws_random_numbers(head)
 
     def of(states: Tensor, tokens: Tensor) -> Tensor:
         return read(logits(states), tokens)
@@ -48,10 +48,10 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
     try:
         yield
     finally:
-        if own is None:
+        if replaced_forward is None:
             del head.forward
         else:  # restore a replacement made earlier
-            head.forward = own
+            head.forward = replaced_forward
 
 
 def _draws_random_numbers(head: torch.nn.Module) -> bool:

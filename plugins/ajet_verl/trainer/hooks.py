@@ -127,23 +127,23 @@ class CreditHooks(PPOTrainer):
 
         This replaces verl's estimators, which see rows without their episodes.
         """
-        own = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        keys = [batch.keys[row] for row in own]
+        real_rows = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        keys = [batch.keys[row] for row in real_rows]
         names = [*FIELDS, "old_log_probs"] + ["ref_log_prob"] * self.settings.trainer_common.algorithm.use_kl_in_reward
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
         fields = {name: _unbind_rows(data, name) for name in names}
         rebuilt = rebuild_groups(keys, fields)
-        place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
+        row_by_timeline = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
 
         def spread(name: str, samples: list[Sample]) -> list[Floats]:
             """Expand a field of response tokens to the complete token sequences, one array [T] per sample."""
-            found = []
+            columns = []
             for sample in samples:
                 values = np.zeros(sample.timeline.ids.size, np.float32)
-                row = fields[name][place[id(sample.timeline)]].float().numpy()
+                row = fields[name][row_by_timeline[id(sample.timeline)]].float().numpy()
                 values[-row.size :] = row
-                found.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
-            return found
+                columns.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
+            return columns
 
         credited = assign_credit(
             rebuilt.groups,
@@ -156,23 +156,23 @@ class CreditHooks(PPOTrainer):
         parts = self.split_optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
         metrics.update(self._measure_mismatch(credited.samples, trainers))
-        extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
+        extra = [fields["extra_fields"][row_by_timeline[id(sample.timeline)]] for sample in credited.samples]
         metrics.update(self.measure_canary(credited.samples, trainers, extra))
         self._gap = float(metrics.get("canary_gap", 0.0))
         correction, tightened = self._choose_correction()
         metrics.update(tightened)
         metrics.update(self._measure_staleness(credited.samples, trainers, correction))
-        at = [own[place[id(sample.timeline)]] for sample in credited.samples]
-        self._parts = [[at[index] for index in part] for part in parts]
+        sample_rows = [real_rows[row_by_timeline[id(sample.timeline)]] for sample in credited.samples]
+        self._parts = [[sample_rows[index] for index in part] for part in parts]
         self.on_credit(rebuilt, credited)
 
         bounds = StaleBounds.from_settings(self.settings.trainer_common.algorithm)
         by_age = bounds is not None and bounds.needs_ages
         advantages, weights, ages = {}, {}, {}
         for sample in credited.samples:
-            row = own[place[id(sample.timeline)]]
+            row = real_rows[row_by_timeline[id(sample.timeline)]]
             # verl's rows have advantages and weights for response tokens only: cut off the prompt.
-            start = fields["prompts"][place[id(sample.timeline)]].numel()
+            start = fields["prompts"][row_by_timeline[id(sample.timeline)]].numel()
             advantages[row] = torch.from_numpy(sample.advantages[start:])
             weights[row] = torch.from_numpy(np.where(sample.timeline.mask[start:], sample.weight, 0).astype(np.float32))
             if by_age:
@@ -248,11 +248,12 @@ class CreditHooks(PPOTrainer):
         parts = split_mini_batches(batch.samples, count)
         aggregation = self.settings.trainer_common.algorithm.loss_aggregation
         scales = [
-            compute_mini_batch_scale(aggregation, batch.samples, [batch.samples[at] for at in part]) for part in parts
+            compute_mini_batch_scale(aggregation, batch.samples, [batch.samples[index] for index in part])
+            for part in parts
         ]
         for part, scale in zip(parts, scales, strict=True):
-            for at in part:
-                batch.samples[at].weight *= scale
+            for index in part:
+                batch.samples[index].weight *= scale
         return parts
 
     def _add_padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
@@ -299,7 +300,8 @@ class CreditHooks(PPOTrainer):
         if not samples or self.settings.rollout.truncates_sampling:
             return {}
         gaps = [
-            (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
+            (sample.timeline.logprobs - trainer_logprobs)[sample.timeline.mask]
+            for sample, trainer_logprobs in zip(samples, trainer, strict=True)
         ]
         return {
             "mismatch_kl": float(np.concatenate(gaps).mean()),
@@ -317,14 +319,16 @@ class CreditHooks(PPOTrainer):
         """
         tokens = stale = capped = 0
         weight = 0.0
-        for sample, own in zip(samples, trainer, strict=True):
+        for sample, trainer_logprobs in zip(samples, trainer, strict=True):
             line = sample.timeline
-            at = torch.from_numpy(line.mask & (line.versions < self.global_steps - 1))
-            tokens, stale = tokens + line.sampled, stale + int(at.sum())
+            is_stale = torch.from_numpy(line.mask & (line.versions < self.global_steps - 1))
+            tokens, stale = tokens + line.sampled, stale + int(is_stale.sum())
             if correction is not None:
                 mask = torch.from_numpy(line.mask)
-                policy, engine = torch.from_numpy(own)[mask], torch.from_numpy(line.logprobs)[mask]
-                weights = correction.weights(correction.gaps(policy, engine, number_replies(mask)[mask]))[at[mask]]
+                policy, engine = torch.from_numpy(trainer_logprobs)[mask], torch.from_numpy(line.logprobs)[mask]
+                weights = correction.weights(correction.gaps(policy, engine, number_replies(mask)[mask]))[
+                    is_stale[mask]
+                ]
                 weight, capped = weight + float(weights.sum()), capped + int(correction.find_bounded(weights).sum())
         return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
 
@@ -340,8 +344,8 @@ class CreditHooks(PPOTrainer):
         alarm = self.settings.trainer_common.algorithm.mismatch_alarm
         if correction is None or isinstance(alarm, str):
             return correction, {}
-        found = correction.tighten(self._gap, alarm)
-        return found, build_tightened_metrics(self._gap, found.cap) if found is not correction else {}
+        tightened = correction.tighten(self._gap, alarm)
+        return tightened, build_tightened_metrics(self._gap, tightened.cap) if tightened is not correction else {}
 
     def measure_canary(
         self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]
@@ -380,16 +384,16 @@ def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
     """
     tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
     norms = np.atleast_1d(output["grad_norm"]).astype(float)
-    taken = norms[np.isfinite(norms)]
+    finite_norms = norms[np.isfinite(norms)]
     tokens = max(tokens, 1.0)
     return {
         "loss": float(np.mean(output["loss"])),
         "kl": divergence / tokens,
         "clip_fraction": clipped / tokens,
         "is_capped_fraction": capped / tokens,
-        "grad_norm": float(taken.mean()) if taken.size else math.nan,
+        "grad_norm": float(finite_norms.mean()) if finite_norms.size else math.nan,
         "lr": float(np.atleast_1d(output["lr"])[-1]),
-        "steps_skipped": float(norms.size - taken.size),
+        "steps_skipped": float(norms.size - finite_norms.size),
     }
 
 
@@ -409,8 +413,8 @@ def measure_canary_gap(
     """
     newest = max((int(row["max_global_steps"]) for row in rows), default=-1)
     fresh = [
-        (sample.timeline.logprobs[sample.timeline.mask], own[sample.timeline.mask])
-        for sample, own, row in zip(samples, trainer, rows, strict=True)
+        (sample.timeline.logprobs[sample.timeline.mask], trainer_logprobs[sample.timeline.mask])
+        for sample, trainer_logprobs, row in zip(samples, trainer, rows, strict=True)
         if row["min_global_steps"] == newest >= at_least
     ]
     if not fresh:

@@ -44,7 +44,7 @@ class TrainerProcess:
                 servers.start_servers(config)
             queue.result()
         trainer: Any = None
-        ended = 1
+        exit_code = 1
         try:
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             trainer.init()
@@ -58,11 +58,11 @@ class TrainerProcess:
             sender.post(PhaseNotice("rollout", trainer.global_steps))
             with suppress(RunStoppedError):
                 trainer.fit(agent_loops)
-            ended = 0
+            exit_code = 0
         finally:
             tracking = getattr(trainer, "logger", None)
             if tracking is not None:
-                tracking.finish(exit_code=ended)
+                tracking.finish(exit_code=exit_code)
             transfer_queue.close()
 
 

@@ -83,7 +83,9 @@ class ReportingHooks:
         """
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)  # type: ignore[misc]
         numbers = read_numbers(metrics)
-        numbers = {ours: numbers[theirs] for theirs, ours in OURS.items() if theirs in numbers} | numbers
+        numbers = {
+            ajet_name: numbers[verl_name] for verl_name, ajet_name in OURS.items() if verl_name in numbers
+        } | numbers
         numbers["seconds/update"] = numbers.get("seconds/step", 0.0) - numbers.get("seconds/rollout", 0.0)
         numbers["version"] = float(self.global_steps)
         self._sender.post_and_wait(StepNotice(self.global_steps, numbers, self._credited))
@@ -101,7 +103,7 @@ class ReportingHooks:
         import transfer_queue
         from verl.utils import tensordict_utils
 
-        began = time.monotonic()
+        started = time.monotonic()
         self._sender.post(PhaseNotice("validation", self.global_steps))
         for rows in self.val_dataloader:
             rows["uid"] = np.array([str(uuid.uuid4()) for _ in rows["raw_prompt"]], dtype=object)
@@ -113,6 +115,6 @@ class ReportingHooks:
             transfer_queue.kv_batch_put(keys=uids, partition_id="val", tags=[dict(tag) for _ in uids])
             self.agent_loop_manager.generate_sequences(batch)
             self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=len(uids))
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         self._sender.post_and_wait(ValidationNotice(self.global_steps, seconds))
         return {"seconds/validation": seconds}

@@ -90,26 +90,26 @@ class TreeEngine(FSDPEngineWithLMHead):
         model = getattr(self.module, "module", self.module)
         before = model.config._attn_implementation
         self.theirs = before
-        why = "it sees images" if hasattr(model.config, "vision_config") else ""
-        if not why:
+        reason = "it sees images" if hasattr(model.config, "vision_config") else ""
+        if not reason:
             tree_attention.register_attention()
             ulysses.register_attention()
             with self.eval_mode():
-                why = self._probe_model()
-        self.packed = not why
-        set_attention(self.module, before if why else self.attention)
-        if why and self._is_misled:
+                reason = self._probe_model()
+        self.packed = not reason
+        set_attention(self.module, before if reason else self.attention)
+        if reason and self._is_misled:
             raise ConfigError(
-                f"{type(model).__name__} does not support computing shared prefixes as trees ({why}), and verl "
+                f"{type(model).__name__} does not support computing shared prefixes as trees ({reason}), and verl "
                 "splits rows only with flash attention.",
                 where="ajet.trainer_common.ulysses_sequence_parallel_size",
                 expected=f"1 for this model, or a GPU with flash attention (it attends by {before})",
             )
-        if why:
+        if reason:
             logger.warning(
                 "{} does not support computing shared prefixes as trees, so rows are computed one by one ({})",
                 type(model).__name__,
-                why,
+                reason,
             )
         else:
             logger.info("{}: shared prefixes of rows are computed once", type(model).__name__)
@@ -138,9 +138,9 @@ class TreeEngine(FSDPEngineWithLMHead):
         """
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
             assert not self._is_misled, "verl's own passes split sequences by flash attention alone"
-            theirs: Any = super().forward_backward_batch
+            verl_method: Any = super().forward_backward_batch
             with use_attention(self.module, self.theirs):
-                return theirs(data, loss_function, forward_only)
+                return verl_method(data, loss_function, forward_only)
         group, device = self.get_data_parallel_group(), get_device_id()
         data = data.to(device)
         trained = data["loss_mask"].sum()
@@ -152,9 +152,9 @@ class TreeEngine(FSDPEngineWithLMHead):
         samples = _build_samples(data)
         passes = _plan_passes(samples, int(data["max_token_len_per_gpu"]) * parts)
         self.computed = sum(row.ids.size for row, _ in passes if row is not None)
-        most = torch.tensor(len(passes), device=device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        passes += [(None, [])] * (int(most) - len(passes))  # every rank must join each pass
+        most_passes = torch.tensor(len(passes), device=device)
+        dist.all_reduce(most_passes, op=dist.ReduceOp.MAX, group=group)
+        passes += [(None, [])] * (int(most_passes) - len(passes))  # every rank must join each pass
         outputs: dict[str, list[Tensor]] = {}
         losses: list[float] = []
         metrics: dict[str, Any] = {}
@@ -166,7 +166,7 @@ class TreeEngine(FSDPEngineWithLMHead):
                 else self._gradient_sync_context(is_last_micro_batch=number == len(passes) - 1)
             ):
                 micro = tu.index_select_tensor_dict(data, members) if members else None
-                loss, found, pass_metrics = self._run_pass(
+                loss, output, pass_metrics = self._run_pass(
                     row, micro, loss_function, [samples[index] for index in members]
                 )
                 if not forward_only:
@@ -175,7 +175,7 @@ class TreeEngine(FSDPEngineWithLMHead):
                 continue
             losses.append(loss.item())
             append_to_dict(metrics, pass_metrics)
-            for name, values in found.items() if keeps else ():
+            for name, values in output.items() if keeps else ():
                 each = outputs.setdefault(name, [torch.zeros(s.timeline.ids.size, device=device) for s in samples])
                 for index, part in zip(members, values.detach().unbind(), strict=True):
                     each[index] = part
@@ -210,24 +210,26 @@ class TreeEngine(FSDPEngineWithLMHead):
                     entropy = entropy_from_logits(logits.float() / temperature)
                 return torch.stack([logprobs, entropy], -1)
 
-            of_targets, own = self._read_targets(row, read)
+            of_targets, own_targets = self._read_targets(row, read)
             idle = of_targets.sum() * 0.0
             if micro is None:
                 return idle, {}, {}
             ends = np.cumsum([0, *(sample.timeline.ids.size for sample in samples)])
             flat = torch.zeros(int(ends[-1]), device=idle.device)
-            found = {"log_probs": flat + idle if row is None else flat}
+            output = {"log_probs": flat + idle if row is None else flat}
             if entropies:
-                found["entropy"] = flat
+                output["entropy"] = flat
             if row is not None:
                 # the target at `offset` is predicted by the token before it
-                places = torch.from_numpy((ends[_rank_values(row.targets.sample)] + row.targets.offset - 1)[own])
+                places = torch.from_numpy(
+                    (ends[_rank_values(row.targets.sample)] + row.targets.offset - 1)[own_targets]
+                )
                 places = places.to(idle.device)
-                found["log_probs"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 0]))
+                output["log_probs"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 0]))
                 if entropies:
-                    found["entropy"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 1]))
+                    output["entropy"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 1]))
             offsets = torch.from_numpy(ends).to(idle.device)
-            nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in found.items()}
+            nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in output.items()}
             if loss_function is None:
                 return idle, nested, {}
             loss, metrics = loss_function(model_output=nested, data=micro, dp_group=self.get_data_parallel_group())
@@ -296,46 +298,50 @@ class TreeEngine(FSDPEngineWithLMHead):
         The test compares random rows in one packed row with the model's eager forward pass over each row. If it fails
         on one rank, all ranks return a reason.
         """
-        draw = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         vocabulary = self.module.config.get_text_config().vocab_size
-        prefix, *ends = (draw.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
+        prefix, *ends = (rng.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
         texts = [np.concatenate([prefix, end]) for end in ends[:2]] + ends[2:]
-        samples = [_build_sample(ids, np.arange(ids.size) > 0, 0 if at < 2 else at) for at, ids in enumerate(texts)]
+        samples = [
+            _build_sample(ids, np.arange(ids.size) > 0, 0 if number < 2 else number) for number, ids in enumerate(texts)
+        ]
         (row,) = pack(samples, 1000)
-        why, device = "", get_device_id()
+        reason, device = "", get_device_id()
         windows: dict[int, int | None] = {}
         with torch.no_grad():
             with use_attention(self.module, EAGER):
-                given = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
-                plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in given]
+                inputs = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
+                plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in inputs]
             with use_attention(self.module, self.attention):
-                part, seen = self._build_part(row), HeadOutput(self._output_head)
+                part, head_output = self._build_part(row), HeadOutput(self._output_head)
                 try:
-                    found = self._compute_logits(part, windows)
+                    tree_logits = self._compute_logits(part, windows)
                 except (TypeError, ValueError) as error:
                     return str(error)
                 finally:
-                    seen.close()
-        own, by_itself = part.targets, is_gathered_alone(self._output_head)
-        self._read_in_head = seen.is_all(found[None]) and not by_itself
+                    head_output.close()
+        own_targets, by_itself = part.targets, is_gathered_alone(self._output_head)
+        self._read_in_head = head_output.is_all(tree_logits[None]) and not by_itself
         if by_itself:
             logger.warning(
                 "FSDP gathers weights of the output head in each pass (for example an adapter's), so the logits "
                 "of a pass are computed all at once; strategy: fsdp2, or target_modules without the head, needs "
                 "less memory"
             )
-        self._vocabulary = found.shape[-1]
-        targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
+        self._vocabulary = tree_logits.shape[-1]
+        targets = zip(row.targets.sample[own_targets].tolist(), row.targets.offset[own_targets].tolist(), strict=True)
         foretold = [plain[sample][offset - 1] for sample, offset in targets]
-        wanted = torch.stack(foretold) if foretold else found[:0]  # with many ranks, the last ranks have only padding
-        why = explain_unseen_masks(self.module, windows)
-        if found.shape != wanted.shape:
-            why = "its forward pass cannot be limited to the positions whose logits are needed"
-        elif not why and not logits_match(found, wanted, self._autocast_dtype):
-            why = "its layers keep a recurrent state, or use an attention of their own"
-        differs = torch.tensor(int(bool(why)), device=device)
+        expected = (
+            torch.stack(foretold) if foretold else tree_logits[:0]
+        )  # with many ranks, the last ranks have only padding
+        reason = explain_unseen_masks(self.module, windows)
+        if tree_logits.shape != expected.shape:
+            reason = "its forward pass cannot be limited to the positions whose logits are needed"
+        elif not reason and not logits_match(tree_logits, expected, self._autocast_dtype):
+            reason = "its layers keep a recurrent state, or use an attention of their own"
+        differs = torch.tensor(int(bool(reason)), device=device)
         dist.all_reduce(differs, op=dist.ReduceOp.MAX)
-        return why or ("another process found the reason" if int(differs) else "")
+        return reason or ("another process found the reason" if int(differs) else "")
 
 
 def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
@@ -349,11 +355,11 @@ def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow
     Returns:
         For each pass the packed row (None if empty), and the indices of its samples, in ascending order.
     """
-    own = [index for index, sample in enumerate(samples) if sample.timeline.mask.any()]
-    if not own:
+    trained_indices = [index for index, sample in enumerate(samples) if sample.timeline.mask.any()]
+    if not trained_indices:
         return [(None, list(range(len(samples))))]
-    rows = pack([samples[index] for index in own], budget)
-    return [(row, [own[index] for index in np.unique(row.targets.sample)]) for row in rows]
+    rows = pack([samples[index] for index in trained_indices], budget)
+    return [(row, [trained_indices[index] for index in np.unique(row.targets.sample)]) for row in rows]
 
 
 def _rank_values(values: Any) -> Any:
@@ -384,15 +390,15 @@ def _find_families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
         masks: for each row, True at trained tokens.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
-    found, family = [0] * len(rows), 0
+    families, family = [0] * len(rows), 0
     for before, index in zip(order, order[1:], strict=False):
         size = min(rows[before].size, rows[index].size)
         differ = rows[before][:size] != rows[index][:size]
         shared = int(differ.argmax()) if differ.any() else size
-        prompt = min(int(masks[at].argmax()) for at in (before, index))
+        prompt = min(int(masks[row].argmax()) for row in (before, index))
         family += 2 * shared < prompt or not shared
-        found[index] = family
-    return found
+        families[index] = family
+    return families
 
 
 def _build_sample(ids: Ids, mask: Any, family: int) -> Sample:

@@ -49,23 +49,23 @@ class RowPart:
         count = row.ids.size
         padding = -count % ranks
         size = (count + padding) // ranks
-        at = slice(rank * size, (rank + 1) * size)
-        own = np.searchsorted(row.targets.source, [at.start, at.stop])
+        slice_of_rank = slice(rank * size, (rank + 1) * size)
+        target_bounds = np.searchsorted(row.targets.source, [slice_of_rank.start, slice_of_rank.stop])
         self.trees = [*row.trees]
         """Trees of the complete row; padding is a separate tree."""
         if padding:
             self.trees.append(Tree(count, count + padding, np.zeros(padding, np.int64), np.array([-1])))
         self.positions = np.concatenate([row.positions, np.arange(padding)]).astype(np.int64)
         """Positions of the complete row."""
-        self.ids = np.concatenate([row.ids, np.zeros(padding)]).astype(np.int64)[at]
+        self.ids = np.concatenate([row.ids, np.zeros(padding)]).astype(np.int64)[slice_of_rank]
         """Token ids of this part."""
-        self.at = at
+        self.at = slice_of_rank
         """Slice of this part in the row."""
-        self.targets = slice(*own.tolist())
+        self.targets = slice(*target_bounds.tolist())
         """Slice of the row's targets (tokens to score) that this part's tokens predict."""
         self.tokens = row.targets.token[self.targets].astype(np.int64)
         """Token ids of these targets."""
-        self.source: Indices = row.targets.source[self.targets] - at.start
+        self.source: Indices = row.targets.source[self.targets] - slice_of_rank.start
         """For each target, the index of the predicting token within this part."""
 
 
@@ -106,8 +106,8 @@ def split_tree_attention(
         key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
     q, k, v = (gather_seq_scatter_heads(each, 2, 1, group=group) for each in (query, key, value))
     sinks = None if s_aux is None else s_aux.chunk(ranks)[dist.get_rank(group)]
-    found, _ = tree_attention(module, q, k, v, attention_mask, trees=trees, s_aux=sinks, **keywords)
-    return gather_heads_scatter_seq(found, 2, 1, group=group), None
+    output, _ = tree_attention(module, q, k, v, attention_mask, trees=trees, s_aux=sinks, **keywords)
+    return gather_heads_scatter_seq(output, 2, 1, group=group), None
 
 
 class _Sum(torch.autograd.Function):

@@ -158,8 +158,8 @@ LENGTHS = (29, 40, 3)
 
 def is_fused_requested(config: DictConfig) -> bool:
     """Return True if an FSDP engine shall use fused attention. `config` is verl's `actor_rollout_ref`."""
-    chosen = (config.model.get("override_config") or {}).get("attn_implementation")
-    return bool(chosen == FUSED and str(config.actor.strategy).startswith("fsdp"))
+    attention = (config.model.get("override_config") or {}).get("attn_implementation")
+    return bool(attention == FUSED and str(config.actor.strategy).startswith("fsdp"))
 
 
 def replace_unsupported(config: DictConfig) -> None:
@@ -174,8 +174,8 @@ def replace_unsupported(config: DictConfig) -> None:
 
     model = config.model
     folder = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
-    found: Any = AutoConfig.from_pretrained(folder, trust_remote_code=model.get("trust_remote_code", False))
-    kind = get_hf_auto_model_class(hf_config=found)._model_mapping.get(type(found), None)
+    hf_config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=model.get("trust_remote_code", False))
+    kind = get_hf_auto_model_class(hf_config=hf_config)._model_mapping.get(type(hf_config), None)
     if getattr(kind, "_supports_sdpa", True):
         return
     with open_dict(model.override_config):
@@ -197,10 +197,12 @@ def check_attention(engine: Any) -> None:
         return  # split rows are computed by trees only
     with torch.no_grad(), engine.eval_mode():
         with use_attention(engine.module, EAGER):
-            wanted = _compute_logits(engine)
+            plain_logits = _compute_logits(engine)
         with use_attention(engine.module, FUSED):
-            found = _compute_logits(engine)
-    differs = torch.tensor(int(not logits_match(found, wanted, engine._autocast_dtype)), device=found.device)
+            fused_logits = _compute_logits(engine)
+    differs = torch.tensor(
+        int(not logits_match(fused_logits, plain_logits, engine._autocast_dtype)), device=fused_logits.device
+    )
     dist.all_reduce(differs, op=dist.ReduceOp.MAX)
     if not int(differs):
         return
@@ -220,17 +222,17 @@ def _compute_logits(engine: Any) -> Tensor:
     from verl.utils.device import get_device_id
 
     config = engine.module.config
-    draw, vocabulary = np.random.default_rng(0), config.get_text_config().vocab_size
+    rng, vocabulary = np.random.default_rng(0), config.get_text_config().vocab_size
     ids = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.int64)
-    own = torch.zeros(ids.shape, dtype=torch.bool)
+    attention_mask = torch.zeros(ids.shape, dtype=torch.bool)
     for row, length in enumerate(LENGTHS):
-        ids[row, :length] = torch.from_numpy(draw.integers(0, vocabulary, length))
-        own[row, :length] = True
-    places = torch.arange(ids.shape[1]).expand(ids.shape) * own
+        ids[row, :length] = torch.from_numpy(rng.integers(0, vocabulary, length))
+        attention_mask[row, :length] = True
+    places = torch.arange(ids.shape[1]).expand(ids.shape) * attention_mask
     if hasattr(config, "vision_config"):
         places = places.expand(4, *places.shape)  # text positions are equal in each dimension
     device = get_device_id()
-    given = {"input_ids": ids, "attention_mask": own, "position_ids": places}
-    output = engine.module(**{name: value.to(device) for name, value in given.items()}, use_cache=False)
+    inputs = {"input_ids": ids, "attention_mask": attention_mask, "position_ids": places}
+    output = engine.module(**{name: value.to(device) for name, value in inputs.items()}, use_cache=False)
     logits: Tensor = output.logits
-    return logits[own.to(logits.device)]
+    return logits[attention_mask.to(logits.device)]

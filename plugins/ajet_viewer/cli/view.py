@@ -30,5 +30,5 @@ def view(
     """Show runs in a browser: curves, episodes, tokens."""
     from ajet_viewer.view import choose_place, open_viewer
 
-    chosen = exp_dir if place is None else choose_place(place, exp_dir)
-    return open_viewer(chosen.absolute(), host=host, port=port, browser=browser, file=html, is_attached=is_attached)
+    record = exp_dir if place is None else choose_place(place, exp_dir)
+    return open_viewer(record.absolute(), host=host, port=port, browser=browser, file=html, is_attached=is_attached)

@@ -53,7 +53,7 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/judge/length_bias", "−1 to 1", "correlation of an answer's length with its reward; if high, training lengthens answers"],
 ["(?:train|validation|debug)/judge/position_bias", "−1 to 1", "correlation of an earlier place in a ranking's prompt with a better rank; should be 0"],
 ["credit/groups", "count", "groups of the step"],
-["credit/zero_variance_groups", "count", "share of groups without a gradient: equal scores, or nothing to compare with"],
+["credit/zero_variance_groups", "count", "groups without a gradient: equal scores, or nothing to compare with"],
 ["credit/left_out_groups", "count", "groups that the update left out"],
 ["credit/samples", "count", "timelines (token sequences) in the batch"],
 ["credit/advantage_abs_mean", "", "mean absolute advantage of the trained episodes"],
