@@ -197,8 +197,13 @@ CONDITIONS["echo faster"] = replace(
 )
 CONDITIONS["opsd faster"] = replace(
     CONDITIONS["opsd"],
-    why="as `opsd`, at a learning rate of 1e-3: added after its first seed, in which neither arm learned to answer",
+    why="as `opsd`, at a learning rate of 1e-3: added after its first seed, in which neither arm learned to answer; "
+    "the bound was added after the first seed of this, because a wrong digit has an advantage of -9, a right one of 2",
     settings=FASTER,
+    arms={
+        **CONDITIONS["opsd"].arms,
+        "opsd bound 2": {"adv_estimator": "opsd", "teacher": {"template": HINT, "bound": 2.0}},
+    },
 )
 
 
